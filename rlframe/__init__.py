@@ -1,0 +1,3 @@
+"""rlframe: deep-RL research on one machine: a Runner drives a Sampler, an Agent and an Algorithm over [T, B] batches."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The nouns everybody shares: trees of arrays, samples, spaces, schedules, seeds, config fields."""

@@ -1,0 +1,138 @@
+"""What config classes share: counts written as 1e6, lists written as [64,64], and parts named by their module."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import chz
+from chz.factories import MetaFactory, MetaFromString
+from chz.tiepin import CastError
+
+
+class ConfigError(Exception):
+    """A refusal before anything starts: one readable message, no traceback needed."""
+
+
+def _count(text: str) -> int:
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        raise CastError(f"{text!r} is not a number") from None
+    if not value.is_integer():
+        raise CastError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def count(default: int, doc: str) -> Any:
+    """A field for a whole number that may be written 1e6 or 1_000_000."""
+    return chz.field(default=default, doc=doc, blueprint_cast=_count)
+
+
+def option(default: Any, doc: str) -> Any:
+    """A field with its documentation."""
+    return chz.field(default=default, doc=doc)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.strip("[]() ").split(",") if part.strip())
+    except ValueError:
+        raise CastError(f"{text!r} is not a list of whole numbers such as [64,64]") from None
+
+
+def sizes(default: tuple[int, ...], doc: str) -> Any:
+    """A field for a list of whole numbers, written [64,64]."""
+    return chz.field(default=default, doc=doc, blueprint_cast=_sizes)
+
+
+def choice(default: str, among: tuple[str, ...], doc: str) -> Any:
+    """A field for one of a few names; another is refused with the list."""
+
+    def check(config: Any, name: str) -> None:
+        value = getattr(config, name)
+        if value not in among:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(among)}{nearest(value, among)}")
+
+    return chz.field(default=default, doc=f"{' | '.join(among)}: {doc}", validator=check)
+
+
+def nearest(name: str, known: Any) -> str:
+    """`; did you mean ...?` with up to three names, or nothing."""
+    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    return f"; did you mean {' or '.join(matches)}?" if matches else ""
+
+
+class module_part(MetaFactory):
+    """`algo=ppo` means the class `Config` of `rlframe.algos.ppo`; so there is no registry.
+
+    `algo=my_pkg.my_algo` and `algo=./mine.py` reach a user's own module in the same way.
+    """
+
+    def __init__(self, package: str, default: str) -> None:
+        super().__init__()
+        self.package, self.default = package, default
+
+    def unspecified_factory(self) -> Callable[..., Any]:
+        return self.from_string(self.default)
+
+    def from_string(self, factory: str) -> Callable[..., Any]:
+        try:
+            module = find_module(factory, self.package)
+        except ConfigError as error:
+            raise MetaFromString(str(error)) from None
+        try:
+            return module.Config
+        except AttributeError:
+            raise MetaFromString(f"{factory!r} ({module.__name__}) has no class Config") from None
+
+    def perform_cast(self, value: str) -> Any:
+        raise CastError(f"{value!r} names a module, not a value")
+
+
+def find_module(name: str, package: str) -> ModuleType:
+    """The module that `name` means: `package.name`, a dotted path of the user's, or a file ending in .py.
+
+    Raises:
+        ConfigError: there is none, with the names there are.
+    """
+    if name.endswith(".py"):
+        return _load_file(Path(name))
+    known = module_names(package)
+    target = f"{package}.{name}" if name in known else name
+    if "." not in target:
+        raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){nearest(name, known)}")
+    try:
+        return importlib.import_module(target)
+    except ModuleNotFoundError as error:
+        if error.name and not target.startswith(error.name):
+            raise
+        raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
+
+
+def module_names(package: str) -> list[str]:
+    """The modules of `package` that hold a part (base classes and shared parts aside)."""
+    path = importlib.import_module(package).__path__
+    return sorted(info.name for info in pkgutil.iter_modules(path) if info.name not in ("base", "parts", "collector"))
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path.resolve()):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

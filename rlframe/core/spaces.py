@@ -1,0 +1,149 @@
+"""Gymnasium spaces as arrays: canonical zeros, canonical actions and their way back, and refusal of what is unsupported.
+
+Canonical means what agents see: Discrete counts from 0, Box actions with finite bounds span [-1, 1], float64 is
+float32. The environments' side decodes (clips and rescales), so a log-probability is always that of what was sampled.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import Space
+
+from rlframe.core.struct import Tree
+
+
+def zeros(space: Space, lead: tuple[int, ...] = ()) -> Tree:
+    """Canonical NumPy zeros for `space`, shaped `lead + space.shape`."""
+    match space:
+        case spaces.Dict():
+            return {key: zeros(sub, lead) for key, sub in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(zeros(sub, lead) for sub in space.spaces)
+        case _:
+            return np.zeros(lead + tuple(space.shape or ()), _canonical_dtype(space))
+
+
+def _canonical_dtype(space: Space) -> Any:
+    match space:
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return np.int64
+        case spaces.MultiBinary():
+            return np.int8
+        case _:
+            return np.float32 if space.dtype == np.float64 else space.dtype
+
+
+def check_observation_space(space: Space, name: str = "observation") -> None:
+    """Raises:
+    ValueError: a part of `space` is none of Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple, or is empty.
+    """
+    match space:
+        case spaces.Dict():
+            _check_not_empty(space.spaces, name, space)
+            for key, sub in space.spaces.items():
+                check_observation_space(sub, f"{name}[{key!r}]")
+        case spaces.Tuple():
+            _check_not_empty(space.spaces, name, space)
+            for index, sub in enumerate(space.spaces):
+                check_observation_space(sub, f"{name}[{index}]")
+        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            if 0 in (space.shape or ()):
+                raise ValueError(f"{name} space {space} has no elements")
+        case _:
+            raise ValueError(
+                f"{name} space {space} is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and "
+                f"Tuple of them (wrap the environment to convert it)"
+            )
+
+
+def _check_not_empty(parts: Any, name: str, space: Space) -> None:
+    if not parts:
+        raise ValueError(f"{name} space {space} has no elements")
+
+
+def check_action_space(space: Space) -> None:
+    """Raises:
+    ValueError: as `check_observation_space`, or a Box of integers, or a Box with a bound that is NaN or low >= high.
+    """
+    check_observation_space(space, "action")
+    for name, box in action_parts(space, "action"):
+        if not isinstance(box, spaces.Box):
+            continue
+        if not np.issubdtype(box.dtype, np.floating):
+            raise ValueError(f"{name} space {box} holds integers; use MultiDiscrete, or a float Box and round inside")
+        if not (box.low < box.high).all():
+            raise ValueError(f"{name} space {box} needs low < high everywhere")
+
+
+def action_parts(space: Space, name: str = "action") -> list[tuple[str, Space]]:
+    """The elementary spaces inside `space`, with their paths, in the order of `struct.leaves`."""
+    match space:
+        case spaces.Dict():
+            return [part for key, sub in space.spaces.items() for part in action_parts(sub, f"{name}[{key!r}]")]
+        case spaces.Tuple():
+            return [part for i, sub in enumerate(space.spaces) for part in action_parts(sub, f"{name}[{i}]")]
+        case _:
+            return [(name, space)]
+
+
+Decoder = Callable[[Tree], Tree]
+
+
+def action_decoder(space: Space) -> Decoder:
+    """A function from a batch of canonical actions [B, ...] to a batch of the environment's own, freshly allocated.
+
+    Box dimensions with two finite bounds are clipped to [-1, 1] and rescaled, with one finite bound clipped to it,
+    with none passed through. Discrete gets its `start` back.
+    """
+    match space:
+        case spaces.Dict():
+            by_key = {key: action_decoder(sub) for key, sub in space.spaces.items()}
+            return lambda action: {key: decode(action[key]) for key, decode in by_key.items()}
+        case spaces.Tuple():
+            each = [action_decoder(sub) for sub in space.spaces]
+            return lambda action: tuple(decode(part) for decode, part in zip(each, action, strict=True))
+        case spaces.Box():
+            return _box_decoder(space)
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            start = np.asarray(space.start)
+            return (lambda action: action + start) if start.any() else np.array
+        case _:
+            return lambda action: action.astype(space.dtype)
+
+
+def _box_decoder(box: spaces.Box) -> Decoder:
+    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    scale = np.where(bounded, high - np.where(bounded, low, 0), 2.0) / 2.0
+    offset = np.where(bounded, np.where(bounded, low, 0) + scale, 0.0)
+    scale, offset = scale.astype(np.float32), offset.astype(np.float32)
+    canonical_low = np.where(bounded, -1.0, low).astype(np.float32)
+    canonical_high = np.where(bounded, 1.0, high).astype(np.float32)
+
+    def decode(action: np.ndarray) -> np.ndarray:
+        decoded = np.clip(action, canonical_low, canonical_high) * scale + offset
+        return np.clip(decoded, box.low, box.high).astype(box.dtype, copy=False)
+
+    return decode
+
+
+def unbatch(space: Space) -> Callable[[Tree], list[Any]]:
+    """A function from a batch of decoded actions to a list of single ones, as an environment's `step` wants them."""
+    match space:
+        case spaces.Dict():
+            by_key = {key: unbatch(sub) for key, sub in space.spaces.items()}
+
+            def split_dict(action: Tree) -> list[Any]:
+                columns = [split(action[key]) for key, split in by_key.items()]
+                return [dict(zip(by_key, row, strict=True)) for row in zip(*columns, strict=True)]
+
+            return split_dict
+        case spaces.Tuple():
+            each = [unbatch(sub) for sub in space.spaces]
+            return lambda action: list(zip(*[split(a) for split, a in zip(each, action, strict=True)], strict=True))
+        case spaces.Discrete():
+            return lambda action: action.tolist()
+        case _:
+            return list

@@ -1,0 +1,117 @@
+"""Trees of arrays: Struct (a frozen dataclass of them), tuples, dicts and single NumPy arrays or torch tensors.
+
+Importable without torch; a tensor is recognised by what it is, and torch is loaded only by `Struct.torch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+
+Tree = Any  # a Struct, tuple or dict of Trees, or one array
+
+
+def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `f` to every leaf of `tree`, and to the leaves in the same places of `others`.
+
+    Raises:
+        KeyError, ValueError: another tree lacks a place of `tree`.
+    """
+    if isinstance(tree, Struct):
+        return type(tree)(
+            **{
+                field.name: map_tree(f, getattr(tree, field.name), *[getattr(o, field.name) for o in others])
+                for field in fields(tree)
+            }
+        )
+    if isinstance(tree, tuple):
+        return tuple(map_tree(f, *branches) for branches in zip(tree, *others, strict=True))
+    if isinstance(tree, dict):
+        return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
+    return f(tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The arrays of a tree, in the order of their fields."""
+    found: list[Any] = []
+    map_tree(found.append, tree)
+    return found
+
+
+def zeros_like(example: Tree, lead: tuple[int, ...]) -> Tree:
+    """A NumPy tree of zeros shaped `lead + leaf.shape`, with the example's dtypes."""
+    return map_tree(lambda x: np.zeros(lead + tuple(np.shape(x)), np.asarray(x).dtype), example)
+
+
+def write(target: Tree, source: Tree) -> None:
+    """Copy `source` into `target` in place, leaf by leaf, casting to the target's dtype.
+
+    NumPy targets take tensors of any device. One row costs about 0.6 us a leaf.
+    """
+    if isinstance(target, np.ndarray):
+        target[...] = source if isinstance(source, np.ndarray) else as_numpy(source)
+    elif isinstance(target, dict):
+        for key, leaf in target.items():
+            write(leaf, source[key])
+    elif isinstance(target, tuple):
+        for leaf, value in zip(target, source, strict=True):
+            write(leaf, value)
+    elif isinstance(target, Struct):
+        for name in target.__dataclass_fields__:
+            write(getattr(target, name), getattr(source, name))
+    else:
+        target[...] = source
+
+
+def as_numpy(leaf: Any) -> np.ndarray:
+    """A NumPy view of an array or CPU tensor; a tensor of another device is copied."""
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    return leaf.detach().cpu().numpy() if _is_tensor(leaf) else np.asarray(leaf)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return type(leaf).__module__.startswith("torch")
+
+
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """Base of all records of arrays. Subclasses are frozen dataclasses; their leaves share leading dimensions."""
+
+    def __getitem__(self, index: Any) -> Self:
+        """Index every leaf: views where the index is basic."""
+        return map_tree(lambda x: x[index], self)
+
+    def __setitem__(self, index: Any, value: Self) -> None:
+        """Write into every leaf, in place."""
+
+        def assign(x: Any, v: Any) -> None:
+            x[index] = v
+
+        map_tree(assign, self, value)
+
+    def map(self, f: Callable[..., Any], *others: Self) -> Self:
+        """A Struct of the same type with `f` applied leaf by leaf."""
+        return map_tree(f, self, *others)
+
+    def to(self, device: Any) -> Self:
+        """Every tensor on `device`; no copy where it is there already."""
+        return map_tree(lambda x: x.to(device, non_blocking=True), self)
+
+    def numpy(self) -> Self:
+        """NumPy views of the same memory (CPU tensors)."""
+        return map_tree(as_numpy, self)
+
+    def torch(self) -> Self:
+        """Torch views of the same memory."""
+        import torch  # here only: processes that merely step environments never load it
+
+        return map_tree(torch.as_tensor, self)
+
+    @classmethod
+    def zeros_like(cls, example: Self, lead: tuple[int, ...]) -> Self:
+        """NumPy zeros shaped `lead + leaf.shape`."""
+        return zeros_like(example, lead)

@@ -1,0 +1,1 @@
+"""Action distributions, chosen from the action space."""

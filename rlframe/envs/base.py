@@ -1,0 +1,85 @@
+"""What a batch of environments is: the interface every backend serves, and how one is chosen and made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from rlframe.core.struct import Struct, Tree
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environment: everything a process needs to make its own copies."""
+
+    id: str | Callable[..., Any]  # a Gymnasium id, "package.module:callable", or a picklable callable
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "auto"  # auto | native | envpool | python
+
+
+@dataclass(frozen=True, eq=False)
+class EnvStep(Struct):
+    """Where `Envs.step` writes, in place: NumPy arrays with leading dimension [B].
+
+    A sampler hands in views of its rows: the action's row t, and for `observation` and `first` the next row.
+    """
+
+    observation: Tree  # after the step (row t+1)
+    first: np.ndarray  # bool: that observation begins an episode for the agent: after a reset or a lost life (row t+1)
+    reward: np.ndarray  # float32, as learned from: clipped where asked
+    terminated: np.ndarray  # bool, as learned from: set also by a lost life where asked
+    truncated: np.ndarray  # bool
+    valid: np.ndarray  # bool: False where the action was ignored because the episode had ended: this step was the reset
+    score: np.ndarray  # float32: the environment's own reward
+    ended: np.ndarray  # bool: the episode really ended; the next step resets
+
+
+class EnvError(RuntimeError):
+    """An environment raised, or returned what its spaces forbid. Names environment index, seed, step and action."""
+
+
+class Envs(ABC):
+    """B environments stepped together under NEXT_STEP autoreset."""
+
+    observation_space: Space  # of one environment
+    action_space: Space  # of one environment, not canonical
+    n: int
+    backend: str  # for the log: what steps, on how many threads
+
+    @abstractmethod
+    def reset(self, out: EnvStep) -> None:
+        """Start every environment anew, the first time from its seed; writes `observation`, sets `first`."""
+
+    @abstractmethod
+    def step(self, action: Tree, out: EnvStep) -> None:
+        """Decode and apply canonical actions [B, ...]; writes every field of `out`.
+
+        Raises:
+            EnvError: an environment raised, or gave NaN, Inf, a wrong shape or dtype.
+        """
+
+    @abstractmethod
+    def pop_diagnostics(self, index: int) -> dict[str, float]:
+        """Means of the numeric infos of environment `index` since its episode began; forgets them."""
+
+    @abstractmethod
+    def frame(self, index: int) -> np.ndarray:
+        """A picture [H, W, 3] uint8 of environment `index` now.
+
+        Raises:
+            EnvError: it cannot be drawn.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the environments hold. May be called twice."""
+
+
+def make_envs(config: EnvConfig, n: int, seeds: Sequence[int]) -> Envs:
+    """The fastest available batch of `n` environments, one seed each, or the backend that `config` names."""
+    raise NotImplementedError

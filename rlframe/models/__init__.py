@@ -1,0 +1,1 @@
+"""Networks: encoders, memory, heads and observation normalisation."""

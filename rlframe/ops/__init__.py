@@ -1,0 +1,1 @@
+"""Pure tensor functions over [T, B], each with its equation and source."""

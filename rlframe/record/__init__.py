@@ -1,0 +1,1 @@
+"""Run directories: logs, metrics and snapshots."""

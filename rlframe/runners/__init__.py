@@ -1,0 +1,1 @@
+"""Runners: the training loops."""
