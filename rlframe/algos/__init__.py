@@ -1,1 +1,5 @@
 """Algorithms, one file each."""
+
+from rlframe.algos.base import Algorithm
+
+__all__ = ["Algorithm"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +57,7 @@ def choice(default: str, among: tuple[str, ...], doc: str) -> Any:
 
     def check(config: Any, name: str) -> None:
         value = getattr(config, name)
+        name = name.removeprefix("X_")  # where chz keeps the value it was given
         if value not in among:
             raise ConfigError(f"{name}={value!r} is not one of {', '.join(among)}{nearest(value, among)}")
 
@@ -107,32 +107,34 @@ def find_module(name: str, package: str) -> ModuleType:
         return _load_file(Path(name))
     known = module_names(package)
     target = f"{package}.{name}" if name in known else name
-    if "." not in target:
+    if "." not in target or not all(part.isidentifier() for part in target.split(".")):
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){nearest(name, known)}")
     try:
         return importlib.import_module(target)
     except ModuleNotFoundError as error:
-        if error.name and not target.startswith(error.name):
+        if error.name and not f"{target}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
 
 
 def module_names(package: str) -> list[str]:
-    """The modules of `package` that hold a part (base classes and shared parts aside)."""
-    path = importlib.import_module(package).__path__
-    return sorted(info.name for info in pkgutil.iter_modules(path) if info.name not in ("base", "parts", "collector"))
+    """The modules of `package` that hold a part that can be named: those with a class Config."""
+    folder = Path(importlib.import_module(package).__path__[0])
+    return sorted(path.stem for path in folder.glob("*.py") if "\nclass Config" in path.read_text(encoding="utf-8"))
 
 
 def _load_file(path: Path) -> ModuleType:
+    """Import a file by its name, from its folder: worker processes, which inherit sys.path, import it likewise."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
-    name = path.stem
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path.resolve()):
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    if not path.stem.isidentifier():
+        raise ConfigError(f"{path} cannot be imported: {path.stem!r} is not a Python name; rename the file")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec(path.stem)
+    origin = spec.origin if spec is not None else None
+    if origin is None or Path(origin).resolve() != path.resolve():
+        raise ConfigError(f"{path} cannot be imported: the name {path.stem!r} means {origin}; rename the file")
+    return importlib.import_module(path.stem)

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as arrays: canonical zeros, canonical actions and their way back, and refusal of what is unsupported.
+"""Gymnasium spaces as arrays: canonical zeros, canonical actions and their way back, refusal of the unsupported.
 
 Canonical means what agents see: Discrete counts from 0, Box actions with finite bounds span [-1, 1], float64 is
 float32. The environments' side decodes (clips and rescales), so a log-probability is always that of what was sampled.
@@ -147,3 +147,22 @@ def unbatch(space: Space) -> Callable[[Tree], list[Any]]:
             return lambda action: action.tolist()
         case _:
             return list
+
+
+def random_action(space: Space, rng: np.random.Generator, n: int) -> Tree:
+    """Uniform canonical actions [n, ...]: Box in [-1, 1] where bounded, standard normal where not."""
+    match space:
+        case spaces.Dict():
+            return {key: random_action(sub, rng, n) for key, sub in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(random_action(sub, rng, n) for sub in space.spaces)
+        case spaces.Discrete():
+            return rng.integers(int(space.n), size=n)
+        case spaces.MultiDiscrete():
+            return rng.integers(space.nvec, size=(n, *space.nvec.shape))
+        case spaces.MultiBinary():
+            return rng.integers(2, size=(n, *space.shape), dtype=np.int8)
+    assert isinstance(space, spaces.Box)
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    uniform = rng.uniform(-1, 1, (n, *space.shape))
+    return np.where(bounded, uniform, rng.standard_normal((n, *space.shape))).astype(np.float32)

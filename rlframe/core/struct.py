@@ -99,7 +99,8 @@ class Struct:
 
     def to(self, device: Any) -> Self:
         """Every tensor on `device`; no copy where it is there already."""
-        return map_tree(lambda x: x.to(device, non_blocking=True), self)
+        ahead = not str(device).startswith("cpu")  # a copy to the CPU must be complete before it is read
+        return map_tree(lambda x: x.to(device, non_blocking=ahead), self)
 
     def numpy(self) -> Self:
         """NumPy views of the same memory (CPU tensors)."""

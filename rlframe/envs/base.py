@@ -1,9 +1,9 @@
-"""What a batch of environments is: the interface every backend serves, and how one is chosen and made."""
+"""What a batch of environments is: the interface that every backend serves."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,17 @@ class EnvError(RuntimeError):
     """An environment raised, or returned what its spaces forbid. Names environment index, seed, step and action."""
 
 
+def fault(what: str, remedy: str, **facts: Any) -> EnvError:
+    """An EnvError that says what is wrong, the facts to find it again by, and what to do."""
+    known = ", ".join(f"{name} {_short(value)}" for name, value in facts.items())
+    return EnvError(f"{what} ({known}); {remedy}")
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 class Envs(ABC):
     """B environments stepped together under NEXT_STEP autoreset."""
 
@@ -78,8 +89,3 @@ class Envs(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the environments hold. May be called twice."""
-
-
-def make_envs(config: EnvConfig, n: int, seeds: Sequence[int]) -> Envs:
-    """The fastest available batch of `n` environments, one seed each, or the backend that `config` names."""
-    raise NotImplementedError

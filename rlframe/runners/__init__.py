@@ -1,1 +1,7 @@
 """Runners: the training loops."""
+
+from rlframe.runners.base import Runner
+from rlframe.runners.minibatch_rl import MinibatchRl
+from rlframe.runners.minibatch_rl_eval import MinibatchRlEval
+
+__all__ = ["MinibatchRl", "MinibatchRlEval", "Runner"]

@@ -1,1 +1,7 @@
 """Samplers fill [T, B] batches by stepping environments with an agent; the evaluator scores one."""
+
+from rlframe.samplers.base import Sampler
+from rlframe.samplers.evaluator import EvalConfig, Evaluator
+from rlframe.samplers.serial import SerialSampler
+
+__all__ = ["EvalConfig", "Evaluator", "Sampler", "SerialSampler"]

@@ -1,0 +1,55 @@
+# Two commands do everything, the set-up included; it is done once, and again when pyproject.toml or constraints.txt changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+PYTEST_ARGS ?=
+
+python := $(VENV)/bin/python
+install := $(python) -m pip install --disable-pip-version-check -qq -c constraints.txt
+
+.PHONY: help train test lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make train [ARGS="key=value ..."]   train; without ARGS, PPO on CartPole-v1   (python -m rlframe.launch)'
+	@echo 'make test [PYTEST_ARGS="..."]       ruff, mypy and the fast tests'
+	@echo 'make lint                           ruff and mypy only'
+	@echo 'make format                         let ruff rewrite the files'
+	@echo 'make clean                          remove $(VENV) and caches; runs under data/ stay'
+	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=DIR the virtual environment.'
+
+# exec: the training itself gets Ctrl-C, ends in its own time, and make reports its failure.
+train: $(VENV)/.installed-train
+	@exec $(python) -m rlframe.launch $(ARGS)
+
+test: lint
+	@$(python) -m pytest -q $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(python) -m mypy
+
+format: $(VENV)/.installed-dev
+	@$(python) -m ruff check --fix .
+	@$(python) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+	find rlframe tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit("rlframe needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed-train: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing rlframe into $(VENV) (once; a few minutes)'
+	@$(install) -e '.[atari,plot,video]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
+	@echo 'Installing rlframe and the development tools into $(VENV) (once; a few minutes)'
+	@$(install) -e '.[dev]'
+	@touch $@ $(VENV)/.installed-train

@@ -1,0 +1,61 @@
+"""What an agent is: acting on rows, evaluating rows for training, and the noise that makes it explore."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from rlframe.core.struct import Tree, leaves, map_tree, zeros_like
+from rlframe.core.types import AgentInputs, AgentStep
+
+
+class Agent(nn.Module, ABC):
+    """Maps inputs to actions. Holds parameters and nothing else: state and noise are handed in as values."""
+
+    @abstractmethod
+    def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+        """Act for [B] rows, without gradient. Zero noise acts greedily."""
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        """Exploration noise of one environment, float32 NumPy [*lead, ...]."""
+
+    @abstractmethod
+    def initial_state(self, env_ids: Sequence[int]) -> Tree:
+        """State [B] at the start of the environments with these global indices; () when there is no memory."""
+
+    def observe(self, observation: Tree) -> None:
+        """Update running statistics from observations [..., *obs]; called by the learner once per batch."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is state to carry from row to row."""
+        return bool(leaves(self.initial_state([0])))
+
+
+class NoiseBuffer:
+    """A batch of noise [T, B, ...] in one place, redrawn column by column from each environment's own generator."""
+
+    def __init__(self, agent: Agent, T: int, rngs: Sequence[np.random.Generator]) -> None:
+        self.agent, self.T, self.rngs = agent, T, rngs
+        example = agent.noise(np.random.default_rng(0), ())
+        self.arrays = zeros_like(example, (T, len(rngs)))
+
+    def draw(self) -> None:
+        """Fill with the next T draws of every environment."""
+
+        def assign(target: np.ndarray, value: np.ndarray) -> None:
+            target[:, column] = value
+
+        for column, rng in enumerate(self.rngs):
+            map_tree(assign, self.arrays, self.agent.noise(rng, (self.T,)))
+
+    def clear(self) -> None:
+        """Zero it: act greedily."""
+        for array in leaves(self.arrays):
+            array[...] = 0
+
+

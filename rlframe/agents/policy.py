@@ -1,0 +1,65 @@
+"""PolicyAgent: a stochastic policy with a state value, for policy-gradient algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents.base import Agent
+from rlframe.core.spaces import check_action_space, check_observation_space
+from rlframe.core.struct import Struct, Tree
+from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.distributions import Distribution, make_distribution
+from rlframe.models import ActorCritic, ModelConfig, PolicyModel
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyInfo(Struct):
+    """What acting has computed already, so that training evaluates only the last row again."""
+
+    log_prob: Tensor  # [B] of the sampled, unclipped action
+    value: Tensor  # [B]
+
+
+class PolicyAgent(Agent):
+    """Samples from `distribution` with the parameters that `model` gives."""
+
+    def __init__(self, model: PolicyModel, distribution: Distribution) -> None:
+        super().__init__()
+        self.model, self.distribution = model, distribution
+
+    @torch.inference_mode()
+    def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+        params, value, state = self.model(inputs, state)
+        action, log_prob = self.distribution.sample_log_prob(params, noise)
+        return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
+
+    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""
+        return self.model(inputs, state)
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return self.distribution.noise(rng, lead)
+
+    def initial_state(self, env_ids: Sequence[int]) -> Tree:
+        return self.model.initial_state(len(env_ids))
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(observation)
+
+
+def make_policy_agent(observation_space: Space, action_space: Space, config: ModelConfig) -> PolicyAgent:
+    """The agent and network that the spaces call for; weights come from torch's current default generator.
+
+    Raises:
+        ValueError, ConfigError: an unsupported space, or a model that does not fit it.
+    """
+    check_observation_space(observation_space)
+    check_action_space(action_space)
+    distribution = make_distribution(action_space, config.squash)
+    return PolicyAgent(ActorCritic(observation_space, action_space, distribution, config), distribution)

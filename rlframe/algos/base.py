@@ -1,0 +1,60 @@
+"""What an algorithm is: three verbs that run every algorithm in every runner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rlframe.core.types import Samples
+
+UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
+
+
+@dataclass
+class Progress:
+    """How far training has come. Owned by the algorithm; read by runners and schedules."""
+
+    env_steps: int = 0  # valid rows received, over all ranks
+    updates: int = 0  # gradient steps
+
+    def count(self, samples: Samples) -> None:
+        """Count the valid rows of a batch."""
+        self.env_steps += int(samples.valid.sum())
+
+    def state_dict(self) -> dict[str, int]:
+        """Both counts."""
+        return {"env_steps": self.env_steps, "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from saved counts."""
+        self.env_steps, self.updates = state["env_steps"], state["updates"]
+
+
+class Algorithm(ABC):
+    """Learns from batches. Updates the agent's parameters in place; owns whatever never acts (targets, critics)."""
+
+    progress: Progress
+
+    @abstractmethod
+    def receive(self, samples: Samples) -> None:
+        """Take in a batch; it is the sampler's memory, valid until its next `collect`."""
+
+    @abstractmethod
+    def updates_due(self) -> int:
+        """How many calls of `update` the data at hand call for."""
+
+    @abstractmethod
+    def update(self) -> UpdateMetrics:
+        """Learn once; returns statistics by name."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the agent that decides the future: optimizer, counts, generators. Arrays and plain values."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""

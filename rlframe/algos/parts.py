@@ -1,0 +1,155 @@
+"""What several algorithms are put together from: gradient steps, on-policy batches and their minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlframe.agents import PolicyAgent
+from rlframe.algos.base import Progress
+from rlframe.core.schedule import Linear
+from rlframe.core.struct import Struct, Tree, map_tree
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.ops.masked import masked_mean
+
+
+class Updater:
+    """One optimizer over all that learns together: scheduled rate, clipped gradient, one place to average over ranks."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer: str,
+        learning_rate: Linear,
+        max_grad_norm: float,
+        progress: Progress,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
+        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial)
+
+    def step(self, loss: Tensor) -> Tensor:
+        """One gradient step on `loss`; returns the gradient's norm before clipping."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+        self.optimizer.step()
+        self.progress.updates += 1
+        return grad_norm
+
+    @property
+    def rate(self) -> float:
+        """The learning rate now."""
+        return self.learning_rate(self.progress.env_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.optimizer.load_state_dict(state)
+
+
+def _optimizer(name: str, parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    if name == "adam":  # eps as in Schulman et al.'s code; fused: 863 -> 702 us per PPO minibatch on CPU
+        return torch.optim.Adam(parameters, learning_rate, eps=1e-5, fused=True)
+    if name == "rmsprop":  # decay and eps as in Mnih et al. 2016
+        return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=1e-5)
+    raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Struct):
+    """On-policy training rows: [T, B], or [n] for a minibatch of rows."""
+
+    inputs: AgentInputs
+    action: Tree
+    log_prob: Tensor  # when acting
+    value: Tensor  # when acting
+    advantage: Tensor
+    return_: Tensor
+    valid: Tensor
+
+
+@torch.no_grad()
+def values(agent: PolicyAgent, samples: Samples) -> Tensor:
+    """V [T+1, B]: those of acting, and row T evaluated now."""
+    T = samples.reward.shape[0]
+    bootstrap = agent(samples.inputs[T:], samples.final_state)[1]
+    return torch.cat([samples.info.value, bootstrap])  # type: ignore[attr-defined]  # PolicyInfo
+
+
+def make_batch(samples: Samples, value: Tensor, advantage: Tensor, return_: Tensor) -> Batch:
+    """The training rows of a batch, as views."""
+    return Batch(
+        inputs=samples.inputs[:-1],
+        action=samples.action,
+        log_prob=samples.info.log_prob,  # type: ignore[attr-defined]  # PolicyInfo
+        value=value[:-1],
+        advantage=advantage,
+        return_=return_,
+        valid=samples.valid,
+    )
+
+
+def minibatches(batch: Batch, state: Tree, n: int, recurrent: bool, rng: np.random.Generator) -> Iterator[tuple[Batch, Tree]]:
+    """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
+
+    With n = 1 nothing is moved.
+    """
+    T, B = batch.valid.shape
+    if n == 1:
+        yield batch, state
+    elif recurrent:
+        for columns in np.split(rng.permutation(B), n):
+            chosen = torch.from_numpy(columns).to(batch.valid.device)
+            yield batch[:, chosen], map_tree(lambda x, i=chosen: x[i], state)
+    else:
+        rows = batch.map(lambda x: x.flatten(0, 1))
+        for part in np.split(rng.permutation(T * B), n):
+            yield rows[torch.from_numpy(part).to(batch.valid.device)], state
+
+
+def policy_gradient_loss(
+    agent: PolicyAgent, samples: Samples, advantage: Tensor, return_: Tensor, value_coef: float, entropy_coef: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-E[A log π(a|s)] + c_v E[(V - G)^2] / 2 - c_e E[H], over the valid rows of a whole batch; and its parts.
+
+    (Mnih et al. 2016, section 4, with the sign turned to descend.)
+    """
+    params, value, _ = agent(samples.inputs[:-1], samples.state)
+    log_prob = agent.distribution.log_prob(params, samples.action)
+    policy_loss = -masked_mean(log_prob * advantage, samples.valid)
+    value_loss = masked_mean(0.5 * (value - return_).square(), samples.valid)
+    entropy = masked_mean(agent.distribution.entropy(params), samples.valid)
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    return loss, {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+
+
+def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
+    """Raises:
+    ValueError: `n` minibatches do not divide the batch (its environments, with memory).
+    """
+    what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("batch_T * batch_B", batch_spec.size)
+    if n < 1 or size % n:
+        of = "sequences with memory: they divide" if recurrent else "rows: they divide"
+        good = [k for k in range(1, size + 1) if size % k == 0][:8]
+        raise ValueError(f"algo.minibatches={n} are of {of} {what}={size}; use one of {', '.join(map(str, good))}")
+
+
+def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean over several updates, by name."""
+    return {name: torch.stack([m[name].detach() for m in metrics]).mean() for name in metrics[0]}
+
+
+def load_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
+    """Set a generator to a saved state."""
+    rng.bit_generator.state = state

@@ -1,0 +1,83 @@
+"""Policy gradient with a baseline: REINFORCE (Williams 1992, Machine Learning 8) with a learned value subtracted.
+
+Sutton & Barto 2018, section 13.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+from gymnasium import Space
+
+from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.parts import Updater, policy_gradient_loss, values
+from rlframe.core.config import choice, option
+from rlframe.core.schedule import annealed
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.ops.masked import explained_variance, masked_normalize
+from rlframe.ops.returns import discounted_return
+
+
+@chz.chz
+class Config:
+    """The return is Monte Carlo to the episode's end, completed by the baseline where the batch ends first."""
+
+    learning_rate: float = option(1e-3, "Adam")
+    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
+    discount: float = option(0.99, "gamma, per env step")
+    entropy_coef: float = option(0.0, "weight of the entropy bonus")
+    value_coef: float = option(0.5, "weight of the baseline's squared error")
+    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
+    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of the batch")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model)
+
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> PolicyGradient:
+        return PolicyGradient(agent, batch_spec, n_steps, self)
+
+
+class PolicyGradient(Algorithm):
+    """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
+
+    def __init__(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None) -> None:
+        self.agent, self.config = agent, config or Config()
+        self.progress = Progress()
+        rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
+        self.updater = Updater(agent.parameters(), "adam", rate, self.config.max_grad_norm, self.progress)
+        self.samples: list[Samples] = []  # at most one: the batch to learn from
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.samples = [samples.to(next(self.agent.parameters()).device)]
+
+    def updates_due(self) -> int:
+        return len(self.samples)
+
+    def update(self) -> UpdateMetrics:
+        samples, config = self.samples.pop(), self.config
+        baseline = values(self.agent, samples)
+        ends = (samples.terminated, samples.truncated, samples.valid)
+        return_ = discounted_return(samples.reward, baseline, *ends, config.discount)
+        advantage = return_ - baseline[:-1]
+        if config.normalize_advantage:
+            advantage = masked_normalize(advantage, samples.valid)
+
+        loss, metrics = policy_gradient_loss(
+            self.agent, samples, advantage, return_, config.value_coef, config.entropy_coef
+        )
+        grad_norm = self.updater.step(loss)
+        self.agent.observe(samples.inputs.observation)
+        fit = explained_variance(baseline[:-1], return_, samples.valid)
+        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.updater.state_dict(), "progress": self.progress.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updater.load_state_dict(state["optimizer"])
+        self.progress.load_state_dict(state["progress"])

@@ -1,0 +1,155 @@
+"""Proximal Policy Optimization Algorithms. Schulman, Wolski, Dhariwal, Radford, Klimov, 2017. arXiv 1707.06347."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.parts import Batch, Updater, check_minibatches, load_generator, make_batch, mean_of, minibatches, values
+from rlframe.core.config import choice, count, option
+from rlframe.core.schedule import annealed
+from rlframe.core.seeding import Role, generator
+from rlframe.core.struct import Tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlframe.ops.returns import generalized_advantage
+
+
+@chz.chz
+class Config:
+    """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
+
+    learning_rate: float = option(2.5e-4, "Adam")
+    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
+    discount: float = option(0.99, "gamma, per env step")
+    gae_lambda: float = option(0.95, "lambda of GAE")
+    clip: float = option(0.1, "epsilon: the ratio stays within 1 ± clip")
+    clip_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
+    value_clip: float = option(math.inf, "largest move of the value from that when acting, in units of return; inf: none")
+    epochs: int = count(4, "passes over each batch")
+    minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
+    entropy_coef: float = option(0.01, "weight of the entropy bonus")
+    value_coef: float = option(0.5, "weight of the value loss")
+    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
+    target_kl: float = option(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
+    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
+    recompute_advantage: bool = option(False, "once an epoch, with the newest values")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model)
+
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> PPO:
+        return PPO(agent, batch_spec, n_steps, self, seed)
+
+
+class PPO(Algorithm):
+    """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
+
+    def __init__(
+        self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
+    ) -> None:
+        self.agent, self.config = agent, config or Config()
+        check_minibatches(self.config.minibatches, batch_spec, agent.recurrent)
+        self.progress = Progress()
+        self.rng = generator(seed, Role.ALGO)
+        self.clip = annealed(self.config.clip_schedule, self.config.clip, n_steps)
+        rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
+        self.updater = Updater(agent.parameters(), "adam", rate, self.config.max_grad_norm, self.progress)
+        self.samples: list[Samples] = []  # at most one: the batch to learn from
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.samples = [samples.to(next(self.agent.parameters()).device)]
+
+    def updates_due(self) -> int:
+        return len(self.samples)
+
+    def update(self) -> UpdateMetrics:
+        samples = self.samples.pop()
+        batch = self._evaluate(samples, values(self.agent, samples))
+        fit = explained_variance(batch.value, batch.return_, batch.valid)
+        metrics: list[dict[str, Tensor]] = []
+        for epoch in range(self.config.epochs):
+            if epoch and self.config.recompute_advantage:
+                batch = self._reevaluate(samples)
+            if not self._epoch(batch, samples.state, metrics):
+                break
+        self.agent.observe(samples.inputs.observation)  # after learning: acting and learning saw the same statistics
+        return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.updater.rate}
+
+    def _evaluate(self, samples: Samples, value: Tensor) -> Batch:
+        advantage, return_ = generalized_advantage(
+            samples.reward,
+            value,
+            samples.terminated,
+            samples.truncated,
+            samples.valid,
+            self.config.discount,
+            self.config.gae_lambda,
+        )
+        return make_batch(samples, value, advantage, return_)
+
+    def _reevaluate(self, samples: Samples) -> Batch:
+        with torch.no_grad():
+            value = self.agent(samples.inputs, samples.state)[1]
+        return self._evaluate(samples, value)
+
+    def _epoch(self, batch: Batch, state: Tree, metrics: list[dict[str, Tensor]]) -> bool:
+        """One pass over the batch; False if the KL says stop."""
+        parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng)
+        for minibatch, minibatch_state in parts:
+            loss, found = self._loss(minibatch, minibatch_state)
+            if math.isfinite(self.config.target_kl) and found["kl"] > 1.5 * self.config.target_kl:
+                metrics.append({**found, "grad_norm": torch.zeros_like(loss)})
+                return False
+            metrics.append({**found, "grad_norm": self.updater.step(loss)})
+        return True
+
+    def _loss(self, batch: Batch, state: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+        params, value, _ = self.agent(batch.inputs, state)
+        log_ratio = self.agent.distribution.log_prob(params, batch.action) - batch.log_prob
+        ratio = log_ratio.exp()
+        advantage = masked_normalize(batch.advantage, batch.valid) if self.config.normalize_advantage else batch.advantage
+        clip = self.clip(self.progress.env_steps)
+        clipped = ratio.clamp(1 - clip, 1 + clip)
+        policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), batch.valid)  # eq. 7
+        value_loss = masked_mean(self._value_error(value, batch), batch.valid)
+        entropy = masked_mean(self.agent.distribution.entropy(params), batch.valid)
+        loss = policy_loss + self.config.value_coef * value_loss - self.config.entropy_coef * entropy  # eq. 9
+        with torch.no_grad():
+            kl = masked_mean(ratio - 1 - log_ratio, batch.valid)  # unbiased and never negative
+            clip_fraction = masked_mean(((ratio - 1).abs() > clip).to(ratio.dtype), batch.valid)
+        names = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, {**names, "kl": kl, "clip_fraction": clip_fraction}
+
+    def _value_error(self, value: Tensor, batch: Batch) -> Tensor:
+        """Half the squared error; with `value_clip`, the larger of that and of the clipped value's.
+
+        So a value may always return towards the target, and only moves beyond the clip lose their gradient.
+        """
+        error = (value - batch.return_).square()
+        if math.isfinite(self.config.value_clip):
+            moved = (value - batch.value).clamp(-self.config.value_clip, self.config.value_clip)
+            error = torch.max(error, (batch.value + moved - batch.return_).square())
+        return 0.5 * error
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.updater.state_dict(),
+            "progress": self.progress.state_dict(),
+            "generator": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updater.load_state_dict(state["optimizer"])
+        self.progress.load_state_dict(state["progress"])
+        load_generator(self.rng, state["generator"])

@@ -1,0 +1,46 @@
+"""What an action distribution is: pure functions of one parameter tensor and of noise drawn beforehand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from torch import Tensor
+
+from rlframe.core.struct import Tree
+
+
+class Distribution(ABC):
+    """A family of distributions over one canonical action space. Stateless; picks no random numbers itself.
+
+    Sampling is a deterministic function of parameters and noise, and *zero noise gives the mode*: acting greedily is
+    acting without noise, so there is no mode flag. Noise is drawn a whole batch at a time from each environment's own
+    NumPy generator, so what one environment draws depends on neither the batch nor the process it lives in.
+    """
+
+    param_size: int
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        """Float32 noise [*lead, ...] for `sample`."""
+
+    @abstractmethod
+    def sample(self, params: Tensor, noise: Tree) -> Tree:
+        """Actions [..., *act] from params [..., param_size]; differentiable where the family is reparameterised."""
+
+    @abstractmethod
+    def log_prob(self, params: Tensor, action: Tree) -> Tensor:
+        """Log-probability (density for continuous actions) of `action`, summed over its dimensions: [...]."""
+
+    @abstractmethod
+    def entropy(self, params: Tensor) -> Tensor:
+        """Entropy in nats [...]; an estimate where no closed form exists, as its class says."""
+
+    @abstractmethod
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """KL(params || other) in nats [...]."""
+
+    def sample_log_prob(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
+        """A sample and its log-probability together."""
+        action = self.sample(params, noise)
+        return action, self.log_prob(params, action)

@@ -1,0 +1,94 @@
+"""Continuous distributions over Box actions: diagonal Gaussian, and the same squashed by tanh."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlframe.core.struct import Tree
+from rlframe.distributions.base import Distribution
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LARGEST = 1 - 1e-6  # |action| beyond which a squashed action's pre-image is not representable in float32
+
+
+class DiagonalGaussian(Distribution):
+    """Independent normals; params are mean and log standard deviation [..., 2d], actions [..., *shape] unclipped.
+
+    The environment's side clips what it executes; the log-probability stays that of the sample.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.size = shape, int(np.prod(shape))
+        self.param_size = 2 * self.size
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return rng.standard_normal((*lead, self.size), dtype=np.float32)
+
+    def sample(self, params: Tensor, noise: Tree) -> Tensor:
+        mean, log_std = params.chunk(2, -1)
+        return _shaped(mean + log_std.exp() * noise, self.shape)
+
+    def log_prob(self, params: Tensor, action: Tree) -> Tensor:
+        mean, log_std = params.chunk(2, -1)
+        scaled = (_flat(action, self.shape) - mean) * (-log_std).exp()
+        return (-0.5 * scaled**2 - log_std - _HALF_LOG_TWO_PI).sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return (params.chunk(2, -1)[1] + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        (mean, log_std), (mean_q, log_std_q) = params.chunk(2, -1), other.chunk(2, -1)
+        scaled = ((2 * log_std).exp() + (mean - mean_q) ** 2) / (2 * (2 * log_std_q).exp())
+        return (log_std_q - log_std + scaled - 0.5).sum(-1)
+
+
+class TanhGaussian(Distribution):
+    """tanh of a diagonal Gaussian, in (-1, 1): for Box actions with finite bounds (Haarnoja et al. 2018, appendix C).
+
+    Entropy has no closed form and is estimated with the log-determinant at the mean; the KL is that before squashing,
+    which is exact because tanh is a bijection.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.gaussian = DiagonalGaussian((int(np.prod(shape)),))  # before squashing, flat
+        self.param_size = self.gaussian.param_size
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return self.gaussian.noise(rng, lead)
+
+    def sample(self, params: Tensor, noise: Tree) -> Tensor:
+        return _shaped(self.gaussian.sample(params, noise).tanh(), self.shape)
+
+    def sample_log_prob(self, params: Tensor, noise: Tree) -> tuple[Tensor, Tensor]:
+        """Stable at saturation: the log-probability comes from the sample before squashing."""
+        raw = self.gaussian.sample(params, noise)
+        return _shaped(raw.tanh(), self.shape), self.gaussian.log_prob(params, raw) - _log_det_tanh(raw)
+
+    def log_prob(self, params: Tensor, action: Tree) -> Tensor:
+        raw = torch.atanh(_flat(action, self.shape).clamp(-_LARGEST, _LARGEST))
+        return self.gaussian.log_prob(params, raw) - _log_det_tanh(raw)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return self.gaussian.entropy(params) + _log_det_tanh(params.chunk(2, -1)[0])
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        return self.gaussian.kl(params, other)
+
+
+def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return flat if len(shape) == 1 else flat.unflatten(-1, shape) if shape else flat.squeeze(-1)
+
+
+def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return action if len(shape) == 1 else action.flatten(-len(shape)) if shape else action.unsqueeze(-1)
+
+
+def _log_det_tanh(raw: Tensor) -> Tensor:
+    """log |d tanh(x)/dx| = log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), summed: no cancellation at large x."""
+    return (2 * (math.log(2) - raw - F.softplus(-2 * raw))).sum(-1)

@@ -1,0 +1,161 @@
+"""Atari games through ALE's own vector environment, with the preprocessing of Mnih et al. 2015."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Box
+from gymnasium.vector import VectorEnv
+
+from rlframe.core import spaces
+from rlframe.core.config import ConfigError, nearest
+from rlframe.core.struct import Tree
+from rlframe.envs.base import EnvError, Envs, EnvStep, fault
+from rlframe.envs.native import check_next_step
+
+# Ours, beside ALE's own below: the environment itself is always run unclipped and over whole games.
+EPISODIC_LIFE = True  # a lost life ends the episode for learning (not the game), as in CleanRL's and SB3's presets
+REWARD_CLIPPING = True  # learn from rewards clipped to [-1, 1]; scores stay as they are
+
+ALE_DEFAULTS: Mapping[str, Any] = {
+    "frameskip": 4,  # game frames an action is repeated for
+    "maxpool": True,  # maximum of the last two frames, against flicker
+    "stack_num": 4,  # frames of an observation
+    "img_height": 84,  # pixels
+    "img_width": 84,  # pixels
+    "grayscale": True,
+    "noop_max": 30,  # random no-ops at a game's start
+    "use_fire_reset": True,  # press fire at a game's start, where it has the button
+    "max_num_frames_per_episode": 108_000,  # game frames: 30 minutes; then truncated
+    "full_action_space": False,
+    "continuous": False,
+    "continuous_action_threshold": 0.5,
+    "thread_affinity_offset": -1,  # the core the first thread is bound to; -1 binds none
+}
+_REGISTERED = ("repeat_action_probability",)  # sticky actions: as the id registers it, 0.25 for v5
+_OPTIONS = (*ALE_DEFAULTS, *_REGISTERED, "num_threads", "episodic_life", "reward_clipping")
+
+
+def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> AtariEnvs:
+    """The games of one `ALE/...-v5` id.
+
+    Raises:
+        ConfigError: an unknown or refused option.
+    """
+    for name in kwargs:
+        if name not in _OPTIONS:
+            raise ConfigError(
+                f"env_kwargs.{name} is no option of {spec.id}{nearest(name, _OPTIONS)} (it has {', '.join(_OPTIONS)}; "
+                f"backend=python makes the plain game with Gymnasium's own arguments)"
+            )
+    options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs}
+    episodic_life = options.pop("episodic_life", EPISODIC_LIFE)
+    clip = options.pop("reward_clipping", REWARD_CLIPPING)
+    n_threads = options.setdefault("num_threads", min(len(seeds), n_cpus()))
+    try:
+        env = gymnasium.make_vec(
+            spec,
+            num_envs=len(seeds),
+            vectorization_mode="vector_entry_point",
+            reward_clipping=False,
+            episodic_life=False,
+            **options,
+        )
+    except (TypeError, ValueError, RuntimeError, gymnasium.error.Error) as error:
+        raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
+    backend = f"native {type(env.unwrapped).__name__}, {n_threads} thread{'s' if n_threads > 1 else ''}"
+    return AtariEnvs(env, list(seeds), backend, episodic_life=bool(episodic_life), clip=bool(clip))
+
+
+def n_cpus() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+class AtariEnvs(Envs):
+    """Owns one AtariVectorEnv. Observations are [stack, H, W], or [3 stack, H, W] in colour; copied once, into the rows.
+
+    A lost life is `terminated` for learning and the next row is `first`, while the game goes on (so a game that needs
+    the fire button after it, such as Breakout, must be told to fire by the agent). `ended` and `score` know nothing of it.
+    """
+
+    def __init__(self, env: VectorEnv, seeds: list[int], backend: str, *, episodic_life: bool, clip: bool) -> None:
+        check_next_step(env, backend)
+        self.n, self.backend = env.num_envs, backend
+        shape = env.single_observation_space.shape or ()
+        self._colour = len(shape) == 4  # [stack, H, W, 3]
+        canonical = (shape[0] * 3, *shape[1:3]) if self._colour else shape
+        self.observation_space = Box(0, 255, canonical, np.uint8)
+        self.action_space = env.single_action_space
+        self._env, self._seeds = env, seeds
+        self._reset_seed: np.ndarray | None = np.asarray(seeds)
+        self._episodic_life, self._clip = episodic_life, clip
+        self._decode = spaces.action_decoder(self.action_space)
+        self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
+        self._lives = np.zeros(self.n, np.int32)
+        self._observation = np.zeros((0, *shape), np.uint8)  # the newest, in ALE's memory; for `frame`
+
+    def reset(self, out: EnvStep) -> None:
+        self._observation, info = self._env.reset(seed=self._reset_seed)
+        self._reset_seed = None
+        self._lives[:], self._ended[:] = info["lives"], False
+        self._write(out)
+        out.first[...] = True
+
+    def step(self, action: Tree, out: EnvStep) -> None:
+        actions = self._decode(action)
+        try:
+            self._observation, score, terminated, truncated, info = self._env.step(actions)
+        except Exception as error:
+            what = f"{self.backend} raised {type(error).__name__}: {error}"
+            raise fault(what, "compare with backend=python", seeds=self._seeds, actions=actions) from error
+        self._write(out)
+        out.score[...] = score
+        if self._clip:
+            np.clip(out.score, -1, 1, out=out.reward)
+        else:
+            out.reward[...] = out.score
+        out.terminated[...] = terminated
+        out.truncated[...] = truncated
+        np.logical_or(terminated, truncated, out=out.ended)
+        out.first[...] = self._ended
+        np.logical_not(self._ended, out=out.valid)
+        if self._episodic_life:
+            self._write_lost_lives(info["lives"], out)
+        self._ended[:] = out.ended
+
+    def _write_lost_lives(self, lives: np.ndarray, out: EnvStep) -> None:
+        """Some games show 0 lives for frames before they end: only a life lost with others left counts."""
+        lost = (lives < self._lives) & (lives > 0) & out.valid
+        self._lives[:] = lives
+        if lost.any():
+            out.terminated[lost] = True
+            out.first[lost & ~out.ended] = True
+
+    def _write(self, out: EnvStep) -> None:
+        if self._colour:
+            n, stack, height, width, _ = self._observation.shape
+            rows = out.observation.reshape(n, stack, 3, height, width)  # a view: only the axis after n is split
+            rows[...] = self._observation.transpose(0, 1, 4, 2, 3)
+        else:
+            out.observation[...] = self._observation
+
+    def pop_diagnostics(self, index: int) -> dict[str, float]:
+        """Nothing: ALE reports lives and frame numbers only."""
+        return {}
+
+    def frame(self, index: int) -> np.ndarray:
+        """The newest frame as the agent sees it."""
+        if not len(self._observation):
+            raise EnvError("there is no frame before the first reset")
+        newest = self._observation[index, -1]
+        return newest.copy() if self._colour else np.repeat(newest[..., None], 3, axis=2)
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,83 @@
+"""Means over an episode of the numbers that environments report in their infos."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_NUMBERS = (int, float, np.bool_, np.integer, np.floating)  # bool is an int
+
+
+class Means:
+    """Running means by name, of one environment. Entries may appear and vanish; what is not a number is skipped."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}  # name: [sum, count]
+
+    def add(self, info: Any) -> None:
+        """Count one step's info; never raises."""
+        if not isinstance(info, dict):
+            return
+        for name, value in info.items():
+            if isinstance(value, _NUMBERS):
+                self.add_number(str(name), value)
+
+    def add_number(self, name: str, value: Any) -> None:
+        """Count one number; an int too large for a float is skipped."""
+        try:
+            number = float(value)
+        except OverflowError:
+            return
+        entry = self._sums.get(name)
+        if entry is None:
+            self._sums[name] = [number, 1.0]
+        else:
+            entry[0] += number
+            entry[1] += 1.0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sums = {}
+
+    def pop(self) -> dict[str, float]:
+        """The means so far; forgets them."""
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        self._sums = {}
+        return means
+
+
+class BatchMeans:
+    """The same for the infos of a vector environment: arrays [n], with Gymnasium's `_name` masks where given."""
+
+    def __init__(self, n: int, ignore: frozenset[str]) -> None:
+        self._n, self._ignore = n, ignore
+        self._sums: dict[str, np.ndarray] = {}  # name: [2, n], sums above counts
+
+    def add(self, infos: Any, valid: np.ndarray) -> None:
+        """Count one step's infos where `valid` [n]; never raises."""
+        for name, values in infos.items():
+            if name in self._ignore or not self._is_numeric(values):
+                continue
+            mask = infos.get(f"_{name}")
+            counted = valid & mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else valid
+            entry = self._sums.setdefault(name, np.zeros((2, self._n)))
+            np.add(entry[0], values, out=entry[0], where=counted)
+            entry[1] += counted
+
+    def _is_numeric(self, values: Any) -> bool:
+        return isinstance(values, np.ndarray) and values.shape == (self._n,) and values.dtype.kind in "biuf"
+
+    def clear(self, which: np.ndarray) -> None:
+        """Forget the environments where `which` [n]."""
+        for entry in self._sums.values():
+            entry[:, which] = 0.0
+
+    def pop(self, index: int) -> dict[str, float]:
+        """The means of environment `index` so far; forgets them."""
+        means = {
+            name: float(sums[index] / counts[index]) for name, (sums, counts) in self._sums.items() if counts[index]
+        }
+        for entry in self._sums.values():
+            entry[:, index] = 0.0
+        return means

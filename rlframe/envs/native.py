@@ -1,0 +1,142 @@
+"""Gymnasium vector environments of their own make (`vector_entry_point`), run under NEXT_STEP autoreset."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlframe.core import spaces
+from rlframe.core.config import ConfigError
+from rlframe.core.struct import Tree
+from rlframe.envs.base import EnvError, Envs, EnvStep, fault
+from rlframe.envs.diagnostics import BatchMeans
+from rlframe.envs.observations import Misfit, batch_checker, batch_writer
+
+_REMEDY = "compare with backend=python, and correct the environment"
+
+
+def make_native(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> NativeEnvs:
+    """The vector environment that `spec` registers.
+
+    Raises:
+        ConfigError: it does not speak NEXT_STEP, or refuses `kwargs`.
+    """
+    try:
+        env = gymnasium.make_vec(spec, num_envs=len(seeds), vectorization_mode="vector_entry_point", **dict(kwargs))
+    except (TypeError, ValueError, gymnasium.error.Error) as error:
+        raise ConfigError(f"{spec.id} (backend=native) cannot be made: {error}") from error
+    # One generator serves all the environments, so their seeds are folded into one.
+    seed = seeds[0] if len(seeds) == 1 else int(np.random.SeedSequence(list(seeds)).generate_state(1)[0] >> 1)
+    return NativeEnvs(env, seed, list(seeds), f"native {type(env.unwrapped).__name__}")
+
+
+def check_next_step(env: VectorEnv, name: str) -> None:
+    """Raises:
+    ConfigError: `env` resets in another way.
+    """
+    mode = env.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.NEXT_STEP:
+        raise ConfigError(
+            f"{name} resets in mode {mode}, and rlframe needs {AutoresetMode.NEXT_STEP}; "
+            f"give it env_kwargs.autoreset_mode=NextStep if it has that, or use backend=python"
+        )
+
+
+class NativeEnvs(Envs):
+    """Owns one vector environment. Each step's observations are copied once, into the rows."""
+
+    def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str) -> None:
+        """Args:
+            seed: what the first `env.reset` takes; None if the environment has its seeds already.
+            seeds: one per environment, for messages.
+        Raises:
+            ConfigError: `env` does not speak NEXT_STEP.
+            ValueError: a space is not supported.
+        """
+        check_next_step(env, backend)
+        self.n, self.backend = env.num_envs, backend
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        spaces.check_observation_space(self.observation_space)
+        spaces.check_action_space(self.action_space)
+        self._env, self._seed, self._seeds = env, seed, seeds
+        self._decode = spaces.action_decoder(self.action_space)
+        self._write = batch_writer(self.observation_space, self.n)
+        self._check = batch_checker(self.observation_space)
+        self._means = BatchMeans(self.n, frozenset())
+        self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
+        self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
+
+    def reset(self, out: EnvStep) -> None:
+        try:
+            observation, _ = self._env.reset(seed=self._seed)
+            self._write(out.observation, observation)
+            self._check(out.observation)
+        except Exception as error:
+            raise self._fault(error, "the reset") from error
+        self._seed = None
+        self._ended[:], self._elapsed[:] = False, 0
+        out.first[...] = True
+
+    def step(self, action: Tree, out: EnvStep) -> None:
+        actions = self._decode(action)
+        try:
+            observation, reward, terminated, truncated, infos = self._env.step(actions)
+            self._write(out.observation, observation)
+            self._check(out.observation)
+            out.score[...] = reward
+            if not np.isfinite(out.score).all():
+                raise Misfit(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.score))))
+        except Exception as error:
+            raise self._fault(error, actions) from error
+        out.reward[...] = out.score
+        out.terminated[...] = terminated
+        out.truncated[...] = truncated
+        self._write_ends(out, actions)
+        if infos:
+            self._means.add(infos, out.valid)
+
+    def _write_ends(self, out: EnvStep, actions: Tree) -> None:
+        out.first[...] = self._ended
+        np.logical_not(self._ended, out=out.valid)
+        self._elapsed += 1
+        resets = self._ended.any()
+        np.logical_or(out.terminated, out.truncated, out=out.ended)
+        if resets:
+            self._elapsed[self._ended] = 0
+            self._means.clear(self._ended)
+            if (self._ended & (out.ended | (out.score != 0))).any():
+                index = int(np.argmax(self._ended & (out.ended | (out.score != 0))))
+                raise self._fault(Misfit("a reward or an end on the step that resets (NEXT_STEP)", index), actions)
+        self._ended[:] = out.ended
+
+    def _fault(self, error: Exception, actions: Tree) -> EnvError:
+        if isinstance(error, Misfit) and error.index is not None:
+            index = error.index
+            reset = self._ended[index] or isinstance(actions, str)
+            return fault(
+                f"environment {index} of {self.backend} returned what its spaces forbid: {error}",
+                _REMEDY,
+                seed=self._seeds[index],
+                step=int(self._elapsed[index]) + 1,
+                action="the reset" if reset else spaces.unbatch(self.action_space)(actions)[index],
+            )
+        verb = "returned what its spaces forbid" if isinstance(error, Misfit) else "raised"
+        text = str(error) if isinstance(error, Misfit) else f"{type(error).__name__}: {error}"
+        what = f"{self.backend} {verb}: {text}"
+        return fault(what, _REMEDY, seeds=self._seeds, steps=self._elapsed + 1, actions=actions)
+
+    def pop_diagnostics(self, index: int) -> dict[str, float]:
+        return self._means.pop(index)
+
+    def frame(self, index: int) -> np.ndarray:
+        raise EnvError(f"{self.backend} cannot be drawn; use backend=python with env_kwargs.render_mode=rgb_array")
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # what is being thrown away must not hide why
+            self._env.close()

@@ -1,0 +1,251 @@
+"""Tiny environments that each isolate one fault: of an algorithm (what it cannot learn) or of an environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import Space
+
+from rlframe.core.config import ConfigError, nearest
+from rlframe.core.spaces import action_parts
+from rlframe.core.struct import Tree, leaves
+
+_CHOICES = 3  # of each probe that asks for one
+
+
+def _space(kind: str) -> Space:
+    level = spaces.Box(-2.0, 4.0, (1,), np.float32)  # not centred on 0, so that a missed rescaling shows
+    known: dict[str, Space] = {
+        "discrete": spaces.Discrete(_CHOICES),
+        "discrete_start": spaces.Discrete(_CHOICES, start=5),
+        "box": level,
+        "multi_discrete": spaces.MultiDiscrete([2, 3]),
+        "multi_binary": spaces.MultiBinary(2),
+        "dict": spaces.Dict({"which": spaces.Discrete(_CHOICES), "level": level}),
+        "tuple": spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2))),
+    }
+    if kind not in known:
+        raise ConfigError(f"env_kwargs.action={kind!r} is not one of {', '.join(known)}{nearest(kind, known)}")
+    return known[kind]
+
+
+class Identity(gymnasium.Env):
+    """Observe an element of the action space, name it. The reward is 1, or the mean over parts of what is right.
+
+    A part of a Box counts 1 minus twice the distance over the range, at least 0. A random element comes each step.
+    """
+
+    def __init__(self, action: str, length: int) -> None:
+        self.action_space = self.observation_space = _space(action)
+        self._length, self._time = length, 0
+        self._asked: Tree = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._time, self._asked = 0, self.observation_space.sample()
+        return self._asked, {}
+
+    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
+        reward = self._likeness(action)
+        self._time, self._asked = self._time + 1, self.observation_space.sample()
+        return self._asked, reward, self._time >= self._length, False, {}
+
+    def _likeness(self, action: Tree) -> float:
+        parts = zip(action_parts(self.action_space), leaves(action), leaves(self._asked), strict=True)
+        return float(np.mean([_part_likeness(space, given, asked) for (_, space), given, asked in parts]))
+
+
+def _part_likeness(space: Space, given: Any, asked: Any) -> float:
+    if isinstance(space, spaces.Box):
+        distance = np.abs(given - asked) / (space.high - space.low)
+        return float(np.maximum(0.0, 1.0 - 2.0 * distance).mean())
+    return float(np.mean(given == asked))
+
+
+class Memory(gymnasium.Env):
+    """A cue in the first observation only, asked for in the last: without memory, chance is all there is.
+
+    Observations are [cue one-hot, whether it is asked now]; the reward is 1 for the cue's number at the last step.
+    """
+
+    def __init__(self, delay: int, cues: int) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(cues)
+        self._delay, self._cues = delay, cues
+        self._time = self._cue = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time, self._cue = 0, int(self.np_random.integers(self._cues))
+        return self._observation(), {}
+
+    def _observation(self) -> np.ndarray:
+        observation = np.zeros(self._cues + 1, np.float32)
+        if self._time == 0:
+            observation[self._cue] = 1.0
+        if self._time == self._delay:
+            observation[-1] = 1.0
+        return observation
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        last = self._time == self._delay
+        reward = float(last and action == self._cue)
+        self._time += 1
+        return self._observation(), reward, last, False, {}
+
+
+class TimeLimit(gymnasium.Env):
+    """Reward 1 a step for `length` steps, whatever is done; observed is the number of steps so far.
+
+    Ended by truncation, the value of every step is 1 / (1 - γ); ended by termination, that of step k is
+    (1 - γ^(length - k)) / (1 - γ).
+    """
+
+    def __init__(self, ends: str, length: int) -> None:
+        if ends not in ("truncated", "terminated"):
+            raise ConfigError(f"env_kwargs.ends={ends!r} is not one of truncated, terminated")
+        self.observation_space = spaces.Discrete(length + 1)
+        self.action_space = spaces.Discrete(2)
+        self._terminates, self._length, self._time = ends == "terminated", length, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self._time += 1
+        over = self._time >= self._length
+        return self._time, 1.0, over and self._terminates, over and not self._terminates, {}
+
+
+class DelayedReward(gymnasium.Env):
+    """Only the first action matters, and its reward of 1 comes `delay` steps after it, at the end.
+
+    Observed is the number of steps so far.
+    """
+
+    right = 1  # the action to take first
+
+    def __init__(self, delay: int) -> None:
+        self.observation_space = spaces.Discrete(delay + 2)
+        self.action_space = spaces.Discrete(_CHOICES)
+        self._delay, self._time, self._first = delay, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._time = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self._time == 0:
+            self._first = int(action)
+        over = self._time == self._delay
+        self._time += 1
+        return self._time, float(over and self._first == self.right), over, False, {}
+
+
+FAULTS = ("raise", "nan", "inf", "shape", "dtype", "reward_nan", "reward_inf", "reward_type", "reset")
+
+
+class Faulty(gymnasium.Env):
+    """Sound until step `at` of its episode, then at fault as asked; `reset` raises in the reset after that step."""
+
+    def __init__(self, fault: str, at: int) -> None:
+        if fault not in FAULTS:
+            raise ConfigError(f"env_kwargs.fault={fault!r} is not one of {', '.join(FAULTS)}{nearest(fault, FAULTS)}")
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._fault, self._at, self._time, self._broken = fault, at, 0, False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._broken:
+            raise RuntimeError("the simulator did not come back")
+        self._time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        self._time += 1
+        observation, reward = np.zeros(2, np.float32), 0.0
+        if self._time < self._at:
+            return observation, reward, False, False, {}
+        self._broken = self._fault == "reset"
+        if self._fault == "raise":
+            raise RuntimeError("the simulator diverged")
+        observation = {
+            "nan": np.array([0, np.nan], np.float32),
+            "inf": np.array([np.inf, 0], np.float32),
+            "shape": np.zeros(3, np.float32),
+            "dtype": np.zeros(2, np.float64),
+        }.get(self._fault, observation)
+        wrong: dict[str, Any] = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
+        return observation, wrong.get(self._fault, reward), self._broken, False, {}
+
+
+class _PositionsOnly(gymnasium.Wrapper):
+    """CartPole's cart position and pole angle; counts its own steps, which spares a wrapper."""
+
+    def __init__(self, env: gymnasium.Env, limit: int) -> None:
+        super().__init__(env)
+        whole = env.observation_space
+        assert isinstance(whole, spaces.Box)
+        self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
+        self._limit, self._time = limit, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self._time = 0
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation[::2], info
+
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._time += 1
+        return observation[::2], reward, terminated, truncated or self._time >= self._limit, info
+
+
+def identity(action: str = "discrete", length: int = 8) -> gymnasium.Env:
+    """`Identity`; action: discrete | discrete_start | box | multi_discrete | multi_binary | dict | tuple."""
+    return Identity(action, length)
+
+
+def discrete_start(length: int = 8) -> gymnasium.Env:
+    """`Identity` whose choices count from 5, on both sides."""
+    return Identity("discrete_start", length)
+
+
+def memory(delay: int = 4, cues: int = 2) -> gymnasium.Env:
+    """`Memory` over `delay` steps."""
+    return Memory(delay, cues)
+
+
+def time_limit(ends: str = "truncated", length: int = 5) -> gymnasium.Env:
+    """`TimeLimit`; ends: truncated | terminated."""
+    return TimeLimit(ends, length)
+
+
+def delayed_reward(delay: int = 4) -> gymnasium.Env:
+    """`DelayedReward`."""
+    return DelayedReward(delay)
+
+
+def faulty(fault: str = "raise", at: int = 3) -> gymnasium.Env:
+    """`Faulty`; fault: one of FAULTS."""
+    return Faulty(fault, at)
+
+
+def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.Env:
+    """CartPole-v1 with velocities hidden: [cart position, pole angle]. Needs memory."""
+    env = gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
+    return _PositionsOnly(env, max_episode_steps)

@@ -1,0 +1,157 @@
+"""What an id or callable stands for, and how one Python environment of it is made without wrappers that cost time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from rlframe.core.config import ConfigError, nearest
+
+Target = EnvSpec | Callable[..., Any]
+
+_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "pygame": "video", "envpool": "envpool"}
+_EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "ale_py": "atari"}
+
+
+def name(id_: str | Callable[..., Any]) -> str:
+    """`id_` as it is written."""
+    if isinstance(id_, str):
+        return id_
+    function = id_.func if isinstance(id_, partial) else id_
+    return (
+        f"{function.__module__}:{function.__qualname__}"
+        if inspect.isroutine(function) or inspect.isclass(function)
+        else repr(id_)
+    )
+
+
+def resolve(id_: str | Callable[..., Any]) -> Target:
+    """The specification that Gymnasium has under `id_`, or the callable that it names.
+
+    Raises:
+        ConfigError: there is none; with the nearest ids.
+    """
+    if not isinstance(id_, str):
+        if not callable(id_):
+            raise ConfigError(f"env={id_!r} is neither a Gymnasium id, nor package.module:callable, nor a callable")
+        return id_
+    module, colon, rest = id_.rpartition(":")
+    if colon and rest.isidentifier():
+        return _callable(id_, module, rest)
+    if colon:
+        _import(id_, module)  # Gymnasium's own form, module:Id-v0: importing the module registers the id
+    if rest.startswith("ALE/"):
+        _require_atari(id_)
+    if rest not in gymnasium.registry:
+        raise _unknown(id_, rest)
+    return gymnasium.registry[rest]
+
+
+def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:
+    found = vars(_import(id_, module))
+    if attribute not in found:
+        public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"env={id_}: {module} has no {attribute!r}{nearest(attribute, public)}")
+    if not callable(found[attribute]):
+        raise ConfigError(f"env={id_}: {attribute!r} is not callable but {found[attribute]!r}")
+    return found[attribute]
+
+
+def _import(id_: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name in _EXTRAS:
+            raise ConfigError(_install(id_, _EXTRAS[error.name])) from error
+        raise ConfigError(f"env={id_}: {error}; write package.module:callable, importable from here") from error
+    except Exception as error:
+        raise ConfigError(f"env={id_}: importing {module} raised {type(error).__name__}: {error}") from error
+
+
+def _require_atari(id_: str) -> None:
+    if importlib.util.find_spec("ale_py") is None:
+        raise ConfigError(_install(id_, "atari"))
+    register_atari()
+
+
+def register_atari() -> None:
+    """Make Gymnasium know Atari's ids, where ale_py is installed; otherwise nothing."""
+    if importlib.util.find_spec("ale_py") is not None and "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(importlib.import_module("ale_py"))
+
+
+def _unknown(id_: str, rest: str) -> ConfigError:
+    if not rest.startswith("ALE/"):
+        register_atari()
+    guess = nearest(rest, gymnasium.registry)
+    return ConfigError(
+        f"env={id_} is unknown to Gymnasium{guess} (an id that another package registers is written package:Id-v0)"
+    )
+
+
+def _install(what: str, extra: str) -> str:
+    return f'env={what} needs a package that is not installed: pip install "rlframe[{extra}]"'
+
+
+@contextlib.contextmanager
+def missing_packages_named(target: Target) -> Iterator[None]:
+    """Turn a missing package into one line that says what to install."""
+    id_ = target.id if isinstance(target, EnvSpec) else name(target)
+    try:
+        yield
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        module = str(target.entry_point) if isinstance(target, EnvSpec) else ""
+        extras = [extra for prefix, extra in _EXTRA_OF_MODULE.items() if module.startswith(prefix)]
+        if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+            extras.insert(0, _EXTRAS[error.name])
+        if not extras:
+            raise ConfigError(f"env={id_} needs a package that is not installed: {error}") from error
+        raise ConfigError(_install(id_, extras[0])) from error
+    except ImportError as error:
+        raise ConfigError(f"env={id_} cannot be made: {error}") from error
+
+
+def maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], gymnasium.Env], int]:
+    """What makes one environment, and the time limit that the batch counts for it (0 for none).
+
+    Raises:
+        ConfigError: when called: an argument is unknown, or no gymnasium.Env comes back.
+    """
+    if not isinstance(target, EnvSpec):
+        return partial(_made, name(target), target, partial(target, **kwargs)), 0
+    options = dict(kwargs)
+    limit = options.pop("max_episode_steps", target.max_episode_steps) or 0
+    spec = copy.deepcopy(target)
+    spec.order_enforce, spec.disable_env_checker = False, True
+    if target.additional_wrappers:  # which come outside the time limit, and may change what a step is
+        spec.max_episode_steps, limit = limit or None, 0
+    else:
+        spec.max_episode_steps = None
+    creator = load_env_creator(target.entry_point) if isinstance(target.entry_point, str) else target.entry_point
+    return partial(_made, target.id, creator, partial(gymnasium.make, spec, **options)), limit
+
+
+def _made(id_: str, creator: Any, make: Callable[[], Any]) -> gymnasium.Env:
+    try:
+        env = make()
+    except TypeError as error:
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if found is None:
+            raise
+        names = list(inspect.signature(creator).parameters)
+        raise ConfigError(
+            f"env_kwargs.{found[1]} is no argument of env={id_}{nearest(found[1], names)} (it has {', '.join(names)})"
+        ) from error
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"env={id_} made a {type(env).__name__}, not a gymnasium.Env")
+    return env

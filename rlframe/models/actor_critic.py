@@ -1,0 +1,85 @@
+"""The actor-critic network: observation normalisation, encoder, memory, and the policy's and the value's head."""
+
+from __future__ import annotations
+
+import torch
+from gymnasium import Space
+from torch import Tensor, nn
+
+from rlframe.core.spaces import action_parts
+from rlframe.core.struct import Tree, leaves
+from rlframe.core.types import AgentInputs
+from rlframe.distributions import Distribution
+from rlframe.models.base import ModelConfig, PolicyModel
+from rlframe.models.encoders import Vector, has_images, make_encoder
+from rlframe.models.heads import policy_head, value_head
+from rlframe.models.memory import Memory
+from rlframe.models.normalize import ObservationNorm
+
+
+class Trunk(nn.Module):
+    """Encoder, then the previous action and reward if asked for, then memory if asked for. `size` features."""
+
+    def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
+        super().__init__()
+        self.encoder = make_encoder(observation_space, config)
+        self.size = int(self.encoder.size)  # type: ignore[arg-type]  # every encoder states it
+        self.feedback = nn.ModuleList()
+        if config.feed_back:
+            self.feedback.extend(Vector(space) for _, space in action_parts(action_space))
+            self.size += 1 + sum(int(part.size) for part in self.feedback)  # type: ignore[arg-type]
+        self.memory: Memory | None = None
+        if config.memory != "none":
+            self.memory = Memory(config.memory, self.size, config.memory_size)
+            self.size = config.memory_size
+
+    def initial_state(self, n: int) -> Tree:
+        """Zero memory of n environments, or ()."""
+        return self.memory.initial_state(n) if self.memory else ()
+
+    def forward(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tree]:
+        """Features [..., size] and the next state; `observation` is that of `inputs`, normalised."""
+        x = self.encoder(observation)
+        if self.feedback:
+            x = torch.cat([x, *self._previous(inputs)], -1)
+        return self.memory(x, inputs.first, state) if self.memory else (x, state)
+
+    def _previous(self, inputs: AgentInputs) -> list[Tensor]:
+        goes_on = (~inputs.first).float().unsqueeze(-1)  # what preceded the episode is null
+        parts = zip(self.feedback, leaves(inputs.prev_action), strict=True)
+        return [goes_on * encode(x) for encode, x in parts] + [goes_on * inputs.prev_reward.unsqueeze(-1)]
+
+
+class ActorCritic(PolicyModel):
+    """Policy and value, on one trunk or on two of the same shape; the normaliser is common to both."""
+
+    def __init__(
+        self, observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
+    ) -> None:
+        super().__init__()
+        self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
+        self.actor = Trunk(observation_space, action_space, config)
+        shared = config.shared or has_images(observation_space)
+        self.critic = None if shared else Trunk(observation_space, action_space, config)
+        self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
+        self.value_head = value_head(self.actor.size)
+
+    def initial_state(self, n: int) -> Tree:
+        if self.critic is None:
+            return self.actor.initial_state(n)
+        return self.actor.initial_state(n), self.critic.initial_state(n)
+
+    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        if self.critic is None:
+            features, state = self.actor(observation, inputs, state)
+            return self.policy_head(features), self.value_head(features).squeeze(-1), state
+        actor_state, critic_state = state
+        features, actor_state = self.actor(observation, inputs, actor_state)
+        value_features, critic_state = self.critic(observation, inputs, critic_state)
+        params = self.policy_head(features)
+        return params, self.value_head(value_features).squeeze(-1), (actor_state, critic_state)
+
+    def observe(self, observation: Tree) -> None:
+        if self.norm:
+            self.norm.update(observation)

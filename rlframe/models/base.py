@@ -1,0 +1,47 @@
+"""What a policy model is, and the config that describes a network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import chz
+from torch import Tensor, nn
+
+from rlframe.core.config import choice, option, sizes
+from rlframe.core.struct import Tree
+from rlframe.core.types import AgentInputs
+
+
+class PolicyModel(nn.Module, ABC):
+    """Maps agent inputs to action-distribution parameters and a state value."""
+
+    @abstractmethod
+    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """Parameters [..., param_size], value [...] and the next state, for inputs with leads [B] or [T, B].
+
+        `state` [B] is that before the first row; where `inputs.first` is set it is taken as zero.
+        """
+
+    def initial_state(self, n: int) -> Tree:
+        """Zero state of n environments, leaves [n, ...]; () without memory."""
+        return ()
+
+    def observe(self, observation: Tree) -> None:
+        """Update running statistics from a batch of observations [..., *obs]; called once per batch, by the learner."""
+
+
+@chz.chz
+class ModelConfig:
+    """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
+
+    encoder: str = option("auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, an nn.Module of yours")
+    hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")
+    image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
+    activation: str = choice("tanh", ("tanh", "relu", "elu", "silu"), "between fully connected layers")
+    memory: str = choice("none", ("none", "lstm", "gru"), "recurrent layer after the encoder")
+    memory_size: int = option(64, "width of the recurrent layer")
+    feed_back: bool = option(False, "give the previous action and reward to the network as well")
+    shared: bool = option(False, "one encoder and memory for policy and value; images always share")
+    normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
+    squash: bool = option(False, "tanh-squashed instead of plain Gaussian for bounded Box actions")
+    log_std: float = option(0.0, "initial log standard deviation of Gaussian policies")

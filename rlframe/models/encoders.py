@@ -1,0 +1,251 @@
+"""Encoders: from an observation of any supported space to a feature vector."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from rlframe.core.config import ConfigError, find_module
+from rlframe.core.spaces import zeros
+from rlframe.core.struct import Tree, map_tree
+from rlframe.models.base import ModelConfig
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+_NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
+
+
+def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
+    """Orthogonal weights and zero bias (Saxe et al. 2014; sqrt(2) as in Schulman et al.'s PPO code)."""
+    assert isinstance(layer.weight, Tensor) and isinstance(layer.bias, Tensor)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(in_size: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
+    """Linear layers with the activation after each."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [orthogonal(nn.Linear(in_size, size)), _ACTIVATIONS[activation]()]
+        in_size = size
+    return nn.Sequential(*layers)
+
+
+class Vector(nn.Module):
+    """A vector, number or class as float features [..., size]: classes one-hot, the rest flattened."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self.classes: list[int] = []
+        self.ndim = len(space.shape or ())
+        match space:
+            case spaces.Discrete():
+                self.classes, self.size = [int(space.n)], int(space.n)
+            case spaces.MultiDiscrete():
+                self.classes = [int(n) for n in space.nvec.flatten()]
+                self.size = sum(self.classes)
+            case _:
+                self.size = math.prod(space.shape or ())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ndim != 1:
+            x = x.flatten(x.dim() - self.ndim) if self.ndim else x.unsqueeze(-1)
+        if not self.classes:
+            return x.float()
+        columns = zip(x.long().unbind(-1), self.classes, strict=True)
+        return torch.cat([F.one_hot(column, n) for column, n in columns], -1).float()
+
+
+class Image(nn.Module):
+    """Pixels in either layout, with or without a stack of frames, as channels first in [0, 1]."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        shape = space.shape
+        self.ndim = len(shape)
+        self.channels_last = _channels_last(shape)
+        height, width = shape[-3:-1] if self.channels_last else shape[-2:]
+        self.shape = (math.prod(shape) // (height * width), height, width)  # channels, height, width
+        self.scale = 1 / 255 if space.dtype.kind in "ui" else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.channels_last:
+            x = x.movedim(-1, -3)
+        return x.reshape(*x.shape[: x.dim() - self.ndim], *self.shape).float() * self.scale
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) >= 3 and shape[-1] in (1, 3, 4) and shape[-1] < shape[-2]
+
+
+def is_image(space: Space) -> bool:
+    """A Box of rank 2 to 4 whose height and width are at least 8 pixels (smaller grids are vectors)."""
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
+        return False
+    pixels = space.shape[-3:-1] if _channels_last(space.shape) else space.shape[-2:]
+    return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
+
+
+def nature(channels: int) -> nn.Sequential:
+    """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
+    return nn.Sequential(
+        orthogonal(nn.Conv2d(channels, 32, 8, 4)),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 4, 2)),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(64, 64, 3, 1)),
+        nn.ReLU(),
+    )
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions around which the input is added."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.one = orthogonal(nn.Conv2d(channels, channels, 3, padding=1))
+        self.two = orthogonal(nn.Conv2d(channels, channels, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.two(F.relu(self.one(F.relu(x))))
+
+
+def impala(channels: int) -> nn.Sequential:
+    """The deep residual network of Espeholt et al. 2018 (figure 3): 16, 32, 32 channels, two blocks each."""
+    layers: list[nn.Module] = []
+    for out in (16, 32, 32):
+        layers += [orthogonal(nn.Conv2d(channels, out, 3, padding=1)), nn.MaxPool2d(3, 2, 1), Residual(out), Residual(out)]
+        channels = out
+    return nn.Sequential(*layers, nn.ReLU())
+
+
+class Encoder(nn.Module):
+    """Vectors side by side, every image through its own CNN, then one MLP over all of it. `size` features."""
+
+    def __init__(self, space: Space, config: ModelConfig) -> None:
+        super().__init__()
+        self.leaves = nn.ModuleList()
+        self.image_leaves = nn.ModuleList()
+        self.order: list[bool] = []  # for each leaf: is it an image
+        self._add(space, config.encoder)
+        size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
+        size += sum(_n_features(leaf) for leaf in self.image_leaves)
+        hidden = config.image_hidden if any(self.order) else config.hidden
+        self.mlp = mlp(size, hidden, "relu" if any(self.order) else config.activation)
+        self.size = hidden[-1] if hidden else size
+
+    def _add(self, space: Space, kind: str) -> None:
+        match space:
+            case spaces.Dict():
+                for sub in space.spaces.values():
+                    self._add(sub, kind)
+            case spaces.Tuple():
+                for sub in space.spaces:
+                    self._add(sub, kind)
+            case spaces.Box() if is_image(space) and kind != "mlp":
+                self.order.append(True)
+                self.image_leaves.append(_convolutions(Image(space), kind))
+            case _:
+                self.order.append(False)
+                self.leaves.append(Vector(space))
+
+    def forward(self, observation: Tree) -> Tensor:
+        if self.order == [False]:
+            return self.mlp(self.leaves[0](observation))
+        found: list[Tensor] = []
+        map_tree(found.append, observation)
+        vectors, images = iter(self.leaves), iter(self.image_leaves)
+        parts = [_encode_image(next(images), x) if image else next(vectors)(x) for image, x in zip(self.order, found, strict=True)]
+        return self.mlp(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
+
+
+def _convolutions(image: Image, kind: str) -> nn.Sequential:
+    channels, height, width = image.shape
+    if kind == "nature" and min(height, width) < _NATURE_MINIMUM:
+        raise ConfigError(f"model.encoder=nature needs images of 36 pixels a side, got {height}x{width}; use impala")
+    if kind == "impala" or min(height, width) < _NATURE_MINIMUM:
+        return nn.Sequential(image, impala(channels))
+    return nn.Sequential(image, nature(channels))
+
+
+def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(cnn, nn.Sequential) and isinstance(cnn[0], Image)
+    lead = x.shape[: x.dim() - cnn[0].ndim]
+    return cnn(x.flatten(0, len(lead) - 1) if len(lead) > 1 else x).flatten(1).unflatten(0, lead)
+
+
+def _n_features(cnn: nn.Module) -> int:
+    assert isinstance(cnn, nn.Sequential) and isinstance(cnn[0], Image)
+    with torch.no_grad():
+        return cnn[1](torch.zeros(1, *cnn[0].shape)).numel()
+
+
+def has_images(space: Space) -> bool:
+    """Whether any part of an observation space is an image."""
+    match space:
+        case spaces.Dict():
+            return any(has_images(sub) for sub in space.spaces.values())
+        case spaces.Tuple():
+            return any(has_images(sub) for sub in space.spaces)
+    return is_image(space)
+
+
+class Plugged(nn.Module):
+    """A user's nn.Module (observation [N, *obs] to features [N, F]) with its leading dimensions and size worked out."""
+
+    def __init__(self, module: nn.Module, space: Space) -> None:
+        super().__init__()
+        self.module = module
+        self.ndim = [x.ndim for x in _flat(zeros(space))][0]
+        with torch.no_grad():
+            features = module(map_tree(torch.as_tensor, zeros(space, (1,))))
+        if features.dim() != 2 or features.shape[0] != 1:
+            raise ConfigError(
+                f"model.encoder: {type(module).__name__} maps one observation to {tuple(features.shape)}; "
+                f"it must map [N, ...] to features [N, F]"
+            )
+        self.size = int(features.shape[1])
+
+    def forward(self, observation: Tree) -> Tensor:
+        some = _flat(observation)[0]
+        lead = some.shape[: some.dim() - self.ndim]
+        if len(lead) == 1:
+            return self.module(observation)
+        flat = map_tree(lambda x: x.flatten(0, len(lead) - 1), observation)
+        return self.module(flat).unflatten(0, lead)
+
+
+def _flat(tree: Tree) -> list[Any]:
+    found: list[Any] = []
+    map_tree(found.append, tree)
+    return found
+
+
+def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
+    """The encoder that `config.encoder` names; its `size` is the number of features.
+
+    Raises:
+        ConfigError: no such encoder, or one that does not fit the space.
+    """
+    if config.encoder in ("auto", "mlp", "nature", "impala"):
+        return Encoder(space, config)
+    module_name, _, name = config.encoder.rpartition(":")
+    if not module_name:
+        raise ConfigError(
+            f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala; "
+            f"a class of your own is written package.module:Class or ./file.py:Class"
+        )
+    is_file = module_name.endswith(".py") and Path(module_name).is_file()
+    module = find_module(module_name, "rlframe.models") if is_file else importlib.import_module(module_name)
+    try:
+        return Plugged(vars(module)[name](space), space)
+    except KeyError:
+        raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}") from None

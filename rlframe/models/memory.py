@@ -1,0 +1,66 @@
+"""Recurrent memory over [T, B] rows whose episodes begin where `first` is set; the same code acts and trains."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from rlframe.core.struct import Tree
+
+
+class Memory(nn.Module):
+    """One LSTM or GRU layer. Its state is a tuple of [B, size] tensors, taken as zero where `first` is set."""
+
+    def __init__(self, kind: str, in_size: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.n_states = 2 if kind == "lstm" else 1
+        self.rnn = nn.LSTM(in_size, size) if kind == "lstm" else nn.GRU(in_size, size)
+        for name, parameter in self.rnn.named_parameters():
+            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
+
+    def initial_state(self, n: int) -> Tree:
+        """Zeros for n environments."""
+        device = next(self.parameters()).device
+        return tuple(torch.zeros(n, self.size, device=device) for _ in range(self.n_states))
+
+    def forward(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """Features [B, F] or [T, B, F] to outputs [..., size], and the state after the last row."""
+        if x.dim() == 2:
+            output, state = self.forward(x.unsqueeze(0), first.unsqueeze(0), state)
+            return output.squeeze(0), state
+        keep = (~first[0]).to(x.dtype).unsqueeze(-1)
+        state = tuple(s * keep for s in state)
+        if first.shape[0] == 1 or not first[1:].any():
+            return self._run(x, state)
+        return self._run_stretches(x, first, state)
+
+    def _run(self, x: Tensor | nn.utils.rnn.PackedSequence, state: Tree) -> tuple[Tensor, Tree]:
+        stacked = tuple(s.unsqueeze(0).contiguous() for s in state)
+        output, after = self.rnn(x, stacked if self.n_states == 2 else stacked[0])
+        after = after if self.n_states == 2 else (after,)
+        return output, tuple(s.squeeze(0) for s in after)
+
+    def _run_stretches(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """Cut every column where an episode begins and run all stretches as one packed batch.
+
+        So the cost follows the longest stretch, not the number of resets.
+        """
+        T, B = first.shape
+        begins = first.t().clone()  # [B, T]: column after column
+        begins[:, 0] = True
+        start = begins.flatten().nonzero().squeeze(-1)  # [N] positions in the flat [B * T] order
+        ends = torch.cat([start[1:], start.new_tensor([B * T])])
+        length = ends - start
+        step = torch.arange(int(length.max()), device=x.device)
+        inside = step < length.unsqueeze(-1)  # [N, L]
+        rows = (start.unsqueeze(-1) + step).clamp(max=B * T - 1)
+        padded = x.transpose(0, 1).reshape(B * T, -1)[rows]  # [N, L, F]
+        packed = pack_padded_sequence(padded, length.cpu(), batch_first=True, enforce_sorted=False)
+        heads_column = (start % T == 0).nonzero().squeeze(-1)  # [B] the stretch each column begins with
+        before = tuple(s.new_zeros(len(start), self.size).index_copy(0, heads_column, s) for s in state)
+        output, after = self._run(packed, before)
+        flat = pad_packed_sequence(output, batch_first=True)[0][inside]  # [B * T, size], in order again
+        last = torch.cat([heads_column[1:] - 1, heads_column.new_tensor([len(start) - 1])])
+        return flat.view(B, T, -1).transpose(0, 1), tuple(s[last] for s in after)

@@ -1,0 +1,53 @@
+"""Statistics over the rows that count: `valid` is False where a row's action was ignored (see core.types.Samples)."""
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """Mean of x over valid rows; 0 if there is none. Differentiable; no gradient reaches the other rows.
+
+    Args:
+        x: any shape.    valid: the same shape, bool.
+    Raises:
+        ValueError: the shapes differ.
+    """
+    _check_shape(x, valid)
+    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def masked_normalize(x: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """(x - mean) / (std + ε) with mean and population std over valid rows; 0 on the others.
+
+    Args:
+        x: any shape.    valid: the same shape, bool.
+    Raises:
+        ValueError: the shapes differ.
+    """
+    centred = x - masked_mean(x, valid)
+    std = masked_mean(centred.square(), valid).sqrt()
+    return torch.where(valid, centred / (std + epsilon), 0.0)
+
+
+@torch.no_grad()
+def explained_variance(prediction: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+    """1 - Var[target - prediction] / Var[target] over valid rows: 1 is perfect, 0 a constant's worth, below 0 worse.
+
+    0 where the target does not vary.
+
+    Args:
+        prediction, target: any one shape.    valid: the same shape, bool.
+    Raises:
+        ValueError: the shapes differ.
+    """
+    error_variance, variance = (_variance(x, valid) for x in (target - prediction, target))
+    return torch.where(variance > 0, 1.0 - error_variance / variance, 0.0)
+
+
+def _variance(x: Tensor, valid: Tensor) -> Tensor:
+    return masked_mean((x - masked_mean(x, valid)).square(), valid)
+
+
+def _check_shape(x: Tensor, valid: Tensor) -> None:
+    if x.shape != valid.shape:
+        raise ValueError(f"x and valid must have one shape, got {tuple(x.shape)} and {tuple(valid.shape)}")

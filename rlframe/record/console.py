@@ -1,0 +1,134 @@
+"""What a run shows while it runs: plain lines, one a log interval, where there is no terminal (see live.py for one)."""
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from time import perf_counter
+
+
+class Console(ABC):
+    """Shows rows, progress and messages to whoever watches. Owned by a Run, which closes it."""
+
+    @abstractmethod
+    def write(self, row: Mapping[str, float]) -> None:
+        """Show a row of metrics; it has `env_steps`."""
+
+    @abstractmethod
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Show how far the run is. Called often; cheap."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Show one line of the text log."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the terminal in order; harmless when repeated."""
+
+
+class Pace:
+    """How fast env_steps pass by the clock on the wall, and how long the rest takes at that."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        self.n_steps = 0  # 0: not known
+        self._first_steps = 0
+        self._start_s: float | None = None
+
+    def update(self, env_steps: int) -> None:
+        """Count from the first call on, so that a resumed run is not credited with earlier steps."""
+        if self._start_s is None:
+            self._start_s, self._first_steps = perf_counter(), env_steps
+        self.env_steps = env_steps
+
+    def per_s(self) -> float:
+        """env_steps a second, everything included; 0 at the start."""
+        if self._start_s is None:
+            return 0.0
+        return (self.env_steps - self._first_steps) / max(perf_counter() - self._start_s, 1e-9)
+
+    def left_s(self) -> float:
+        """Seconds to n_steps; inf when not known."""
+        rate = self.per_s()
+        return max(self.n_steps - self.env_steps, 0) / rate if rate > 0 and self.n_steps else math.inf
+
+    def fraction(self) -> float:
+        """Share of n_steps that is done; 0 when not known."""
+        return min(self.env_steps / self.n_steps, 1.0) if self.n_steps else 0.0
+
+
+class PlainConsole(Console):
+    """One line a row on standard output: `env_steps 25,600 | episode/return_mean 132.4 | ... | 00:12 left`."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Print the row's key metrics."""
+        self._pace.update(int(row["env_steps"]))
+        parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
+        per_s = row.get("time/env_steps_per_s", self._pace.per_s())
+        if per_s > 0:
+            parts.append(f"{per_s:,.0f} steps/s")
+        if 0 < (left := self._pace.left_s()) < math.inf:
+            parts.append(f"{format_duration(left)} left")
+        print(" | ".join(parts), flush=True)
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Remember the goal; nothing is printed between rows."""
+        self._pace.n_steps = n_steps
+        self._pace.update(env_steps)
+
+    def message(self, text: str) -> None:
+        """Print the text."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """Nothing to put in order."""
+        sys.stdout.flush()
+
+
+class SilentConsole(Console):
+    """Shows nothing."""
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def key_metrics(row: Mapping[str, float]) -> list[str]:
+    """The names of a row that fit on one line: the step, the scores, the losses, the entropy."""
+    first = [name for name in ("env_steps", "episode/return_mean", "eval/return_mean") if name in row]
+    losses = [name for name in row if name.startswith("algo/") and name.endswith(("loss", "/entropy"))]
+    return [name for name in first + losses if not math.isnan(row[name])]
+
+
+def format_number(value: float) -> str:
+    """Short and readable: 25,600 or 132.4 or 0.01234 or 3.000e-05."""
+    size = abs(value)
+    if isinstance(value, int) or (size >= 1000 and size < 1e9):
+        return f"{value:,.0f}"
+    if not math.isfinite(value) or size == 0:
+        return f"{value:g}"
+    if size >= 1e9 or size < 1e-3:
+        return f"{value:.3e}"
+    decimals = 3 - math.floor(math.log10(size))
+    return f"{value:.{max(1, decimals)}f}"
+
+
+def format_duration(seconds: float) -> str:
+    """00:12, 1:02:03 or 2d 01:00:00."""
+    whole = round(seconds)
+    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days}d {hours:02d}:{minutes:02d}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

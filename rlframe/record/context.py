@@ -1,0 +1,106 @@
+"""Opening a run: `with logger_context(...) as run:` makes its directory and makes it the current run."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyprojroot
+
+from rlframe.core.config import ConfigError
+from rlframe.record.run import NullRun, Run, RunBase, check_directory
+
+_current: ContextVar[RunBase] = ContextVar("rlframe_run")
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+def current_run() -> RunBase:
+    """The run that is open here, or a `NullRun`."""
+    return _current.get(NullRun())
+
+
+@contextmanager
+def logger_context(
+    log_dir: str | Path = "",
+    run_ID: int = 0,
+    name: str = "run",
+    config: Mapping[str, Any] = _EMPTY,
+    snapshot_mode: str = "last",
+    snapshot_gap: int = 0,
+    resume: bool = False,
+    console: bool = True,
+) -> Iterator[Run]:
+    """Open a run, make it current, and close it in any case; an exception is noted in its debug.log and goes on.
+
+    Args:
+        log_dir: the run lives in `log_dir/run_<ID>`; empty: data/local/<yyyymmdd>/<hhmmss>/<name>/run_<ID> in the
+            project around the working directory. With `resume` it may also be the run directory itself.
+        config: flat and JSON-able, kept in params.json.
+        snapshot_mode: none | last | all | gap | best.    snapshot_gap: env_steps, for mode gap.
+        resume: go on with the run that is there; the runner then calls `trim` with the step it resumes from.
+        console: show progress and messages; else only the files are written.
+    Raises:
+        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none.
+    """
+    directory = _existing(log_dir, run_ID) if resume else _new(log_dir, run_ID, name)
+    try:
+        run = Run(directory, config, snapshot_mode, snapshot_gap, resume, console)
+    except OSError as error:
+        raise ConfigError(f"cannot write in {directory}: {error.strerror or error}; use another log_dir") from error
+    token = _current.set(run)
+    try:
+        yield run
+    except BaseException as error:
+        run.record_exception(error)
+        raise
+    finally:
+        _current.reset(token)
+        run.close()
+
+
+def _existing(log_dir: str | Path, run_id: int) -> Path:
+    if not log_dir:
+        raise ConfigError("to resume, log_dir must name the run directory or the one that holds it")
+    for directory in (Path(log_dir), Path(log_dir) / f"run_{run_id}"):
+        if (directory / "params.json").is_file():
+            return directory.absolute()
+    raise ConfigError(f"there is no run to resume in {log_dir}: no params.json there, nor in its run_{run_id}")
+
+
+def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
+    directory = Path(log_dir).expanduser().absolute() / f"run_{run_id}" if log_dir else _dated(run_id, name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        check_directory(directory)
+    except OSError as error:
+        raise ConfigError(f"cannot make {directory}: {error.strerror}; use another log_dir") from error
+    return directory
+
+
+def _dated(run_id: int, name: str) -> Path:
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise ConfigError(f"name={name!r} must be usable as the name of a directory")
+    root = _data_root() / "local"
+    when = datetime.now()
+    while True:  # two runs of one name started in the same second
+        directory = root / when.strftime("%Y%m%d") / when.strftime("%H%M%S") / name / f"run_{run_id}"
+        if not directory.exists():
+            return directory
+        when += timedelta(seconds=1)
+
+
+def _data_root() -> Path:
+    """`data` of the project around the working directory, else ./data; never inside the installed package."""
+    try:
+        root = Path(pyprojroot.here())
+    except RuntimeError:  # no project here
+        root = Path.cwd()
+    spec = importlib.util.find_spec("rlframe")
+    package = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    if package is not None and root.resolve().is_relative_to(package.resolve()):
+        raise ConfigError(f"{root} is inside the installed rlframe; give log_dir=DIR, or start in another directory")
+    return root / "data"

@@ -1,0 +1,123 @@
+"""The live table of a terminal: metrics by group with their change, and a bar with speed and time left. Loads rich."""
+
+import math
+from collections.abc import Mapping
+from time import perf_counter
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlframe.record.console import Console, Pace, format_duration, format_number
+
+_REFRESH_S = 0.25
+
+
+class LiveConsole(Console):
+    """Redraws one table in place; whatever is printed or logged meanwhile scrolls by above it.
+
+    Redrawn by calls, not by a thread, so that sampling is never interrupted.
+    """
+
+    def __init__(self, title: str, console: RichConsole) -> None:
+        self._title = title
+        self._pace = Pace()
+        self._values: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+        self._drawn_s = -math.inf
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
+        self._live.start()
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Put the row into the table. A metric that is not in it keeps the value it had."""
+        self._pace.update(int(row["env_steps"]))
+        self._before.update({name: self._values[name] for name in row if name in self._values})
+        self._values.update(row)
+        self._draw()
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Move the bar, at most four times a second."""
+        self._pace.n_steps = n_steps
+        self._pace.update(env_steps)
+        if perf_counter() - self._drawn_s >= _REFRESH_S:
+            self._draw()
+
+    def message(self, text: str) -> None:
+        """Print above the table."""
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the last table on the screen."""
+        if self._live.is_started:
+            self._live.update(self._render(), refresh=True)
+            self._live.stop()
+
+    def _draw(self) -> None:
+        self._drawn_s = perf_counter()
+        self._live.update(self._render(), refresh=True)
+
+    def _render(self) -> RenderableType:
+        groups: dict[str, list[str]] = {}
+        for name in self._values:
+            if name != "env_steps":
+                groups.setdefault(name.rpartition("/")[0] or "run", []).append(name)
+        body = self._columns(groups) if groups else Text("waiting for the first log interval", style="dim")
+        return Panel(Group(body, self._bar()), title=Text(self._title), title_align="left", border_style="dim")
+
+    def _columns(self, groups: dict[str, list[str]]) -> Table:
+        """Groups side by side, as many as fit, each where there is the least above it."""
+        names_width = max(len(name.rpartition("/")[2]) for name in self._values)
+        n_columns = max(1, min(len(groups), (self._live.console.width - 4) // (names_width + 27)))
+        columns: list[list[RenderableType]] = [[] for _ in range(n_columns)]
+        heights = [0] * n_columns
+        for group, names in groups.items():
+            shortest = heights.index(min(heights))
+            columns[shortest].append(self._group(group, names, names_width))
+            heights[shortest] += len(names) + 2
+        grid = Table.grid(padding=(0, 3))
+        grid.add_row(*[Group(*tables) for tables in columns])
+        return grid
+
+    def _group(self, group: str, names: list[str], names_width: int) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1))
+        table.add_column(no_wrap=True, min_width=names_width)
+        table.add_column(justify="right", no_wrap=True, min_width=9)
+        table.add_column(justify="right", style="dim", no_wrap=True, min_width=11)
+        table.add_row(Text(group, style="bold cyan"))
+        for name in names:
+            value = self._values[name]
+            table.add_row(Text(name.rpartition("/")[2]), _styled(value), _change(value, self._before.get(name, math.nan)))
+        table.add_row()
+        return table
+
+    def _bar(self) -> RenderableType:
+        pace = self._pace
+        known = pace.n_steps > 0
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(ratio=1)
+        for _ in range(4):
+            grid.add_column(justify="right", no_wrap=True)
+        left = pace.left_s()
+        grid.add_row(
+            ProgressBar(total=1.0, completed=pace.fraction()),
+            f"{pace.fraction():.0%}" if known else "",
+            f"{pace.env_steps:,}" + (f" / {pace.n_steps:,} env_steps" if known else " env_steps"),
+            f"{self._values.get('time/env_steps_per_s', pace.per_s()):,.0f} steps/s",
+            f"{format_duration(left)} left" if 0 < left < math.inf else "",
+        )
+        return grid
+
+
+def _styled(value: float) -> Text:
+    return Text(format_number(value), style="" if math.isfinite(value) else "bold red")
+
+
+def _change(value: float, before: float) -> str:
+    difference = value - before
+    if not math.isfinite(difference) or difference == 0:
+        return ""
+    return f"{'▲' if difference > 0 else '▼'} {format_number(abs(difference))}"

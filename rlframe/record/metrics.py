@@ -1,0 +1,103 @@
+"""What is measured and under which name: the table of metrics, and the accumulator of their means."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "env_steps": "valid environment steps so far, over all ranks: the x-axis of everything (steps)",
+        "updates": "optimizer updates so far (updates)",
+        "episode/return_mean": "mean return of the last 100 training episodes, unclipped, as the environment scores it",
+        "episode/return_std": "standard deviation of those returns",
+        "episode/return_min": "lowest of those returns",
+        "episode/return_max": "highest of those returns",
+        "episode/length_mean": "mean length of the last 100 training episodes (env_steps)",
+        "episode/count": "training episodes finished so far (episodes)",
+        "env/<info name>": "mean over the last 100 training episodes of a numeric entry of the environment's info",
+        "eval/return_mean": "mean return of the evaluation episodes, in environments of their own",
+        "eval/return_std": "standard deviation of those returns",
+        "eval/return_min": "lowest of those returns",
+        "eval/return_max": "highest of those returns",
+        "eval/length_mean": "mean length of the evaluation episodes (env_steps)",
+        "eval/n_episodes": "episodes in the evaluation (episodes)",
+        "time/elapsed_s": "wall time since the run started, evaluation included, resumed stretches added up (s)",
+        "time/env_steps_per_s": "env_steps per second of this interval, evaluation time excluded (steps/s)",
+        "time/updates_per_s": "updates per second of this interval, evaluation time excluded (updates/s)",
+        "time/fraction_sampling": "share of this interval spent collecting samples (0 to 1)",
+        "time/fraction_learning": "share of this interval spent in updates (0 to 1)",
+        "time/fraction_evaluating": "share of this interval spent evaluating (0 to 1)",
+        "time/fraction_recording": "share of this interval spent on logs and snapshots (0 to 1)",
+        "replay/ratio": "samples consumed by learning per sample generated, so far",
+        "algo/policy_loss": "policy part of the loss, mean over the interval's updates",
+        "algo/value_loss": "value part of the loss, before its coefficient",
+        "algo/entropy": "mean entropy of the policy (nats)",
+        "algo/kl": "approximate KL divergence from the policy that sampled to the updated one (nats)",
+        "algo/clip_fraction": "share of rows whose probability ratio was clipped (0 to 1)",
+        "algo/explained_variance": "1 - Var[return - value] / Var[return]: 1 is perfect, 0 no better than the mean",
+        "algo/advantage_std": "standard deviation of the advantages before normalisation",
+        "algo/grad_norm": "norm of the gradient over all parameters, before clipping",
+        "algo/learning_rate": "learning rate of the optimizer now",
+    }
+)
+
+
+def metrics_table() -> str:
+    """`METRICS` as a Markdown table, as it stands in docs/metrics.md."""
+    lines = ["| name | meaning |", "|---|---|"]
+    return "\n".join(lines + [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]) + "\n"
+
+
+class Metrics:
+    """Means over an interval. Tensors are summed where they are and become floats once, in `flush`.
+
+    A name that is absent from some `add`s is averaged over those it is in. NaN is kept, since a NaN loss is news.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}  # running sums, float64 scalars on the device they came from
+        self._floats: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor | float]) -> None:
+        """Take one value of each name, without waiting for any device.
+
+        Raises:
+            ValueError: a tensor has more than one element.
+        """
+        for name, value in values.items():
+            self._counts[name] = self._counts.get(name, 0) + 1
+            if isinstance(value, Tensor):
+                self._add_tensor(name, value)
+            else:
+                self._floats[name] = self._floats.get(name, 0.0) + float(value)
+
+    def _add_tensor(self, name: str, value: Tensor) -> None:
+        if value.numel() != 1:
+            raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}; take its mean")
+        total = self._tensors.get(name)
+        if total is None:
+            total = self._tensors[name] = _zero_on(value.device)
+        total.add_(value.detach().reshape(()))
+
+    def flush(self) -> dict[str, float]:
+        """The means since the last flush, in the order in which the names came; one transfer per device."""
+        sums = dict(self._floats)
+        by_device: dict[torch.device, list[str]] = {}
+        for name, total in self._tensors.items():
+            by_device.setdefault(total.device, []).append(name)
+        for names in by_device.values():
+            totals = torch.stack([self._tensors[name] for name in names]).tolist()
+            for name, total_float in zip(names, totals, strict=True):
+                sums[name] = sums.get(name, 0.0) + total_float
+        means = {name: sums[name] / count for name, count in self._counts.items()}
+        self._tensors, self._floats, self._counts = {}, {}, {}
+        return means
+
+
+def _zero_on(device: torch.device) -> Tensor:
+    # An ordinary tensor even under inference_mode: sums go on outside of it. MPS has no float64.
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)

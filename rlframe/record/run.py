@@ -1,0 +1,215 @@
+"""One run's directory: where its rows, messages and snapshots go."""
+
+import logging
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlframe.core.config import ConfigError
+from rlframe.record.console import Console, PlainConsole, SilentConsole
+from rlframe.record.params import append_resumed, write_params
+from rlframe.record.rotation import Rotation
+from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
+
+_logger = logging.getLogger("rlframe")
+
+
+class RunBase(ABC):
+    """What a runner reports to: `Run` writes it down, `NullRun` does not."""
+
+    @abstractmethod
+    def log(self, row: Mapping[str, float]) -> None:
+        """Take the metrics of one log interval; they have `env_steps`."""
+
+    @abstractmethod
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Show how far the run is; cheap enough for every iteration."""
+
+    @abstractmethod
+    def snapshot(
+        self,
+        state_fn: Callable[[], Any],
+        env_steps: int,
+        score: float = math.nan,
+        *,
+        updates: int = 0,
+        final: bool = False,
+    ) -> Path | None:
+        """Save what `state_fn` answers, if the snapshot mode wants it now; the snapshot's path, else None.
+
+        Log the row of `env_steps` first: a run resumed from here keeps the rows up to here.
+
+        Args:
+            score: what `best` goes by, higher is better; NaN is never best.
+            final: the run ends; written in every mode but none.
+        """
+
+    @abstractmethod
+    def trim(self, env_steps: int) -> None:
+        """The run goes on from `env_steps`: forget rows and set aside snapshots after it."""
+
+
+class NullRun(RunBase):
+    """No run is open: nothing is written, nothing is shown."""
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Nothing."""
+
+    def snapshot(
+        self,
+        state_fn: Callable[[], Any],
+        env_steps: int,
+        score: float = math.nan,
+        *,
+        updates: int = 0,
+        final: bool = False,
+    ) -> Path | None:
+        """Nothing; `state_fn` is not called."""
+        return None
+
+    def trim(self, env_steps: int) -> None:
+        """Nothing."""
+
+
+class Run(RunBase):
+    """The open run of one directory, made by `logger_context`, which closes it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        snapshot_mode: str,
+        snapshot_gap: int,
+        resume: bool,
+        console: bool,
+    ) -> None:
+        """Open the files in `directory`, which exists: empty, or with `resume` holding the run to go on with.
+
+        Raises:
+            ConfigError: a snapshot mode that does not exist, a config that JSON cannot hold.
+        """
+        self.directory = directory
+        self._rotation = Rotation(directory / "snapshot", snapshot_mode, snapshot_gap)
+        (append_resumed if resume else write_params)(directory / "params.json", config)
+        self._open = ExitStack()
+        with ExitStack() as opened:
+            self._console: Console = _console(str(directory)) if console else SilentConsole()
+            opened.callback(self._console.close)
+            self._writers: list[Writer] = []
+            for writer in (CsvWriter(directory / "progress.csv"), TensorBoardWriter(directory)):
+                opened.callback(writer.close)
+                self._writers.append(writer)
+            self._debug_log = _debug_log(directory / "debug.log")
+            _attach(self._debug_log, opened)
+            _attach(_ConsoleMessages(self._console), opened)
+            self._open = opened.pop_all()
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """Write the row to every writer and show it.
+
+        Raises:
+            ValueError: it has no `env_steps`.
+        """
+        if "env_steps" not in row:
+            raise ValueError(f"a row needs env_steps, got {', '.join(row)}")
+        plain: dict[str, float] = {"env_steps": int(row["env_steps"])}
+        for name, value in row.items():
+            plain.setdefault(name, value if isinstance(value, int) else float(value))
+        for writer in self._writers:
+            writer.write(plain)
+        self._console.write(plain)
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Move the progress bar, at most four times a second."""
+        self._console.progress(env_steps, n_steps)
+
+    def snapshot(
+        self,
+        state_fn: Callable[[], Any],
+        env_steps: int,
+        score: float = math.nan,
+        *,
+        updates: int = 0,
+        final: bool = False,
+    ) -> Path | None:
+        """See `RunBase.snapshot` and `Rotation`."""
+        path = self._rotation.offer(state_fn, env_steps, score, updates, final)
+        if path is not None:
+            _logger.debug("snapshot %s, score %s", path.name, score)
+        return path
+
+    def trim(self, env_steps: int) -> None:
+        """See `RunBase.trim`."""
+        for writer in self._writers:
+            writer.trim(env_steps)
+        self._rotation.trim(env_steps)
+        _logger.debug("logs trimmed to env_steps %s", env_steps)
+
+    def record_exception(self, error: BaseException) -> None:
+        """Put the traceback into debug.log alone: whoever catches the exception tells the user."""
+        info = (type(error), error, error.__traceback__)
+        self._debug_log.handle(
+            _logger.makeRecord(_logger.name, logging.ERROR, __file__, 0, "the run ended by an exception", (), info)
+        )
+
+    def close(self) -> None:
+        """Close everything, also what comes after a part that fails to close; harmless when repeated."""
+        self._open.close()
+
+
+def _console(title: str) -> Console:
+    if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        return PlainConsole()
+    # Here, not at the top: only a terminal needs rich's live display.
+    from rich.console import Console as RichConsole
+
+    from rlframe.record.live import LiveConsole
+
+    return LiveConsole(title, RichConsole())
+
+
+def _debug_log(path: Path) -> logging.Handler:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    return handler
+
+
+class _ConsoleMessages(logging.Handler):
+    """Passes messages of INFO and above to the run's console, so that they do not break its table."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the message; the level is named from WARNING on."""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        self._console.message(level + self.format(record))
+
+
+def _attach(handler: logging.Handler, until: ExitStack) -> None:
+    before = _logger.level
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.DEBUG)
+    until.callback(handler.close)
+    until.callback(_logger.removeHandler, handler)
+    until.callback(_logger.setLevel, before)
+
+
+def check_directory(directory: Path) -> None:
+    """Raises:
+    ConfigError: `directory` holds a run or anything else; nothing is ever overwritten.
+    """
+    if any(directory.iterdir()):
+        raise ConfigError(
+            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or go on with it by "
+            f"resume={directory}"
+        )

@@ -1,0 +1,191 @@
+"""Training state as JSON plus named arrays, exactly and without pickle: what the tree of a snapshot's manifest means.
+
+None, bools, strings, ints below 2**53 and finite floats are themselves, a list is a list. The rest is an object of
+one tag: {"dict": {}}, {"pairs": [[key, value], ...]} where keys are not all strings, {"tuple": []}, {"int": "digits"},
+{"float": "nan"}, and {"tensor" | "array" | "scalar": name, "dtype": ..., "shape": [...]} for what lies in the file.
+Types that safetensors' NumPy side does not know (bfloat16, complex128, ...) lie there as their bytes, uint8.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+_STORED = frozenset(
+    [
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64"),
+    ]
+)
+_TENSORS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.complex64, torch.complex128),
+    )
+}
+_ARRAYS = frozenset([*_STORED, "complex128"])
+
+
+class TreeError(Exception):
+    """A tree that does not fit its arrays, or a tag that nobody writes."""
+
+
+def encode(value: Any, arrays: dict[str, np.ndarray], path: str = "state") -> Any:
+    """The JSON of `value`; its arrays are put into `arrays` under their path.
+
+    Raises:
+        TypeError: something else than the types above, with its path.
+    """
+    match value:
+        case None | str():
+            return value
+        case torch.Tensor():
+            return _encode_tensor(value, arrays, path)
+        case np.ndarray() | np.generic():
+            return _encode_array(value, arrays, path)
+        case bool() | int():
+            return _encode_int(value)
+        case float():
+            return value if math.isfinite(value) else {"float": repr(value)}
+        case dict():
+            return _encode_dict(value, arrays, path)
+        case list():
+            return [encode(item, arrays, f"{path}.{index}") for index, item in enumerate(value)]
+        case tuple() if type(value) in (tuple, torch.Size):
+            return {"tuple": [encode(item, arrays, f"{path}.{index}") for index, item in enumerate(value)]}
+        case _:
+            raise TypeError(
+                f"{path} is a {type(value).__name__}, which a snapshot cannot hold; make it arrays and plain values"
+            )
+
+
+def _encode_int(value: int) -> Any:
+    if isinstance(value, bool):
+        return value
+    return int(value) if abs(value) < 2**53 else {"int": str(int(value))}
+
+
+def _encode_dict(value: dict[Any, Any], arrays: dict[str, np.ndarray], path: str) -> Any:
+    if all(isinstance(key, str) for key in value):
+        return {"dict": {str(key): encode(item, arrays, f"{path}.{key}") for key, item in value.items()}}
+    for key in value:
+        if not isinstance(key, (str, int, float, tuple)):
+            raise TypeError(f"{path} has the key {key!r}, which a snapshot cannot hold; use strings or numbers")
+    return {
+        "pairs": [[encode(key, arrays, path), encode(item, arrays, f"{path}.{key}")] for key, item in value.items()]
+    }
+
+
+def _encode_tensor(value: torch.Tensor, arrays: dict[str, np.ndarray], path: str) -> Any:
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in _TENSORS or value.layout != torch.strided:
+        raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, which a snapshot cannot hold")
+    dense = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    stored = dense if dtype in _STORED else dense.reshape(-1).view(torch.uint8)
+    name = _store(stored.numpy(), arrays, path)
+    return {"tensor": name, "dtype": dtype, "shape": list(value.shape)}
+
+
+def _encode_array(value: np.ndarray | np.generic, arrays: dict[str, np.ndarray], path: str) -> Any:
+    array = np.asarray(value)
+    array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
+    if array.dtype.name not in _ARRAYS:
+        raise TypeError(f"{path} is an array of {array.dtype}, which a snapshot cannot hold; use numbers or bools")
+    name = _store(array if array.dtype.name in _STORED else array.reshape(-1).view(np.uint8), arrays, path)
+    tag = "scalar" if isinstance(value, np.generic) else "array"
+    return {tag: name, "dtype": array.dtype.name, "shape": list(array.shape)}
+
+
+def _store(array: np.ndarray, arrays: dict[str, np.ndarray], path: str) -> str:
+    name, n = path, 0
+    while name in arrays:  # {1: ..., "1": ...} have one path
+        n += 1
+        name = f"{path}~{n}"
+    arrays[name] = array
+    return name
+
+
+def decode(node: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """The inverse of `encode`; tensors on the CPU.
+
+    Raises:
+        TreeError: a tag, dtype or name that does not exist, or an array of another shape.
+    """
+    match node:
+        case None | bool() | int() | float() | str():
+            return node
+        case list():
+            return [decode(item, arrays) for item in node]
+        case {"dict": dict() as items}:
+            return {key: decode(item, arrays) for key, item in items.items()}
+        case {"pairs": list() as pairs}:
+            return _decode_pairs(pairs, arrays)
+        case {"tuple": list() as items}:
+            return tuple(decode(item, arrays) for item in items)
+        case {"int": str() as digits}:
+            return _number(int, digits)
+        case {"float": str() as text}:
+            return _number(float, text)
+        case {"tensor": str() as name, "dtype": str() as dtype, "shape": list() as shape}:
+            return _decode_tensor(_fetch(arrays, name), dtype, shape)
+        case {"array": str() as name, "dtype": str() as dtype, "shape": list() as shape}:
+            return _decode_array(_fetch(arrays, name), dtype, shape)
+        case {"scalar": str() as name, "dtype": str() as dtype, "shape": []}:
+            return _decode_array(_fetch(arrays, name), dtype, [])[()]
+        case _:
+            raise TreeError(f"unknown entry {str(node)[:80]}")
+
+
+def _number(kind: type[int] | type[float], text: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise TreeError(str(error)) from None
+
+
+def _decode_pairs(pairs: list[Any], arrays: dict[str, np.ndarray]) -> dict[Any, Any]:
+    try:
+        return {decode(key, arrays): decode(item, arrays) for key, item in pairs}
+    except (TypeError, ValueError) as error:
+        raise TreeError(f"pairs are not keys and values: {error}") from None
+
+
+def _fetch(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in arrays:
+        raise TreeError(f"there is no array {name!r}")
+    return arrays[name]
+
+
+def _decode_tensor(array: np.ndarray, dtype: str, shape: list[int]) -> torch.Tensor:
+    if dtype not in _TENSORS:
+        raise TreeError(f"unknown dtype {dtype!r}")
+    tensor = torch.from_numpy(array)
+    try:
+        if dtype not in _STORED:
+            empty = torch.empty(0, dtype=_TENSORS[dtype])
+            return (tensor.view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
+    except (RuntimeError, TypeError) as error:
+        raise TreeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
+    _check(array, dtype, shape)
+    return tensor
+
+
+def _decode_array(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
+    if dtype not in _ARRAYS:
+        raise TreeError(f"unknown dtype {dtype!r}")
+    try:
+        if dtype not in _STORED:
+            return array.view(dtype).reshape(shape)
+    except (ValueError, TypeError) as error:
+        raise TreeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
+    _check(array, dtype, shape)
+    return array
+
+
+def _check(array: np.ndarray, dtype: str, shape: list[int]) -> None:
+    if array.dtype.name != dtype or list(array.shape) != shape:
+        raise TreeError(f"an array is {array.dtype.name}{list(array.shape)}, the tree says {dtype}{shape}")

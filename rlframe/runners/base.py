@@ -1,0 +1,164 @@
+"""The training loop, and what every runner reports, saves and resumes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.core.types import Trajectory
+from rlframe.record import Clock, Metrics, current_run
+from rlframe.samplers import Sampler
+from rlframe.samplers.evaluator import summarize
+from rlframe.system.signals import Interrupted, stop_request
+
+_RECENT_EPISODES = 100  # that episode/return_mean is over
+
+
+class Runner(ABC):
+    """Drives sampler, agent and algorithm, and reports to the current run (see record.logger_context).
+
+    Whatever ends the training - its end, Ctrl-C, an error in an environment - what was learned is saved first.
+    """
+
+    score_name: str  # the metric by which snapshot_mode=best compares
+
+    def __init__(
+        self, sampler: Sampler, agent: Agent, algo: Algorithm, n_steps: int, log_interval_steps: int = 10_000
+    ) -> None:
+        if n_steps < 1 or log_interval_steps < 1:
+            raise ValueError(
+                f"runner.n_steps={n_steps} and runner.log_interval_steps={log_interval_steps} must be at least 1"
+            )
+        self.sampler, self.agent, self.algo = sampler, agent, algo
+        self.n_steps, self.log_interval_steps = n_steps, log_interval_steps
+        self.metrics, self.clock = Metrics(), Clock()
+        self.recent: deque[Trajectory] = deque(maxlen=_RECENT_EPISODES)
+        self.n_episodes = 0
+        self.reported = -1  # env_steps of the last report; -1: none yet
+        self.score = math.nan
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Score the agent apart from training; empty if this runner does not."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what the runner was given."""
+
+    @property
+    def env_steps(self) -> int:
+        """Valid rows trained on, over all ranks."""
+        return self.algo.progress.env_steps
+
+    def train(self) -> dict[str, float]:
+        """Train to `n_steps`; returns the last row of the log.
+
+        Raises:
+            Interrupted: SIGINT or SIGTERM asked it to stop; a snapshot was written.
+            EnvError: an environment failed; a snapshot was written.
+        """
+        row: dict[str, float] = {}
+        with stop_request() as stop:
+            try:
+                self.clock.begin(self.env_steps, self.algo.progress.updates)
+                if self.reported < 0:
+                    row = self.report()
+                while self.env_steps < self.n_steps and not stop:
+                    self.iterate()
+                    if self.due():
+                        row = self.report()
+            except Interrupted:  # asked a second time: at once
+                raise
+            except BaseException:
+                self.save()
+                raise
+            self.save()
+            if stop and self.env_steps < self.n_steps:
+                raise Interrupted(stop.signum)
+        return row
+
+    def iterate(self) -> None:
+        """One batch: sample, learn, hand the parameters on."""
+        with self.clock("sampling"):
+            samples = self.sampler.collect()
+        with self.clock("learning"):
+            self.algo.receive(samples)
+            while self.algo.updates_due():
+                self.metrics.add({f"algo/{name}": value for name, value in self.algo.update().items()})
+        self.sampler.refresh(self.agent)
+        with self.clock("recording"):
+            finished = self.sampler.trajectories()
+            self.n_episodes += len(finished)
+            self.recent.extend(finished)
+            current_run().progress(self.env_steps, self.n_steps)
+
+    def due(self) -> bool:
+        """Whether an interval has passed since the last report, or the end is reached."""
+        passed = self.env_steps // self.log_interval_steps > self.reported // self.log_interval_steps
+        return passed or self.env_steps >= self.n_steps
+
+    def report(self) -> dict[str, float]:
+        """Evaluate, write one row of the log, and snapshot by the run's mode."""
+        with self.clock("evaluating"):
+            evaluation = self.evaluate()
+        row = {
+            "env_steps": float(self.env_steps),
+            "updates": float(self.algo.progress.updates),
+            **evaluation,
+            **self._episodes(),
+            **self.clock.flush(self.env_steps, self.algo.progress.updates),
+            **self.metrics.flush(),
+        }
+        self.score = row.get(self.score_name, math.nan)
+        with self.clock("recording"):
+            current_run().log(row)
+            current_run().snapshot(self.state_dict, self.env_steps, self.score)
+        self.reported = self.env_steps
+        return row
+
+    def save(self) -> None:
+        """Snapshot what was learned since the last report."""
+        current_run().snapshot(self.state_dict, self.env_steps, self.score, final=True)
+
+    def _episodes(self) -> dict[str, float]:
+        row = summarize(list(self.recent), "episode")
+        if self.n_episodes:
+            row["episode/count"] = float(self.n_episodes)
+        sums: dict[str, list[float]] = {}
+        for trajectory in self.recent:
+            for name, value in trajectory.diagnostics.items():
+                sums.setdefault(name, []).append(value)
+        return {**row, **{f"env/{name}": sum(found) / len(found) for name, found in sums.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The complete training state: what `load_state_dict` needs to go on."""
+        return {
+            "agent": self.agent.state_dict(),
+            "algo": self.algo.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "runner": {
+                "env_steps": self.env_steps,
+                "reported": self.reported,
+                "n_episodes": self.n_episodes,
+                "elapsed_s": self.clock.elapsed_s(),
+                "recent": [
+                    [t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent
+                ],
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. The environments' running episodes start anew."""
+        self.agent.load_state_dict(state["agent"])
+        self.algo.load_state_dict(state["algo"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.sampler.refresh(self.agent)
+        runner = state["runner"]
+        self.reported, self.n_episodes = runner["reported"], runner["n_episodes"]
+        self.clock = Clock(runner["elapsed_s"])
+        self.recent.extend(Trajectory(*fields) for fields in runner["recent"])

@@ -1,0 +1,88 @@
+"""The evaluator: scores an agent on environments of its own, a fixed number of episodes on each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chz
+
+from rlframe.agents import Agent
+from rlframe.core.config import ConfigError, count, option
+from rlframe.core.seeding import Role, env_seeds, generator
+from rlframe.core.types import Trajectory
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.samplers.collector import Collector
+
+_CHUNK = 16  # time steps between looks at what has finished
+
+
+@chz.chz
+class EvalConfig:
+    """How agents are scored."""
+
+    n_envs: int = count(8, "environments, stepped together")
+    n_episodes: int = count(20, "episodes an evaluation, shared out evenly over the environments beforehand")
+    explore: bool = option(False, "act with noise, as in training, instead of greedily")
+    max_length: int = count(200_000, "env steps after which an episode that does not end is an error")
+
+
+class Evaluator:
+    """Which episodes count is settled before any starts, so that short ones get no more weight than long ones.
+
+    Uses seeds that training never uses. Acting greedily is acting with zero noise.
+    """
+
+    def __init__(self, env: EnvConfig, agent: Agent, config: EvalConfig, seed: int = 0) -> None:
+        if config.n_episodes < 1 or config.n_envs < 1:
+            raise ConfigError(f"eval.n_episodes={config.n_episodes} and eval.n_envs={config.n_envs} must be at least 1")
+        self.config = config
+        n = min(config.n_envs, config.n_episodes)
+        self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(n)]
+        self.envs = make_envs(env, n, env_seeds(seed, Role.EVAL_ENV, n))
+        rngs = [generator(seed, Role.EVAL_NOISE, env) for env in range(n)]
+        self.collector = Collector(self.envs, agent, _CHUNK, rngs, config.explore)
+
+    def evaluate(self) -> list[Trajectory]:
+        """Play new episodes with the agent as it is now; in order of environment, then of time.
+
+        Raises:
+            EnvError: an environment failed.
+            RuntimeError: an episode went past `max_length`.
+        """
+        self.collector.restart()
+        done: list[list[Trajectory]] = [[] for _ in self.quota]
+        while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
+            self.collector.collect()
+            for trajectory in self.collector.tracker.pop():
+                if len(done[trajectory.env]) < self.quota[trajectory.env]:
+                    done[trajectory.env].append(trajectory)
+            self._check_length()
+        return [trajectory for found in done for trajectory in found]
+
+    def _check_length(self) -> None:
+        length = self.collector.tracker.length
+        if length.max() > self.config.max_length:
+            raise RuntimeError(
+                f"evaluation: environment {int(length.argmax())} has run {int(length.max())} steps without an end; "
+                f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
+            )
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
+    """Mean, spread and length of some episodes as metrics of `group`; nothing for none."""
+    if not trajectories:
+        return {}
+    returns = [t.return_ for t in trajectories]
+    mean = sum(returns) / len(returns)
+    variance = sum((r - mean) ** 2 for r in returns) / len(returns)
+    return {
+        f"{group}/return_mean": mean,
+        f"{group}/return_std": variance**0.5,
+        f"{group}/return_min": min(returns),
+        f"{group}/return_max": max(returns),
+        f"{group}/length_mean": sum(t.length for t in trajectories) / len(returns),
+    }

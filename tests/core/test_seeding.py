@@ -1,0 +1,68 @@
+"""Streams that never overlap, whoever draws."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rlframe.core.seeding import Role, env_seeds, generator, seed_int
+
+
+def draws(*args: int, rank: int = 0) -> tuple[float, ...]:
+    root, role, *key = args
+    return tuple(generator(root, Role(role), *key, rank=rank).random(4))
+
+
+def test_the_same_key_gives_the_same_stream() -> None:
+    assert draws(1, Role.ENV, 3, rank=2) == draws(1, Role.ENV, 3, rank=2)
+
+
+def test_root_role_rank_and_key_each_give_another_stream() -> None:
+    streams = [
+        draws(root, role, *key, rank=rank)
+        for root, role, key, rank in itertools.product((0, 1), Role, ((), (0,), (1,), (0, 0), (0, 1)), (0, 1))
+    ]
+    assert len(set(streams)) == len(streams) == 2 * len(Role) * 5 * 2
+
+
+def test_role_numbers_never_change() -> None:
+    numbers = {"MODEL": 0, "ENV": 1, "NOISE": 2, "ALGO": 3, "EVAL_ENV": 4, "EVAL_NOISE": 5, "DECORRELATION": 6}
+    assert numbers.items() <= {role.name: int(role) for role in Role}.items()
+
+
+def test_a_stream_is_the_same_on_every_machine_and_version() -> None:
+    assert seed_int(0, Role.ENV, 0) == 295_303_277
+    assert env_seeds(0, Role.ENV, 2) == [295_303_277, 573_520_700]
+
+
+def test_seed_int_fits_libraries_that_take_31_bits() -> None:
+    seeds = [seed_int(root, Role.MODEL) for root in range(200)]
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert len(set(seeds)) == 200
+
+
+def test_env_seeds_are_distinct() -> None:
+    assert len(set(env_seeds(0, Role.ENV, 2000))) == 2000
+
+
+def test_env_seeds_keep_their_place_when_there_are_more() -> None:
+    assert env_seeds(5, Role.ENV, 8) == env_seeds(5, Role.ENV, 64)[:8]
+
+
+@pytest.mark.parametrize("root", range(5))
+def test_training_and_evaluation_seeds_are_disjoint_on_all_ranks(root: int) -> None:
+    groups = [env_seeds(root, role, 64, rank=rank) for role in (Role.ENV, Role.EVAL_ENV) for rank in range(4)]
+    assert len(set(itertools.chain(*groups))) == 64 * 8
+
+
+def test_neighbouring_roots_do_not_share_env_seeds() -> None:
+    assert not set(env_seeds(0, Role.ENV, 64)) & set(env_seeds(1, Role.ENV, 64))
+
+
+def test_a_negative_root_is_refused() -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        generator(-1, Role.ENV)
+
+
+def test_generators_are_numpy_generators() -> None:
+    assert isinstance(generator(0, Role.ALGO), np.random.Generator)

@@ -1,0 +1,143 @@
+"""The layers of the house, read from the imports with ast; what may be loaded without torch; and every file's form."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "rlframe"
+
+# Who may import whom: a part sees itself and everything in the layers before its own. Parts of one layer do not see
+# each other, and so algos and samplers never meet.
+LAYERS: list[set[str]] = [
+    {"core"},
+    {"ops", "distributions", "envs", "system", "record"},
+    {"models", "replay"},
+    {"agents"},
+    {"algos", "samplers"},
+    {"runners"},
+    {"experiment"},
+    {"launch", "evaluate"},
+]
+ALLOWED: dict[str, set[str]] = {
+    part: {part}.union(*LAYERS[:depth]) for depth, layer in enumerate(LAYERS) for part in layer
+}
+ALLOWED["plot"] = {"plot", "core", "record"}
+ALLOWED["__init__"] = set()
+
+HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, when they are used
+    "ale_py",
+    "Box2D",
+    "cv2",
+    "envpool",
+    "imageio",
+    "matplotlib",
+    "mujoco",
+    "pygame",
+    "tensorboard",
+}
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def part_of(path: Path) -> str:
+    """The first-level package or module of rlframe that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_parts(path: Path) -> dict[str, int]:
+    """Parts of rlframe that a file imports, at the top or inside functions, each with a line that does."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively; spell out rlframe.<part>"
+            module = node.module or ""
+            names = [f"rlframe.{alias.name}" for alias in node.names] if module == "rlframe" else [module]
+        for name in names:
+            if name.startswith("rlframe."):
+                found[name.split(".")[1]] = node.lineno
+    found.pop("__version__", None)
+    return found
+
+
+def modules_of(part: str) -> list[str]:
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in python_files(PACKAGE / part)
+    ]
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules loaded in a fresh Python that ran `code`, whose own output and exit are ignored."""
+    script = (
+        "import contextlib, io, json, sys\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        + "".join(f"    {line}\n" for line in code.splitlines())
+        + "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
+def test_imports_go_leftward_only(path: Path) -> None:
+    part = part_of(path)
+    assert part in ALLOWED, f"rlframe/{part} has no layer; design.md section 2 says which there are"
+    for other, line in imported_parts(path).items():
+        assert other in ALLOWED[part], f"{name_of(path)}:{line} imports rlframe.{other}; {part} may not see it"
+
+
+def test_algos_and_samplers_do_not_see_each_other() -> None:
+    assert "samplers" not in ALLOWED["algos"]
+    assert "algos" not in ALLOWED["samplers"]
+
+
+@pytest.mark.parametrize("part", ["system", "envs"])
+def test_processes_that_only_step_environments_need_no_torch(part: str) -> None:
+    imports = "\n".join(f"import {module}" for module in modules_of(part))
+    assert "torch" not in loaded_after(f"import rlframe.core.struct, rlframe.core.types\n{imports}")
+
+
+def test_structs_need_no_torch() -> None:
+    assert "torch" not in loaded_after("import rlframe.core.struct")
+
+
+def test_rlframe_alone_loads_nothing_heavy() -> None:
+    assert not loaded_after("import rlframe") & (HEAVY | {"torch", "gymnasium", "numpy"})
+
+
+@pytest.mark.skipif(not (PACKAGE / "launch.py").exists(), reason="rlframe/launch.py does not exist yet")
+def test_help_loads_no_simulator_nor_drawing() -> None:
+    code = (
+        "import runpy\nsys.argv = ['rlframe.launch', '--help']\nrunpy.run_module('rlframe.launch', run_name='__main__')"
+    )
+    assert not loaded_after(code) & HEAVY
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE) + python_files(ROOT / "tests"), ids=name_of)
+def test_first_line_says_what_the_file_knows(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(('"""', 'r"""')), f"{name_of(path)} does not begin with a docstring"
+    assert text.splitlines()[0].strip('r"'), f"the first line of {name_of(path)} is empty"
+
+
+@pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
+def test_a_file_has_at_most_400_lines(path: Path) -> None:
+    n_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert n_lines <= 400, f"{name_of(path)} has {n_lines} lines; one file, one subject"
