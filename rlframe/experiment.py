@@ -1,8 +1,9 @@
-"""The Experiment config, from the words of a command line or a preset, and build(): from configs to live objects."""
+"""The Experiment config, its way from and to plain words, and build(): from configs to live objects."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,33 @@ import torch
 import yaml
 
 from rlframe.agents import Agent
-from rlframe.algos import Algorithm
 from rlframe.core.config import ConfigError, choice, count, module_part, nearest, option
 from rlframe.core.seeding import Role, seed_int
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
+from rlframe.models.encoders import has_images
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import Runner
-from rlframe.samplers import EvalConfig, Evaluator, Sampler
+from rlframe.samplers import EvalConfig, Evaluator
 
-DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line names no env, algo or experiment
-_FREE_FORM = ("env_kwargs", "eval_env_kwargs")  # keys under these are the environment's, not ours
+PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}  # key: where its names are
+_FREE = ("env_kwargs.", "eval.env_kwargs.")  # keys below these are the environment's own
 
 
 @chz.chz
 class Experiment:
     """One run, whole: everything that decides its result, and where its record goes."""
 
-    algo: Any = chz.field(meta_factory=module_part("rlframe.algos", "ppo"), doc="algorithm, or package.module, ./file.py")
+    algo: Any = chz.field(meta_factory=module_part(PARTS["algo"], "ppo"), doc="algorithm; or package.module, ./file.py")
     env: str = option("CartPole-v1", "Gymnasium id, or package.module:callable")
-    env_kwargs: Mapping[str, Any] = option({}, "arguments of the environment: env_kwargs.name=value")
+    env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="the environment's own: env_kwargs.name=value")
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
-    model: ModelConfig = chz.field(default_factory=ModelConfig, doc="network")
-    sampler: Any = chz.field(meta_factory=module_part("rlframe.samplers", "serial"), doc="who steps the environments")
-    runner: Any = chz.field(meta_factory=module_part("rlframe.runners", "minibatch_rl_eval"), doc="training loop")
-    eval: EvalConfig = chz.field(default_factory=EvalConfig, doc="evaluation")
-    eval_env_kwargs: Mapping[str, Any] = option({}, "over env_kwargs, for evaluation only")
+    model: ModelConfig
+    sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "serial"), doc="who steps the environments")
+    runner: Any = chz.field(meta_factory=module_part(PARTS["runner"], "minibatch_rl_eval"), doc="the training loop")
+    eval: EvalConfig
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
-    threads: int = count(0, "torch threads; 0: what torch chooses")
+    threads: int = count(0, "torch threads; 0: all cores for images, else one")
     seed: int = count(0, "root of every random stream")
     name: str = option("", "of the run; default: algorithm and environment")
     run_ID: int = count(0, "number of the run in its directory")
@@ -47,10 +48,216 @@ class Experiment:
     snapshot_gap: int = count(0, "env_steps between kept snapshots, with snapshot_mode=gap")
     init: str = option("", "snapshot or run directory to take trained weights from")
 
+    @chz.validate
+    def _check(self) -> None:
+        if self.seed < 0 or self.threads < 0 or self.run_ID < 0:
+            raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
+        if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
+            raise ConfigError(f"snapshot_mode=gap needs snapshot_gap=N env_steps, got {self.snapshot_gap}")
+
     def env_config(self) -> EnvConfig:
         """The training environment."""
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
 
     def eval_env_config(self) -> EnvConfig:
         """The evaluation environment."""
-        return EnvConfig(self.env, {**self.env_kwargs, **self.eval_env_kwargs}, self.env_backend)
+        return EnvConfig(self.env, {**self.env_kwargs, **self.eval.env_kwargs}, self.env_backend)
+
+    def title(self) -> str:
+        """`name`, or one made of algorithm and environment, usable as a directory's."""
+        environment = self.env.rpartition("/")[2].rpartition(":")[2]
+        return self.name or f"{part_name(self.algo, PARTS['algo']).rpartition('/')[2].removesuffix('.py')}_{environment}"
+
+
+def part_name(config: object, package: str) -> str:
+    """The word that names a part: its module's name, short inside `package`; a path for a user's file."""
+    module = type(config).__module__
+    if module.startswith(f"{package}."):
+        return module.removeprefix(f"{package}.")
+    file = sys.modules[module].__file__
+    return str(file) if "." not in module and file else module
+
+
+def to_flat(experiment: Experiment) -> dict[str, Any]:
+    """Every key with its value, JSON-able: what params.json holds, and what `from_flat` reads."""
+    flat: dict[str, Any] = {}
+    for field in chz.chz_fields(experiment):
+        value = getattr(experiment, field)
+        if field in PARTS:
+            flat[field] = part_name(value, PARTS[field])
+        if chz.is_chz(value):
+            flat.update({f"{field}.{name}": _plain(sub) for name, sub in chz.asdict(value).items()})
+        elif field not in PARTS:
+            flat[field] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_flat(*layers: Mapping[str, Any]) -> Experiment:
+    """The experiment that some layers of key: value describe, later ones first in rank.
+
+    A layer that names another algo, sampler or runner than a layer below it hides that layer's fields of the part.
+
+    Raises:
+        ConfigError: an unknown key or name (with the nearest), a wrong type or value.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for part in PARTS:
+            if part in layer and part in merged and merged[part] != layer[part]:
+                merged = {k: v for k, v in merged.items() if not k.startswith(f"{part}.")}
+        merged |= layer
+    arguments: dict[str, Any] = {}
+    for key, value in merged.items():
+        free = next((prefix for prefix in _FREE if key.startswith(prefix)), "")
+        if free:
+            arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(value)}
+        elif key in ("env_kwargs", "eval.env_kwargs"):
+            arguments[key] = {**_mapping(key, value), **arguments.get(key, {})}
+        else:
+            arguments[key] = chz.Castable(_text(value))
+    try:
+        return chz.Blueprint(Experiment).apply(arguments).make()
+    except chz.blueprint._entrypoint.EntrypointException as error:
+        raise ConfigError(str(error).strip()) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _parse(value: Any) -> Any:
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def _mapping(key: str, value: Any) -> dict[str, Any]:
+    parsed = _parse(value)
+    if not isinstance(parsed, Mapping):
+        raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
+    return dict(parsed)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) or "[]"
+    return str(value)
+
+
+def presets_dir() -> Path:
+    """The folder of presets: experiments/ beside the package (a clone), else of the working directory."""
+    beside = Path(__file__).parents[1] / "experiments"
+    return beside if beside.is_dir() else Path.cwd() / "experiments"
+
+
+def preset_names() -> list[str]:
+    """Every preset by its path below experiments/, without .yaml."""
+    root = presets_dir()
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """The `config` of a preset, by name or by the path of a YAML file.
+
+    Raises:
+        ConfigError: there is none (with the nearest names), or it has no `config`.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else presets_dir() / f"{name}.yaml"
+    if not path.is_file():
+        known = preset_names()
+        raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ConfigError(f"{path} has no mapping `config:`")
+    return content["config"]
+
+
+def presets_for(env: str) -> list[str]:
+    """The presets made for an environment."""
+    return [name for name in preset_names() if load_preset(name).get("env") == env]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: the first GPU if there is one.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name!r} is not a device; use auto, cpu or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name}: {torch.cuda.device_count()} GPUs are visible; use device=cpu or auto")
+    return device
+
+
+@dataclass(frozen=True)
+class Built:
+    """The live objects of one experiment."""
+
+    runner: Runner
+    facts: dict[str, str]  # what was chosen, for the log
+
+    def close(self) -> None:
+        """Close samplers and environments."""
+        self.runner.close()
+
+
+def build(experiment: Experiment) -> Built:
+    """From configs to live objects.
+
+    Raises:
+        ConfigError: something does not fit together; nothing is left open that was opened here.
+    """
+    device = choose_device(experiment.device)
+    envs = experiment.sampler.make_envs(experiment.env_config(), experiment.seed)
+    try:
+        threads = experiment.threads or (torch.get_num_threads() if has_images(envs.observation_space) else 1)
+        torch.set_num_threads(threads)
+        agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
+        sampler = experiment.sampler.make_sampler(envs, agent, experiment.seed)
+        n_steps = experiment.runner.n_steps
+        algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
+        runner = experiment.runner.make_runner(sampler, agent, algo, lambda: _evaluator(experiment, agent))
+    except ValueError as error:
+        envs.close()
+        raise ConfigError(str(error)) from error
+    except BaseException:
+        envs.close()
+        raise
+    parameters = sum(p.numel() for p in agent.parameters())
+    facts = {
+        "environments": f"{experiment.env}, {envs.n} x {sampler.batch_spec.T} steps a batch, {sampler.backend}",
+        "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {threads} torch threads",
+    }
+    return Built(runner, facts)
+
+
+def _evaluator(experiment: Experiment, agent: Agent) -> Evaluator:
+    return Evaluator(experiment.eval_env_config(), agent, experiment.eval, experiment.seed)
+
+
+def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:
+    """The experiment's agent, with weights from its seed, or from `init`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_int(experiment.seed, Role.MODEL))
+        agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model)
+    if experiment.init:
+        state, _ = load_snapshot(resolve_snapshot(Path(experiment.init)))
+        load_weights(agent, state["agent"], experiment.init)
+    return agent.to(device)
+
+
+def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
+    """Give an agent saved weights.
+
+    Raises:
+        ConfigError: they are those of another network; names what differs.
+    """
+    try:
+        agent.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError(f"{source} holds another network: {error}") from None

@@ -137,7 +137,7 @@ def test_first_line_says_what_the_file_knows(path: Path) -> None:
     assert text.splitlines()[0].strip('r"'), f"the first line of {name_of(path)} is empty"
 
 
-@pytest.mark.parametrize("path", python_files(PACKAGE), ids=name_of)
+@pytest.mark.parametrize("path", python_files(PACKAGE) + python_files(ROOT / "tests"), ids=name_of)
 def test_a_file_has_at_most_400_lines(path: Path) -> None:
     n_lines = len(path.read_text(encoding="utf-8").splitlines())
     assert n_lines <= 400, f"{name_of(path)} has {n_lines} lines; one file, one subject"

@@ -79,10 +79,10 @@ def n_cpus() -> int:
 
 
 class AtariEnvs(Envs):
-    """Owns one AtariVectorEnv. Observations are [stack, H, W], or [3 stack, H, W] in colour; copied once, into the rows.
+    """Owns one AtariVectorEnv. Observations are [stack, H, W], or [3 stack, H, W] in colour; copied once, into rows.
 
-    A lost life is `terminated` for learning and the next row is `first`, while the game goes on (so a game that needs
-    the fire button after it, such as Breakout, must be told to fire by the agent). `ended` and `score` know nothing of it.
+    A lost life is `terminated` for learning and the next row is `first`, while the game goes on (so where the game
+    waits for the fire button then, as Breakout does, the agent must press it). `ended` and `score` know nothing of it.
     """
 
     def __init__(self, env: VectorEnv, seeds: list[int], backend: str, *, episodic_life: bool, clip: bool) -> None:
@@ -93,7 +93,8 @@ class AtariEnvs(Envs):
         canonical = (shape[0] * 3, *shape[1:3]) if self._colour else shape
         self.observation_space = Box(0, 255, canonical, np.uint8)
         self.action_space = env.single_action_space
-        self._env, self._seeds = env, seeds
+        self._seeds = seeds
+        self._env: Any = env  # whose reset takes an array of seeds, which VectorEnv's type does not know
         self._reset_seed: np.ndarray | None = np.asarray(seeds)
         self._episodic_life, self._clip = episodic_life, clip
         self._decode = spaces.action_decoder(self.action_space)

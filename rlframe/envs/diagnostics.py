@@ -75,9 +75,9 @@ class BatchMeans:
 
     def pop(self, index: int) -> dict[str, float]:
         """The means of environment `index` so far; forgets them."""
-        means = {
-            name: float(sums[index] / counts[index]) for name, (sums, counts) in self._sums.items() if counts[index]
-        }
-        for entry in self._sums.values():
-            entry[:, index] = 0.0
+        means: dict[str, float] = {}
+        for name, (sums, counts) in self._sums.items():
+            if counts[index]:
+                means[name] = float(sums[index] / counts[index])
+                sums[index] = counts[index] = 0.0
         return means

@@ -1,4 +1,4 @@
-"""EnvPool's C++ environments, where they have been checked to be Gymnasium's (optional: pip install "rlframe[envpool]")."""
+"""EnvPool's C++ environments (optional), where they have been checked to be Gymnasium's."""
 
 from __future__ import annotations
 

@@ -40,10 +40,9 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int]) -> Envs:
         )
     seeds = [int(seed) for seed in seeds]
     target = single.resolve(config.id)
-    backend = _chosen(config, target, n)
     try:
         with single.missing_packages_named(target):
-            return _make(backend, config, target, seeds)
+            return _make(_chosen(config, target, n), config, target, seeds)
     except ValueError as error:  # from core.spaces
         raise ConfigError(f"env={single.name(config.id)}: {error}") from error
 

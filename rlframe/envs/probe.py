@@ -176,20 +176,22 @@ class Faulty(gymnasium.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         self._time += 1
-        observation, reward = np.zeros(2, np.float32), 0.0
+        reward = 0.0
+        observation: np.ndarray = np.zeros(2, np.float32)
         if self._time < self._at:
             return observation, reward, False, False, {}
         self._broken = self._fault == "reset"
         if self._fault == "raise":
             raise RuntimeError("the simulator diverged")
-        observation = {
+        observations: dict[str, np.ndarray] = {
             "nan": np.array([0, np.nan], np.float32),
             "inf": np.array([np.inf, 0], np.float32),
             "shape": np.zeros(3, np.float32),
             "dtype": np.zeros(2, np.float64),
-        }.get(self._fault, observation)
-        wrong: dict[str, Any] = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
-        return observation, wrong.get(self._fault, reward), self._broken, False, {}
+        }
+        rewards: dict[str, Any] = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
+        fault = self._fault
+        return observations.get(fault, observation), rewards.get(fault, reward), self._broken, False, {}
 
 
 class _PositionsOnly(gymnasium.Wrapper):

@@ -51,7 +51,7 @@ class PythonEnvs(Envs):
         self._means = [Means() for _ in self._envs]
         self._write, self._check = row_writer(self.observation_space), batch_checker(self.observation_space)
         self._decode, self._split = spaces.action_decoder(self.action_space), spaces.unbatch(self.action_space)
-        self._real = {float}  # types of rewards seen that are real numbers
+        self._real: set[type] = {float}  # types of rewards seen that are real numbers
         self._allocate()
 
     def _made(self, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -144,10 +144,10 @@ class PythonEnvs(Envs):
 
     def _check_scalars(self, actions: list[Any]) -> None:
         """Look into rewards and flags whose types are new or whose sum is not finite; otherwise cheap."""
-        known = self._real.issuperset(map(type, self._rewards))
+        flags = _FLAGS.issuperset(map(type, self._terminated)) and _FLAGS.issuperset(map(type, self._truncated))
+        known = flags and self._real.issuperset(map(type, self._rewards))
         if known and -_FLOAT32_SAFE < sum(self._rewards) < _FLOAT32_SAFE:
-            if _FLAGS.issuperset(map(type, self._terminated)) and _FLAGS.issuperset(map(type, self._truncated)):
-                return
+            return
         for index in range(self.n):
             try:
                 self._check_reward(self._rewards[index])

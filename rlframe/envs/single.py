@@ -28,11 +28,8 @@ def name(id_: str | Callable[..., Any]) -> str:
     if isinstance(id_, str):
         return id_
     function = id_.func if isinstance(id_, partial) else id_
-    return (
-        f"{function.__module__}:{function.__qualname__}"
-        if inspect.isroutine(function) or inspect.isclass(function)
-        else repr(id_)
-    )
+    named = inspect.isroutine(function) or inspect.isclass(function)
+    return f"{function.__module__}:{function.__qualname__}" if named else repr(id_)
 
 
 def resolve(id_: str | Callable[..., Any]) -> Target:
@@ -128,7 +125,7 @@ def maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], gymna
         ConfigError: when called: an argument is unknown, or no gymnasium.Env comes back.
     """
     if not isinstance(target, EnvSpec):
-        return partial(_made, name(target), target, partial(target, **kwargs)), 0
+        return partial(_made, target, target, partial(target, **kwargs)), 0
     options = dict(kwargs)
     limit = options.pop("max_episode_steps", target.max_episode_steps) or 0
     spec = copy.deepcopy(target)
@@ -138,12 +135,14 @@ def maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], gymna
     else:
         spec.max_episode_steps = None
     creator = load_env_creator(target.entry_point) if isinstance(target.entry_point, str) else target.entry_point
-    return partial(_made, target.id, creator, partial(gymnasium.make, spec, **options)), limit
+    return partial(_made, target, creator, partial(gymnasium.make, spec, **options)), limit
 
 
-def _made(id_: str, creator: Any, make: Callable[[], Any]) -> gymnasium.Env:
+def _made(target: Target, creator: Any, make: Callable[[], Any]) -> gymnasium.Env:
+    id_ = target.id if isinstance(target, EnvSpec) else name(target)
     try:
-        env = make()
+        with missing_packages_named(target):
+            env = make()
     except TypeError as error:
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if found is None:

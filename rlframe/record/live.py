@@ -89,8 +89,8 @@ class LiveConsole(Console):
         table.add_column(justify="right", style="dim", no_wrap=True, min_width=11)
         table.add_row(Text(group, style="bold cyan"))
         for name in names:
-            value = self._values[name]
-            table.add_row(Text(name.rpartition("/")[2]), _styled(value), _change(value, self._before.get(name, math.nan)))
+            value, before = self._values[name], self._before.get(name, math.nan)
+            table.add_row(Text(name.rpartition("/")[2]), _styled(value), _change(value, before))
         table.add_row()
         return table
 

@@ -85,9 +85,14 @@ def _encode_tensor(value: torch.Tensor, arrays: dict[str, np.ndarray], path: str
     if dtype not in _TENSORS or value.layout != torch.strided:
         raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, which a snapshot cannot hold")
     dense = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    stored = dense if dtype in _STORED else dense.reshape(-1).view(torch.uint8)
+    stored = dense if dtype in _STORED else _bytes(dense)
     name = _store(stored.numpy(), arrays, path)
     return {"tensor": name, "dtype": dtype, "shape": list(value.shape)}
+
+
+def _bytes(dense: torch.Tensor) -> torch.Tensor:
+    flat = dense.reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)  # no stride to view by
 
 
 def _encode_array(value: np.ndarray | np.generic, arrays: dict[str, np.ndarray], path: str) -> Any:

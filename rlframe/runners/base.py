@@ -117,13 +117,17 @@ class Runner(ABC):
         self.score = row.get(self.score_name, math.nan)
         with self.clock("recording"):
             current_run().log(row)
-            current_run().snapshot(self.state_dict, self.env_steps, self.score)
+            self._snapshot(final=False)
         self.reported = self.env_steps
         return row
 
     def save(self) -> None:
         """Snapshot what was learned since the last report."""
-        current_run().snapshot(self.state_dict, self.env_steps, self.score, final=True)
+        self._snapshot(final=True)
+
+    def _snapshot(self, final: bool) -> None:
+        updates = self.algo.progress.updates
+        current_run().snapshot(self.state_dict, self.env_steps, self.score, updates=updates, final=final)
 
     def _episodes(self) -> dict[str, float]:
         row = summarize(list(self.recent), "episode")
@@ -152,8 +156,13 @@ class Runner(ABC):
             },
         }
 
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, in the run it was saved in. The environments' running episodes start anew."""
+        self.load_state_dict(state)
+        current_run().trim(self.env_steps)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. The environments' running episodes start anew."""
+        """Take on a saved state."""
         self.agent.load_state_dict(state["agent"])
         self.algo.load_state_dict(state["algo"])
         self.sampler.load_state_dict(state["sampler"])

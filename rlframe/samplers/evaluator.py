@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import chz
@@ -22,6 +23,7 @@ class EvalConfig:
 
     n_envs: int = count(8, "environments, stepped together")
     n_episodes: int = count(20, "episodes an evaluation, shared out evenly over the environments beforehand")
+    env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="over env_kwargs, for evaluation only")
     explore: bool = option(False, "act with noise, as in training, instead of greedily")
     max_length: int = count(200_000, "env steps after which an episode that does not end is an error")
 

@@ -1,0 +1,97 @@
+"""Environments that tests make by name: scripted spaces, rewards and infos."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+NESTED = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        "wide": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+        "room": spaces.Discrete(3, start=-1),
+        "both": spaces.Tuple((spaces.MultiBinary(3), spaces.MultiDiscrete([2, 4], start=[0, 7]))),
+    }
+)
+SPACES: dict[str, spaces.Space] = {
+    "box": spaces.Box(-1, 1, (3,), np.float32),
+    "scalar": spaces.Box(-1, 1, (), np.float32),
+    "float64": spaces.Box(-1, 1, (2, 2), np.float64),
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "discrete": spaces.Discrete(4),
+    "discrete_start": spaces.Discrete(4, start=3),
+    "multi_discrete": spaces.MultiDiscrete([3, 5]),
+    "multi_discrete_start": spaces.MultiDiscrete([3, 5], start=[1, -2]),
+    "multi_binary": spaces.MultiBinary(4),
+    "dict": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1, (1,), np.float32)}),
+    "tuple": spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2))),
+    "nested": NESTED,
+    "text": spaces.Text(5),
+    "integers": spaces.Box(0, 9, (1,), np.int64),
+}
+
+
+class Scripted(gymnasium.Env):
+    """Random observations; keeps what it was given and what it gave; ends and reports as told."""
+
+    def __init__(self, observe: str = "box", act: str = "discrete", length: int = 4, script: str = "plain") -> None:
+        self.observation_space, self.action_space = SPACES[observe], SPACES[act]
+        self.length, self.script, self.time = length, script, 0
+        self.actions: list[Any] = []
+        self.observations: list[Any] = []
+
+    def _observe(self) -> Any:
+        self.observations.append(self.observation_space.sample())
+        return self.observations[-1]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.time = 0
+        return self._observe(), {"at_reset": 100.0}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.time += 1
+        self.actions.append(action)
+        reward: Any = float(self.time)
+        flag: Any = self.time >= self.length
+        match self.script:
+            case "numpy":
+                return self._observe(), np.float64(reward), np.bool_(flag), np.bool_(False), {}
+            case "array_reward":
+                return self._observe(), np.array(reward), flag, False, {}
+            case "vector_reward":
+                return self._observe(), np.array([reward]), flag, False, {}
+            case "flag_none":
+                return self._observe(), reward, None, False, {}
+            case "outside":
+                return 4, reward, flag, False, {}
+            case "infos":
+                return self._observe(), reward, flag, False, self._infos()
+        return self._observe(), reward, flag, False, {}
+
+    def _infos(self) -> dict[str, Any]:
+        infos: dict[str, Any] = {"always": self.time, "words": "text", "array": np.zeros(3), "none": None, 7: {}}
+        if self.time % 2 == 0:
+            infos |= {"even": np.float32(self.time), "true": np.bool_(True), "huge": 10**400}
+        return infos
+
+
+def scripted(**kwargs: Any) -> gymnasium.Env:
+    """A Scripted."""
+    return Scripted(**kwargs)
+
+
+def broken(**kwargs: Any) -> gymnasium.Env:
+    """A constructor that raises."""
+    raise OSError("no display")
+
+
+def nothing() -> Any:
+    """A callable that makes no environment."""
+    return 3
+
+
+CONSTANT = 3

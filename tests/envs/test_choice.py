@@ -1,0 +1,157 @@
+"""Which backend serves which id, what is refused and with which words, and what processes may load."""
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from rlframe.core.config import ConfigError
+from rlframe.envs import EnvConfig, make, make_envs, probe
+from rlframe.envs.single import resolve
+from tests.envs.rows import made
+
+
+def refused(id_: object, n: int = 1, backend: str = "auto", **kwargs: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        made(id_, n, backend=backend, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("n", "kwargs", "backend"),
+    [
+        (1, {}, "python, 1 environment"),
+        (4, {}, "python, 4 environments one by one"),
+        (8, {}, "native CartPoleVectorEnv"),
+        (8, {"sutton_barto_reward": True}, "native CartPoleVectorEnv"),
+        (8, {"render_mode": "rgb_array"}, "python, 8 environments one by one"),
+    ],
+)
+def test_cartpole_is_native_from_eight_environments(n: int, kwargs: dict[str, object], backend: str) -> None:
+    assert made("CartPole-v1", n, **kwargs).backend == backend
+
+
+def test_a_backend_can_be_asked_for() -> None:
+    assert made("CartPole-v1", 8, backend="python").backend == "python, 8 environments one by one"
+    assert made("CartPole-v1", 2, backend="native").backend == "native CartPoleVectorEnv"
+
+
+def test_envpool_is_chosen_where_it_is_faster() -> None:
+    pytest.importorskip("envpool")
+    assert made("Acrobot-v1", 8).backend.startswith("envpool")
+    assert made("Acrobot-v1", 2).backend.startswith("python")
+    assert made("Pendulum-v1", 8).backend.startswith("python")
+    assert made("Pendulum-v1", 2, backend="envpool", num_threads=1).backend == "envpool, 1 thread"
+
+
+def test_without_envpool_python_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    assert made("Acrobot-v1", 8).backend.startswith("python")
+    message = refused("Acrobot-v1", backend="envpool")
+    assert "available: python" in message
+    assert 'pip install "rlframe[envpool]"' in message
+
+
+def test_an_unavailable_backend_is_refused_with_those_there_are() -> None:
+    assert "available: python" in refused("Pendulum-v1", backend="native")
+    assert "available: python" in refused("rlframe.envs.probe:identity", backend="envpool")
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    assert "did you mean native" in refused("CartPole-v1", backend="natve")
+
+
+@pytest.mark.parametrize("id_", ["CartPol-v1", "CartPole-v7", "CartPole"])
+def test_an_unknown_id_is_refused_with_the_nearest(id_: str) -> None:
+    message = refused(id_)
+    assert f"env={id_} is unknown" in message
+    assert "CartPole-v1" in message
+
+
+@pytest.mark.parametrize(
+    ("id_", "what"),
+    [
+        ("tests.envs.custom:scriptd", "no 'scriptd'; did you mean scripted"),
+        ("tests.envs.custom:CONSTANT", "'CONSTANT' is not callable but 3"),
+        ("tests.envs.nowhere:env", "No module named 'tests.envs.nowhere'"),
+        ("tests.envs.custom:nothing", "made a int, not a gymnasium.Env"),
+        (3, "neither a Gymnasium id"),
+    ],
+)
+def test_a_wrong_callable_is_refused(id_: object, what: str) -> None:
+    assert what in refused(id_)
+
+
+@pytest.mark.parametrize("backend", ["python", "native"])
+def test_an_unknown_argument_is_named(backend: str) -> None:
+    assert "sutton_barto_rewrd" in refused("CartPole-v1", backend=backend, sutton_barto_rewrd=True)
+
+
+def test_an_unknown_argument_is_answered_with_the_nearest() -> None:
+    assert "env_kwargs.dely is no argument" in refused("rlframe.envs.probe:memory", dely=3)
+    assert "did you mean delay" in refused("rlframe.envs.probe:memory", dely=3)
+
+
+@pytest.mark.parametrize(
+    ("id_", "package", "extra"),
+    [("Hopper-v5", "mujoco", "mujoco"), ("LunarLander-v3", "Box2D", "box2d"), ("ALE/Pong-v5", "ale_py", "atari")],
+)
+def test_a_missing_package_is_answered_with_what_to_install(
+    id_: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for loaded in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
+        monkeypatch.delitem(sys.modules, loaded)
+    message = refused(id_, backend="auto" if extra == "atari" else "python")
+    assert message.endswith(f'pip install "rlframe[{extra}]"')
+    assert "\n" not in message
+
+
+def test_seeds_must_be_as_many_as_environments() -> None:
+    with pytest.raises(ValueError, match="n=2 environments"):
+        make_envs(EnvConfig("CartPole-v1"), 2, [1])
+
+
+def test_atari_serves_three_backends_at_most() -> None:
+    pytest.importorskip("ale_py")
+    assert make.backends(resolve("ALE/Pong-v5")) == ["native", "python"]
+
+
+CONFIGS = [
+    EnvConfig("CartPole-v1", {"max_episode_steps": 5}),
+    EnvConfig("rlframe.envs.probe:memory", {"delay": 2}),
+    EnvConfig(probe.masked_cartpole),
+]
+
+
+def _shape_in_a_child(config: EnvConfig, answer: "multiprocessing.Queue[object]") -> None:
+    envs = make_envs(config, 2, [1, 2])
+    answer.put((envs.observation_space.shape, "torch" in sys.modules))
+
+
+def test_configs_are_picklable() -> None:
+    for config in CONFIGS:
+        copy = pickle.loads(pickle.dumps(config))
+        assert make_envs(copy, 1, [0]).observation_space == make_envs(config, 1, [0]).observation_space
+
+
+def test_a_spawned_process_makes_environments_from_a_config() -> None:
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    child = context.Process(target=_shape_in_a_child, args=(CONFIGS[2], answer))
+    child.start()
+    shape, _ = answer.get(timeout=60)
+    child.join(timeout=60)
+    assert child.exitcode == 0
+    assert shape == (2,)
+
+
+def test_environments_need_no_torch() -> None:
+    code = (
+        "import sys; from rlframe.envs import EnvConfig, make_envs;"
+        "make_envs(EnvConfig('CartPole-v1'), 8, range(8)); make_envs(EnvConfig('CartPole-v1'), 1, [0]);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

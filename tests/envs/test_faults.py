@@ -1,0 +1,192 @@
+"""An environment at fault is named: index, seed, step and action; infos never crash a run."""
+
+import copy
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlframe.core.config import ConfigError
+from rlframe.envs import EnvError
+from rlframe.envs.native import NativeEnvs
+from tests.envs.rows import made, rows_for, walk
+
+
+def fault_of(fault: str, **kwargs: object) -> EnvError:
+    envs = made("rlframe.envs.probe:faulty", 2, seeds=[101, 102], fault=fault, at=3, **kwargs)
+    rows = rows_for(envs)
+    envs.reset(rows)
+    with pytest.raises(EnvError) as caught:
+        for action in ([0, 0], [0, 0], [1, 0], [0, 0]):
+            envs.step(np.array(action), rows)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        ("raise", "raised: RuntimeError: the simulator diverged"),
+        ("nan", "not finite"),
+        ("inf", "not finite"),
+        ("shape", r"shape \(3,\)"),
+        ("dtype", "float64"),
+        ("reward_nan", "reward is not finite"),
+        ("reward_inf", "reward is not finite"),
+        ("reward_type", "reward is not a real number but 'a lot'"),
+    ],
+)
+def test_a_fault_names_index_seed_step_and_action(fault: str, what: str) -> None:
+    error = fault_of(fault)
+    assert error.match(what)
+    assert error.match(r"environment 0 .*\(seed 101, episode 0, step 3, action 1\); ")
+
+
+def test_a_fault_in_a_reset_says_so() -> None:
+    error = fault_of("reset")
+    assert error.match(r"did not come back \(seed 101, episode 1, step 0, action the reset\)")
+
+
+def test_an_exception_keeps_its_cause() -> None:
+    assert isinstance(fault_of("raise").__cause__, RuntimeError)
+
+
+def test_a_fault_survives_pickling() -> None:
+    error = fault_of("nan")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_constructor_that_raises_is_named() -> None:
+    with pytest.raises(EnvError, match=r"environment 0 could not be made: OSError: no display \(seed 10\)"):
+        made("tests.envs.custom:broken", 2)
+
+
+@pytest.mark.parametrize("script", ["numpy", "array_reward"])
+def test_numpy_numbers_are_real_numbers(script: str) -> None:
+    seen = walk(made("tests.envs.custom:scripted", 2, script=script), 4)
+    np.testing.assert_array_equal(seen.reward[:, 0], [1, 2, 3, 4])
+    assert seen.terminated[3].all()
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [("vector_reward", "reward is not a real number"), ("flag_none", "`terminated` is not True or False but None")],
+)
+def test_rewards_and_flags_of_other_types_are_refused(script: str, what: str) -> None:
+    with pytest.raises(EnvError, match=what):
+        walk(made("tests.envs.custom:scripted", 2, script=script), 1)
+
+
+def test_a_choice_out_of_range_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"the observation is 4, outside Discrete\(4\)"):
+        walk(made("tests.envs.custom:scripted", 1, observe="discrete", script="outside"), 1)
+
+
+def test_infos_are_averaged_by_name_where_they_appear() -> None:
+    envs = made("tests.envs.custom:scripted", 2, script="infos")
+    walk(envs, 4)
+    assert envs.pop_diagnostics(0) == {"always": 2.5, "even": 3.0, "true": 1.0}
+    assert envs.pop_diagnostics(0) == {}
+    assert envs.pop_diagnostics(1)["always"] == 2.5
+
+
+def test_infos_of_an_episode_are_forgotten_at_its_reset() -> None:
+    envs = made("tests.envs.custom:scripted", 1, script="infos")
+    walk(envs, 7)  # four steps, the reset, two steps
+    assert envs.pop_diagnostics(0)["always"] == 1.5
+
+
+def test_drawing_without_a_render_mode_says_what_to_ask_for() -> None:
+    envs = made("CartPole-v1", 1, backend="python")
+    with pytest.raises(EnvError, match="render_mode=rgb_array"):
+        envs.frame(0)
+
+
+def test_a_frame_is_a_picture() -> None:
+    pytest.importorskip("pygame")
+    envs = made("CartPole-v1", 1, render_mode="rgb_array")
+    walk(envs, 1)
+    frame = envs.frame(0)
+    assert frame.dtype == np.uint8
+    assert frame.shape[2] == 3
+    envs.close()
+    envs.close()
+
+
+class Vector(VectorEnv):
+    """Two environments of three steps that report their time; at fault from step 2 as asked."""
+
+    def __init__(self, fault: str = "", mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs, self.fault = 2, fault
+        self.single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.time = 0
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        self.time = 0
+        return np.zeros((2, 2), np.float32), {}
+
+    def step(self, actions):  # type: ignore[no-untyped-def]
+        self.time = (self.time + 1) % 4
+        observation, reward = np.zeros((2, 2), np.float32), np.full(2, self.time and 1.0)
+        end = np.full(2, self.time == 3)
+        infos = {"time": np.full(2, self.time), "odd": np.arange(2.0), "_odd": np.arange(2) == self.time % 2, "x": "y"}
+        if self.time >= 2:
+            if self.fault == "raise":
+                raise RuntimeError("diverged")
+            if self.fault == "nan":
+                observation[1, 0] = np.nan
+            if self.fault == "reward":
+                reward[1] = np.inf
+            if self.fault == "dtype":
+                observation = observation.astype(np.float64)
+        return observation, reward, end, np.zeros(2, np.bool_), infos
+
+
+def native(fault: str = "") -> NativeEnvs:
+    return NativeEnvs(Vector(fault), None, [7, 8], "native Vector")
+
+
+def test_native_infos_are_averaged_over_the_episode() -> None:
+    envs = native()
+    walk(envs, 3)
+    assert envs.pop_diagnostics(0) == {"time": 2.0, "odd": 0.0}
+    assert envs.pop_diagnostics(1) == {"time": 2.0, "odd": 1.0}
+    walk(envs, 6)
+    assert envs.pop_diagnostics(0)["time"] == 1.5
+
+
+@pytest.mark.parametrize(("fault", "what"), [("nan", "not finite"), ("reward", "reward is not finite")])
+def test_a_fault_of_a_vector_environment_names_its_row(fault: str, what: str) -> None:
+    with pytest.raises(EnvError, match=rf"environment 1 .*{what}.*\(seed 8, step 2, action [01]\)"):
+        walk(native(fault), 3)
+
+
+@pytest.mark.parametrize(("fault", "what"), [("raise", "RuntimeError: diverged"), ("dtype", "float64")])
+def test_a_fault_of_a_whole_vector_environment_names_all_seeds(fault: str, what: str) -> None:
+    with pytest.raises(EnvError, match=rf"native Vector .*{what}.*seeds \[7, 8\]"):
+        walk(native(fault), 3)
+
+
+def test_another_autoreset_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NEXT_STEP"):
+        NativeEnvs(Vector(mode=AutoresetMode.SAME_STEP), None, [7, 8], "native Vector")
+
+
+def test_a_reward_on_the_step_that_resets_is_refused() -> None:
+    envs = native()
+    walk(envs, 3)
+    vector = envs._env
+    assert isinstance(vector, Vector)
+    vector.time = 0  # goes on without resetting
+    with pytest.raises(EnvError, match="NEXT_STEP"):
+        envs.step(np.zeros(2, np.int64), rows_for(envs))
+
+
+def test_gymnasium_is_left_as_it_was() -> None:
+    before = copy.deepcopy(gymnasium.registry["CartPole-v1"])
+    made("CartPole-v1", 1, backend="python", max_episode_steps=7)
+    assert gymnasium.registry["CartPole-v1"] == before

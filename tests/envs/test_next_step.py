@@ -1,0 +1,137 @@
+"""Rows at the ends of episodes are the same whatever backend steps."""
+
+import numpy as np
+import pytest
+
+from rlframe.envs import probe
+from tests.envs.rows import Walk, made, walk
+
+
+def check_rows(seen: Walk) -> None:
+    """What every backend promises of the steps after a reset."""
+    ended = np.concatenate([np.zeros_like(seen.ended[:1]), seen.ended])[:-1]  # at the step before
+    assert ended.any(), "the walk ends no episode"
+    np.testing.assert_array_equal(seen.valid, ~ended)
+    np.testing.assert_array_equal(seen.first, ended)
+    assert not seen.reward[ended].any()
+    assert not seen.score[ended].any()
+    assert not (seen.terminated | seen.truncated)[ended].any()
+    np.testing.assert_array_equal(seen.ended, seen.terminated | seen.truncated)
+
+
+@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+def test_the_step_after_an_end_resets(backend: str) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    seen = walk(made("CartPole-v1", 3, backend=backend), 100)
+    check_rows(seen)
+    np.testing.assert_array_equal(seen.reward, seen.valid.astype(np.float32))  # CartPole gives 1 a step
+    assert (np.abs(seen.observation[seen.first]) <= 0.05).all(), "a reset observation is near the origin"
+
+
+@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+def test_the_last_observation_of_an_episode_is_a_row(backend: str) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    seen = walk(made("CartPole-v1", 3, backend=backend), 100)
+    position, angle = seen.observation[seen.terminated][:, 0], seen.observation[seen.terminated][:, 2]
+    assert ((np.abs(position) > 2.4) | (np.abs(angle) > 0.2095)).all()
+
+
+@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+def test_a_time_limit_truncates(backend: str) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    seen = walk(made("CartPole-v1", 2, backend=backend, max_episode_steps=5), 18)
+    check_rows(seen)
+    assert not seen.terminated.any()
+    np.testing.assert_array_equal(np.flatnonzero(seen.truncated[:, 0]), [4, 10, 16])
+
+
+def test_an_action_on_the_step_that_resets_is_ignored() -> None:
+    one, other = (made("CartPole-v1", 1, backend="python", max_episode_steps=3) for _ in range(2))
+    a, b = walk(one, 3), walk(other, 3)
+    rows_a, rows_b = a.steps[-1], b.steps[-1]
+    assert rows_a.ended.all()
+    one.step(np.array([0]), rows_a)
+    other.step(np.array([1]), rows_b)
+    np.testing.assert_array_equal(rows_a.observation, rows_b.observation)
+
+
+@pytest.mark.parametrize("ends", ["truncated", "terminated"])
+def test_truncation_and_termination_are_told_apart(ends: str) -> None:
+    seen = walk(made("rlframe.envs.probe:time_limit", 2, ends=ends, length=4), 12)
+    check_rows(seen)
+    np.testing.assert_array_equal(np.flatnonzero(seen.ended[:, 0]), [3, 8])
+    np.testing.assert_array_equal(seen.ended, seen.terminated if ends == "terminated" else seen.truncated)
+    np.testing.assert_array_equal(seen.observation[:6, 0], [1, 2, 3, 4, 0, 1])
+
+
+def test_an_end_on_the_time_limit_is_both() -> None:
+    seen = walk(made("CliffWalking-v1", 1, max_episode_steps=2, is_slippery=False), 2)
+    assert seen.truncated[1, 0]
+    assert seen.ended[1, 0]
+    seen = walk(made("tests.envs.custom:scripted", 1, length=2), 2)
+    assert seen.terminated[1, 0]
+    assert not seen.truncated[1, 0]
+
+
+@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+def test_a_seed_gives_one_result_and_another_differs(backend: str) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    a, b = (walk(made("CartPole-v1", 3, backend=backend), 60) for _ in range(2))
+    np.testing.assert_array_equal(a.observation, b.observation)
+    c = walk(made("CartPole-v1", 3, seeds=[20, 21, 22], backend=backend), 60)
+    assert not np.array_equal(a.first, c.first) or (a.observation != c.observation).any()
+    assert (a.observation[0] != c.observation[0]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("backend", ["python", "native", "envpool"])
+def test_environments_of_a_batch_differ(backend: str) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    starts = walk(made("CartPole-v1", 4, backend=backend), 1).observation[0]
+    assert len(np.unique(starts, axis=0)) == 4
+
+
+def test_the_first_reset_alone_takes_the_seed() -> None:
+    envs = made("CartPole-v1", 2, backend="python")
+    first, second = walk(envs, 1), walk(envs, 1)
+    assert (vars(first)["first"] != vars(second)["first"]).all()
+
+
+def test_an_environment_depends_on_its_seed_and_not_on_its_place() -> None:
+    pair = walk(made("CartPole-v1", 2, seeds=[5, 6], backend="python"), 1)
+    alone = walk(made("CartPole-v1", 1, seeds=[6], backend="python"), 1)
+    np.testing.assert_array_equal(vars(pair)["first"][1], vars(alone)["first"][0])
+
+
+def test_a_batch_steps_as_the_plain_environment_does() -> None:
+    import gymnasium
+
+    plain = gymnasium.make("CartPole-v1")
+    observation, _ = plain.reset(seed=10)
+    envs = made("CartPole-v1", 1, backend="python")
+    seen = walk(envs, 40, seed=3)
+    rng = np.random.default_rng(3)
+    np.testing.assert_array_equal(vars(seen)["first"][0], observation)
+    over = False
+    for step in seen.steps:
+        action = int(rng.integers(2, size=1)[0])
+        if over:
+            observation, _ = plain.reset()
+            over = False
+        else:
+            observation, _, terminated, truncated, _ = plain.step(action)
+            over = terminated or truncated
+        np.testing.assert_array_equal(step.observation[0], observation)
+        assert step.ended[0] == over
+
+
+def test_masked_cartpole_keeps_positions_and_the_limit() -> None:
+    seen = walk(made(probe.masked_cartpole, 2, max_episode_steps=6), 8)
+    whole = walk(made("CartPole-v1", 2, backend="python", max_episode_steps=6), 8)
+    np.testing.assert_array_equal(seen.observation, whole.observation[..., ::2])
+    np.testing.assert_array_equal(seen.truncated, whole.truncated)
+    assert seen.truncated[5].all()

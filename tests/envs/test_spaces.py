@@ -1,0 +1,122 @@
+"""Observations and actions of every supported space pass between environments and canonical rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlframe.core.config import ConfigError
+from rlframe.core.struct import leaves
+from rlframe.envs.python_envs import PythonEnvs
+from tests.envs.custom import SPACES, Scripted
+from tests.envs.rows import made, walk
+
+ROUND_TRIP = [name for name in SPACES if name not in ("text", "integers")]
+
+
+def scripts_of(envs: Any) -> list[Scripted]:
+    assert isinstance(envs, PythonEnvs)
+    return envs._envs  # type: ignore[return-value]
+
+
+def canonical(space: spaces.Space, value: Any) -> list[np.ndarray]:
+    """The leaves that `value` should be written as."""
+    match space:
+        case spaces.Dict():
+            return [leaf for key, sub in space.spaces.items() for leaf in canonical(sub, value[key])]
+        case spaces.Tuple():
+            return [leaf for sub, part in zip(space.spaces, value, strict=True) for leaf in canonical(sub, part)]
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return [np.asarray(value - space.start)]
+    return [np.asarray(value)]
+
+
+@pytest.mark.parametrize("kind", [*ROUND_TRIP, "integers"])
+def test_observations_arrive_canonical(kind: str) -> None:
+    envs = made("tests.envs.custom:scripted", 2, observe=kind, length=3)
+    seen = walk(envs, 9)
+    for index, env in enumerate(scripts_of(envs)):
+        for step, given in zip(seen.steps, env.observations[1:], strict=True):
+            for leaf, expected in zip(leaves(step.observation), canonical(SPACES[kind], given), strict=True):
+                np.testing.assert_allclose(leaf[index], expected, rtol=1e-6)
+
+
+def test_float64_is_kept_as_float32() -> None:
+    seen = walk(made("tests.envs.custom:scripted", 1, observe="float64"), 1)
+    assert seen.observation.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", ROUND_TRIP)
+def test_actions_arrive_as_the_environment_wants_them(kind: str) -> None:
+    if kind == "image" or kind == "nested":
+        pytest.skip("an action of integers in a Box is refused")
+    envs = made("tests.envs.custom:scripted", 2, act=kind)
+    walk(envs, 7)
+    for env in scripts_of(envs):
+        assert env.actions
+        assert all(env.action_space.contains(action) for action in env.actions), env.actions[0]
+
+
+def test_discrete_choices_count_from_zero_for_the_agent() -> None:
+    envs = made("rlframe.envs.probe:discrete_start", 4)
+    seen = walk(envs, 30)
+    assert set(np.unique(seen.observation)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", ["text", "integers"])
+def test_an_unsupported_space_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match="space"):
+        made("tests.envs.custom:scripted", 1, act=kind)
+
+
+@pytest.mark.parametrize(
+    "kind", ["discrete", "discrete_start", "box", "multi_discrete", "multi_binary", "dict", "tuple"]
+)
+def test_identity_rewards_the_right_answer_fully(kind: str) -> None:
+    envs = made("rlframe.envs.probe:identity", 3, action=kind)
+    out = walk(envs, 0)
+    from rlframe.core.struct import map_tree
+    from tests.envs.rows import rows_for
+
+    rows = rows_for(envs)
+    envs.reset(rows)
+    del out
+    for _ in range(5):
+        answer = map_tree(np.copy, rows.observation)
+        for (_, space), leaf in zip(_parts(envs.action_space), leaves(answer), strict=True):
+            if isinstance(space, spaces.Box):  # observed as it is, answered in [-1, 1]
+                leaf[...] = 2 * (leaf - space.low) / (space.high - space.low) - 1
+        envs.step(answer, rows)
+        np.testing.assert_allclose(rows.reward, 1.0, atol=1e-6)
+
+
+def _parts(space: spaces.Space) -> list[tuple[str, spaces.Space]]:
+    from rlframe.core.spaces import action_parts
+
+    return action_parts(space)
+
+
+def test_memory_shows_its_cue_once_and_asks_at_the_end() -> None:
+    envs = made("rlframe.envs.probe:memory", 2, delay=3, cues=2)
+    seen = walk(envs, 4)
+    cue = vars(seen)["first"]
+    assert (cue[:, :2].sum(axis=1) == 1).all()
+    assert not seen.observation[:2].any()
+    np.testing.assert_array_equal(seen.observation[2], [[0, 0, 1]] * 2)
+    assert seen.terminated[3].all()
+
+
+def test_a_delayed_reward_is_for_the_first_action() -> None:
+    envs = made("rlframe.envs.probe:delayed_reward", 1, delay=2)
+    from tests.envs.rows import rows_for
+
+    rows = rows_for(envs)
+    for first, expected in ((1, 1.0), (0, 0.0)):
+        envs.reset(rows)
+        rewards = []
+        for action in (first, 2, 2):
+            envs.step(np.array([action]), rows)
+            rewards.append(float(rows.reward[0]))
+        assert rewards == [0.0, 0.0, expected]
+        assert rows.terminated.all()
