@@ -22,7 +22,11 @@ from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import Runner
 from rlframe.samplers import EvalConfig, Evaluator
 
-PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}  # key: where its names are
+PARTS = {
+    "algo": "rlframe.algos",
+    "sampler": "rlframe.samplers",
+    "runner": "rlframe.runners",
+}  # key: where its names are
 _FREE = ("env_kwargs.", "eval.env_kwargs.")  # keys below these are the environment's own
 
 
@@ -66,7 +70,9 @@ class Experiment:
     def title(self) -> str:
         """`name`, or one made of algorithm and environment, usable as a directory's."""
         environment = self.env.rpartition("/")[2].rpartition(":")[2]
-        return self.name or f"{part_name(self.algo, PARTS['algo']).rpartition('/')[2].removesuffix('.py')}_{environment}"
+        return (
+            self.name or f"{part_name(self.algo, PARTS['algo']).rpartition('/')[2].removesuffix('.py')}_{environment}"
+        )
 
 
 def part_name(config: object, package: str) -> str:

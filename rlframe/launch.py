@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.config import ConfigError
+from rlframe.core.command import Words, run_command
+from rlframe.core.errors import ConfigError
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads")  # keys that a resumed run may change
@@ -29,59 +29,11 @@ traceback=true (show where an error came from)
 """
 
 
-def parse(argv: list[str]) -> dict[str, str]:
-    """key=value words as a mapping.
-
-    Raises:
-        ConfigError: a word of another form, or a key given twice.
-    """
-    found: dict[str, str] = {}
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{word!r} is not of the form key=value; --help lists the keys")
-        if key in found:
-            raise ConfigError(f"{key} is given twice: {found[key]!r} and {value!r}")
-        found[key] = value
-    return found
-
-
-def flag(words: dict[str, str], key: str) -> bool:
-    """Take a true/false word out of the command line."""
-    value = words.pop(key, "false").lower()
-    if value not in ("true", "false"):
-        raise ConfigError(f"{key}={value!r} must be true or false")
-    return value == "true"
-
-
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status: 0, 1 the run failed, 2 refused, 128 + n stopped by signal n."""
     if any(word in ("-h", "--help", "help") for word in argv):
         return _help()
-    show_traceback = "traceback=true" in argv
-    # After --help and the parsing of words: these import torch.
-    from rlframe.envs import EnvError
-    from rlframe.record.snapshot import SnapshotError
-    from rlframe.system.signals import Interrupted
-
-    try:
-        return _launch(parse(argv))
-    except Interrupted as stop:
-        print(f"\n{stop}; go on with resume=RUN_DIR", file=sys.stderr)
-        return stop.exit_status
-    except KeyboardInterrupt:
-        return 130
-    except (ConfigError, SnapshotError) as error:
-        return _fail(f"error: {error}", 2, show_traceback)
-    except EnvError as error:
-        return _fail(f"the run failed: {error}", 1, show_traceback)
-
-
-def _fail(message: str, status: int, show_traceback: bool) -> int:
-    if show_traceback:
-        traceback.print_exc()
-    print(message, file=sys.stderr)
-    return status
+    return run_command(_launch, argv)
 
 
 def _help() -> int:
@@ -95,17 +47,17 @@ def _help() -> int:
     return 0
 
 
-def _launch(words: dict[str, str]) -> int:
+def _launch(argv: list[str]) -> int:
+    words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
     from rlframe import experiment as experiments
     from rlframe.record import logger_context
     from rlframe.record.snapshot import load_snapshot, resolve_snapshot
     from rlframe.system.memory import keep_freed_memory
 
-    flag(words, "traceback")
-    dry_run = flag(words, "dry_run")
-    resume = words.pop("resume", "")
-    layers, notes = _resumed(resume, words) if resume else _fresh(words)
-    experiment = experiments.from_flat(*layers, words)
+    dry_run = words.flag("dry_run")
+    resume = words.text("resume")
+    layers, notes = _resumed(resume, words.rest) if resume else _fresh(words)
+    experiment = experiments.from_flat(*layers, words.rest)
     flat = experiments.to_flat(experiment)
     if dry_run:
         print(json.dumps(flat, indent=2))
@@ -134,16 +86,16 @@ def _launch(words: dict[str, str]) -> int:
     return 0
 
 
-def _fresh(words: dict[str, str]) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _fresh(words: Words) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The layers below the command line, and what to tell about them."""
     from rlframe.experiment import load_preset, presets_for
 
-    preset = words.pop("experiment", "")
-    if not preset and "env" not in words and "algo" not in words:
+    preset = words.text("experiment")
+    if not preset and "env" not in words.rest and "algo" not in words.rest:
         preset = DEFAULT_PRESET
     if preset:
         return [load_preset(preset)], [f"experiment={preset}"]
-    others = presets_for(words.get("env", "CartPole-v1"))
+    others = presets_for(words.rest.get("env", "CartPole-v1"))
     return [], [f"presets for this environment: {', '.join(f'experiment={name}' for name in others)}"] if others else []
 
 

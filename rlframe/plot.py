@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.core.command import run_command
 from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generator
 
 USAGE = """\
@@ -42,7 +44,7 @@ _SEED_KEYS = frozenset(
 )
 
 
-class PlotError(Exception):
+class PlotError(ConfigError):
     """Something to tell the user in one line."""
 
 
@@ -339,7 +341,7 @@ def _x_axis(curves: Sequence[Curve], x: str) -> tuple[float, str]:
     return scale, f"wall time ({unit})"
 
 
-def _short(value: float, _position: int | None = None) -> str:
+def _short(value: float, _position: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -362,16 +364,16 @@ def main(arguments: Sequence[str]) -> int:
     if {"--help", "-h", "help"} & set(arguments):
         print(USAGE)
         return 0
-    try:
-        options = parse(arguments)
-        experiments = find_experiments(options.dirs, options.labels)
-        y = choose_y(experiments, options.y)
-        x_column = X_COLUMNS[options.x]
-        curves = [make_curve(each, x_column, y, options.smooth, options.center) for each in experiments]
-        draw(curves, options, y, _title(experiments, options))
-    except PlotError as error:
-        print(f"plot: {error}", file=sys.stderr)
-        return 2
+    return run_command(_plot, list(arguments))
+
+
+def _plot(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    experiments = find_experiments(options.dirs, options.labels)
+    y = choose_y(experiments, options.y)
+    x_column = X_COLUMNS[options.x]
+    curves = [make_curve(each, x_column, y, options.smooth, options.center) for each in experiments]
+    draw(curves, options, y, _title(experiments, options))
     for curve in curves:
         print(_summary(curve, x_column, y))
     print(options.out)

@@ -57,5 +57,3 @@ class NoiseBuffer:
         """Zero it: act greedily."""
         for array in leaves(self.arrays):
             array[...] = 0
-
-

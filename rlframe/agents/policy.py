@@ -36,7 +36,10 @@ class PolicyAgent(Agent):
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         params, value, state = self.model(inputs, state)
-        action, log_prob = self.distribution.sample_log_prob(params, noise)
+        action = self.distribution.sample(params, noise)
+        log_prob = self.distribution.log_prob(
+            params, action
+        )  # as training computes it again, also where tanh saturates
         return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:

@@ -100,7 +100,9 @@ def make_batch(samples: Samples, value: Tensor, advantage: Tensor, return_: Tens
     )
 
 
-def minibatches(batch: Batch, state: Tree, n: int, recurrent: bool, rng: np.random.Generator) -> Iterator[tuple[Batch, Tree]]:
+def minibatches(
+    batch: Batch, state: Tree, n: int, recurrent: bool, rng: np.random.Generator
+) -> Iterator[tuple[Batch, Tree]]:
     """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
 
     With n = 1 nothing is moved.

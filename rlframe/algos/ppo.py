@@ -13,7 +13,16 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import Batch, Updater, check_minibatches, load_generator, make_batch, mean_of, minibatches, values
+from rlframe.algos.parts import (
+    Batch,
+    Updater,
+    check_minibatches,
+    load_generator,
+    make_batch,
+    mean_of,
+    minibatches,
+    values,
+)
 from rlframe.core.config import choice, count, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
@@ -34,7 +43,9 @@ class Config:
     gae_lambda: float = option(0.95, "lambda of GAE")
     clip: float = option(0.1, "epsilon: the ratio stays within 1 ± clip")
     clip_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    value_clip: float = option(math.inf, "largest move of the value from that when acting, in units of return; inf: none")
+    value_clip: float = option(
+        math.inf, "largest move of the value from that when acting, in units of return; inf: none"
+    )
     epochs: int = count(4, "passes over each batch")
     minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: float = option(0.01, "weight of the entropy bonus")
@@ -83,7 +94,9 @@ class PPO(Algorithm):
                 batch = self._reevaluate(samples)
             if not self._epoch(batch, samples.state, metrics):
                 break
-        self.agent.observe(samples.inputs.observation)  # after learning: acting and learning saw the same statistics
+        self.agent.observe(
+            samples.inputs[:-1].observation
+        )  # after learning: acting and learning saw the same statistics
         return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.updater.rate}
 
     def _evaluate(self, samples: Samples, value: Tensor) -> Batch:
@@ -117,8 +130,11 @@ class PPO(Algorithm):
     def _loss(self, batch: Batch, state: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         params, value, _ = self.agent(batch.inputs, state)
         log_ratio = self.agent.distribution.log_prob(params, batch.action) - batch.log_prob
+        log_ratio = log_ratio.masked_fill(~batch.valid, 0.0)  # before exp: an overflow's gradient is not masked after
         ratio = log_ratio.exp()
-        advantage = masked_normalize(batch.advantage, batch.valid) if self.config.normalize_advantage else batch.advantage
+        advantage = (
+            masked_normalize(batch.advantage, batch.valid) if self.config.normalize_advantage else batch.advantage
+        )
         clip = self.clip(self.progress.env_steps)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), batch.valid)  # eq. 7

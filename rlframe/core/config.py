@@ -15,9 +15,7 @@ import chz
 from chz.factories import MetaFactory, MetaFromString
 from chz.tiepin import CastError
 
-
-class ConfigError(Exception):
-    """A refusal before anything starts: one readable message, no traceback needed."""
+from rlframe.core.errors import ConfigError
 
 
 def _count(text: str) -> int:

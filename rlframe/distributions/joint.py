@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from gymnasium import Space, spaces
@@ -61,12 +59,11 @@ def make_distribution(space: Space, squash: bool = False) -> Distribution:
     Raises:
         ValueError: an unsupported space, or `squash` with a Box that is not bounded.
     """
-    make_part: Callable[[Space], Distribution] = lambda sub: make_distribution(sub, squash)  # noqa: E731
     match space:
         case spaces.Dict():
-            return Joint({key: make_part(sub) for key, sub in space.spaces.items()})
+            return Joint({key: make_distribution(sub, squash) for key, sub in space.spaces.items()})
         case spaces.Tuple():
-            return Joint(tuple(make_part(sub) for sub in space.spaces))
+            return Joint(tuple(make_distribution(sub, squash) for sub in space.spaces))
         case spaces.Discrete():
             return Categorical(int(space.n))
         case spaces.MultiDiscrete() if space.nvec.ndim == 1:
@@ -79,4 +76,6 @@ def make_distribution(space: Space, squash: bool = False) -> Distribution:
             return TanhGaussian(tuple(space.shape))
         case spaces.Box():
             raise ValueError(f"squash=true needs finite action bounds, got {space}; use squash=false")
-    raise ValueError(f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, Box, Dict, Tuple")
+    raise ValueError(
+        f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, Box, Dict, Tuple"
+    )

@@ -14,7 +14,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 
 from rlframe.core import spaces
-from rlframe.core.config import ConfigError, nearest
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.native import check_next_step
@@ -38,8 +39,14 @@ ALE_DEFAULTS: Mapping[str, Any] = {
     "continuous_action_threshold": 0.5,
     "thread_affinity_offset": -1,  # the core the first thread is bound to; -1 binds none
 }
-_REGISTERED = ("repeat_action_probability",)  # sticky actions: as the id registers it, 0.25 for v5
-_OPTIONS = (*ALE_DEFAULTS, *_REGISTERED, "num_threads", "episodic_life", "reward_clipping")
+_OPTIONS: Mapping[str, Any] = {
+    **ALE_DEFAULTS,
+    "repeat_action_probability": 0.25,  # sticky actions; the default is what the id registers, for v5 this
+    "num_threads": 1,  # the default is one per environment, or one per CPU if those are fewer
+    "episodic_life": EPISODIC_LIFE,
+    "reward_clipping": REWARD_CLIPPING,
+}
+_LEAST = {"noop_max": 0, "thread_affinity_offset": -1}  # of whole numbers; 1 for the others
 
 
 def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> AtariEnvs:
@@ -48,12 +55,8 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
     Raises:
         ConfigError: an unknown or refused option.
     """
-    for name in kwargs:
-        if name not in _OPTIONS:
-            raise ConfigError(
-                f"env_kwargs.{name} is no option of {spec.id}{nearest(name, _OPTIONS)} (it has {', '.join(_OPTIONS)}; "
-                f"backend=python makes the plain game with Gymnasium's own arguments)"
-            )
+    for name, value in kwargs.items():
+        _check_option(spec.id, name, value)
     options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs}
     episodic_life = options.pop("episodic_life", EPISODIC_LIFE)
     clip = options.pop("reward_clipping", REWARD_CLIPPING)
@@ -71,6 +74,25 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
     backend = f"native {type(env.unwrapped).__name__}, {n_threads} thread{'s' if n_threads > 1 else ''}"
     return AtariEnvs(env, list(seeds), backend, episodic_life=bool(episodic_life), clip=bool(clip))
+
+
+def _check_option(id_: str, name: str, value: Any) -> None:
+    if name not in _OPTIONS:
+        raise ConfigError(
+            f"env_kwargs.{name} is no option of {id_}{nearest(name, _OPTIONS)} (it has {', '.join(_OPTIONS)}; "
+            f"env_backend=python makes the plain game with Gymnasium's own arguments)"
+        )
+    default = _OPTIONS[name]
+    if isinstance(default, bool):
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(default, float):
+        fits, wanted = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
+    else:
+        least = _LEAST.get(name, 1)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        wanted = f"a whole number, at least {least}"
+    if not fits:
+        raise ConfigError(f"env_kwargs.{name}={value!r} must be {wanted}")
 
 
 def n_cpus() -> int:
@@ -141,9 +163,9 @@ class AtariEnvs(Envs):
 
     def _write(self, out: EnvStep) -> None:
         if self._colour:
-            n, stack, height, width, _ = self._observation.shape
-            rows = out.observation.reshape(n, stack, 3, height, width)  # a view: only the axis after n is split
-            rows[...] = self._observation.transpose(0, 1, 4, 2, 3)
+            for age in range(self._observation.shape[1]):
+                frames = self._observation[:, age]  # [n, H, W, 3]
+                out.observation[:, 3 * age : 3 * age + 3] = frames.transpose(0, 3, 1, 2)
         else:
             out.observation[...] = self._observation
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from rlframe.core.errors import ReadableError
 from rlframe.core.struct import Struct, Tree
 
 
@@ -39,7 +40,7 @@ class EnvStep(Struct):
     ended: np.ndarray  # bool: the episode really ended; the next step resets
 
 
-class EnvError(RuntimeError):
+class EnvError(ReadableError):
     """An environment raised, or returned what its spaces forbid. Names environment index, seed, step and action."""
 
 

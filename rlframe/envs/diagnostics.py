@@ -50,14 +50,15 @@ class Means:
 class BatchMeans:
     """The same for the infos of a vector environment: arrays [n], with Gymnasium's `_name` masks where given."""
 
-    def __init__(self, n: int, ignore: frozenset[str]) -> None:
-        self._n, self._ignore = n, ignore
+    def __init__(self, n: int) -> None:
+        self._n = n
         self._sums: dict[str, np.ndarray] = {}  # name: [2, n], sums above counts
 
     def add(self, infos: Any, valid: np.ndarray) -> None:
         """Count one step's infos where `valid` [n]; never raises."""
         for name, values in infos.items():
-            if name in self._ignore or not self._is_numeric(values):
+            is_mask = name.startswith("_") and name[1:] in infos
+            if is_mask or not self._is_numeric(values):
                 continue
             mask = infos.get(f"_{name}")
             counted = valid & mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else valid

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from rlframe.core.config import ConfigError, nearest
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, map_tree
 from rlframe.envs.atari import n_cpus
 from rlframe.envs.native import NativeEnvs

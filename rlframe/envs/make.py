@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rlframe.core.config import ConfigError, nearest
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 from rlframe.envs import atari, envpool_envs, native, single
 from rlframe.envs.base import EnvConfig, Envs
 from rlframe.envs.python_envs import PythonEnvs

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core import spaces
-from rlframe.core.config import ConfigError
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import BatchMeans
@@ -68,7 +68,7 @@ class NativeEnvs(Envs):
         self._decode = spaces.action_decoder(self.action_space)
         self._write = batch_writer(self.observation_space, self.n)
         self._check = batch_checker(self.observation_space)
-        self._means = BatchMeans(self.n, frozenset())
+        self._means = BatchMeans(self.n)
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
 

@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
-from rlframe.core.config import ConfigError, nearest
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
 

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from rlframe.core import spaces
-from rlframe.core.config import ConfigError
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import Means

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rlframe.core.config import ConfigError, nearest
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 
 Target = EnvSpec | Callable[..., Any]
 
@@ -122,35 +124,45 @@ def maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], gymna
     """What makes one environment, and the time limit that the batch counts for it (0 for none).
 
     Raises:
-        ConfigError: when called: an argument is unknown, or no gymnasium.Env comes back.
+        ConfigError: an argument is unknown, or no gymnasium.Env comes back (both when the maker is called).
     """
     if not isinstance(target, EnvSpec):
         return partial(_made, target, target, partial(target, **kwargs)), 0
     options = dict(kwargs)
-    limit = options.pop("max_episode_steps", target.max_episode_steps) or 0
+    limit = options.pop("max_episode_steps", target.max_episode_steps or 0)
+    if not isinstance(limit, int) or limit < 0:
+        raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
     spec = copy.deepcopy(target)
     spec.order_enforce, spec.disable_env_checker = False, True
     if target.additional_wrappers:  # which come outside the time limit, and may change what a step is
         spec.max_episode_steps, limit = limit or None, 0
     else:
         spec.max_episode_steps = None
-    creator = load_env_creator(target.entry_point) if isinstance(target.entry_point, str) else target.entry_point
-    return partial(_made, target, creator, partial(gymnasium.make, spec, **options)), limit
+    return partial(_made, target, _creator(target), partial(gymnasium.make, spec, **options)), limit
 
 
-def _made(target: Target, creator: Any, make: Callable[[], Any]) -> gymnasium.Env:
+def _creator(spec: EnvSpec) -> Any:
+    if not isinstance(spec.entry_point, str):
+        return spec.entry_point
+    with warnings.catch_warnings():
+        # Of Box2D's SWIG wrapper, when it is imported; as an error it would crash the interpreter.
+        warnings.filterwarnings("ignore", message="builtin type .wig", category=DeprecationWarning)
+        return load_env_creator(spec.entry_point)
+
+
+def _made(target: Target, creator: Any, make: partial[Any]) -> gymnasium.Env:
     id_ = target.id if isinstance(target, EnvSpec) else name(target)
     try:
         with missing_packages_named(target):
             env = make()
     except TypeError as error:
         found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if found is None:
+        if found is None or found[1] not in make.keywords:
             raise
         names = list(inspect.signature(creator).parameters)
         raise ConfigError(
             f"env_kwargs.{found[1]} is no argument of env={id_}{nearest(found[1], names)} (it has {', '.join(names)})"
         ) from error
     if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"env={id_} made a {type(env).__name__}, not a gymnasium.Env")
+        raise ConfigError(f"env={id_} made something of type {type(env).__name__}, not a gymnasium.Env")
     return env

@@ -24,10 +24,10 @@ class Trunk(nn.Module):
         super().__init__()
         self.encoder = make_encoder(observation_space, config)
         self.size = int(self.encoder.size)  # type: ignore[arg-type]  # every encoder states it
-        self.feedback = nn.ModuleList()
+        previous = [Vector(space) for _, space in action_parts(action_space)] if config.feed_back else []
+        self.feedback = nn.ModuleList(previous)
         if config.feed_back:
-            self.feedback.extend(Vector(space) for _, space in action_parts(action_space))
-            self.size += 1 + sum(int(part.size) for part in self.feedback)  # type: ignore[arg-type]
+            self.size += 1 + sum(part.size for part in previous)
         self.memory: Memory | None = None
         if config.memory != "none":
             self.memory = Memory(config.memory, self.size, config.memory_size)
@@ -65,20 +65,19 @@ class ActorCritic(PolicyModel):
         self.value_head = value_head(self.actor.size)
 
     def initial_state(self, n: int) -> Tree:
-        if self.critic is None:
-            return self.actor.initial_state(n)
-        return self.actor.initial_state(n), self.critic.initial_state(n)
+        state = self.actor.initial_state(n)
+        return (state, self.critic.initial_state(n)) if self.critic and state else state
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
         if self.critic is None:
             features, state = self.actor(observation, inputs, state)
             return self.policy_head(features), self.value_head(features).squeeze(-1), state
-        actor_state, critic_state = state
+        actor_state, critic_state = state or ((), ())
         features, actor_state = self.actor(observation, inputs, actor_state)
         value_features, critic_state = self.critic(observation, inputs, critic_state)
-        params = self.policy_head(features)
-        return params, self.value_head(value_features).squeeze(-1), (actor_state, critic_state)
+        state = (actor_state, critic_state) if state else ()
+        return self.policy_head(features), self.value_head(value_features).squeeze(-1), state
 
     def observe(self, observation: Tree) -> None:
         if self.norm:

@@ -34,7 +34,9 @@ class PolicyModel(nn.Module, ABC):
 class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
 
-    encoder: str = option("auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, an nn.Module of yours")
+    encoder: str = option(
+        "auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, an nn.Module of yours"
+    )
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")
     image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
     activation: str = choice("tanh", ("tanh", "relu", "elu", "silu"), "between fully connected layers")

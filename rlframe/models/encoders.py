@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.core.config import ConfigError, find_module
+from rlframe.core.config import find_module, nearest
+from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, map_tree
 from rlframe.models.base import ModelConfig
@@ -40,12 +42,13 @@ def mlp(in_size: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
 
 
 class Vector(nn.Module):
-    """A vector, number or class as float features [..., size]: classes one-hot, the rest flattened."""
+    """A vector, number or class as float features [..., size]: classes one-hot, bytes in [0, 1], the rest as it is."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
         self.classes: list[int] = []
         self.ndim = len(space.shape or ())
+        self.scale = _pixel_scale(space) if isinstance(space, spaces.Box) and space.dtype == np.uint8 else 1.0
         match space:
             case spaces.Discrete():
                 self.classes, self.size = [int(space.n)], int(space.n)
@@ -59,7 +62,7 @@ class Vector(nn.Module):
         if self.ndim != 1:
             x = x.flatten(x.dim() - self.ndim) if self.ndim else x.unsqueeze(-1)
         if not self.classes:
-            return x.float()
+            return x.float() * self.scale if self.scale != 1.0 else x.float()
         columns = zip(x.long().unbind(-1), self.classes, strict=True)
         return torch.cat([F.one_hot(column, n) for column, n in columns], -1).float()
 
@@ -74,7 +77,7 @@ class Image(nn.Module):
         self.channels_last = _channels_last(shape)
         height, width = shape[-3:-1] if self.channels_last else shape[-2:]
         self.shape = (math.prod(shape) // (height * width), height, width)  # channels, height, width
-        self.scale = 1 / 255 if space.dtype.kind in "ui" else 1.0
+        self.scale = _pixel_scale(space)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channels_last:
@@ -83,11 +86,21 @@ class Image(nn.Module):
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) >= 3 and shape[-1] in (1, 3, 4) and shape[-1] < shape[-2]
+    """Square pictures show their layout; of others the smaller end is taken for the channels."""
+    if len(shape) < 3:
+        return False
+    first, middle, last = shape[-3:]
+    return last < first if (first == middle) == (middle == last) else first == middle
+
+
+def _pixel_scale(space: spaces.Box) -> float:
+    """1 / the brightest, for integers of any size and for floats that say that they go beyond 1."""
+    brightest = float(space.high.max())
+    return 1 / brightest if 1 < brightest <= 65_535 else 1.0
 
 
 def is_image(space: Space) -> bool:
-    """A Box of rank 2 to 4 whose height and width are at least 8 pixels (smaller grids are vectors)."""
+    """A Box of rank 3 or 4, or of integers and rank 2, at least 8 pixels high and wide (smaller grids are vectors)."""
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         return False
     pixels = space.shape[-3:-1] if _channels_last(space.shape) else space.shape[-2:]
@@ -122,7 +135,12 @@ def impala(channels: int) -> nn.Sequential:
     """The deep residual network of Espeholt et al. 2018 (figure 3): 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for out in (16, 32, 32):
-        layers += [orthogonal(nn.Conv2d(channels, out, 3, padding=1)), nn.MaxPool2d(3, 2, 1), Residual(out), Residual(out)]
+        layers += [
+            orthogonal(nn.Conv2d(channels, out, 3, padding=1)),
+            nn.MaxPool2d(3, 2, 1),
+            Residual(out),
+            Residual(out),
+        ]
         channels = out
     return nn.Sequential(*layers, nn.ReLU())
 
@@ -163,7 +181,10 @@ class Encoder(nn.Module):
         found: list[Tensor] = []
         map_tree(found.append, observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
-        parts = [_encode_image(next(images), x) if image else next(vectors)(x) for image, x in zip(self.order, found, strict=True)]
+        parts = [
+            _encode_image(next(images), x) if image else next(vectors)(x)
+            for image, x in zip(self.order, found, strict=True)
+        ]
         return self.mlp(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
 
 
@@ -243,9 +264,20 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
             f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala; "
             f"a class of your own is written package.module:Class or ./file.py:Class"
         )
-    is_file = module_name.endswith(".py") and Path(module_name).is_file()
-    module = find_module(module_name, "rlframe.models") if is_file else importlib.import_module(module_name)
+    found = vars(_user_module(module_name, config.encoder))
+    if name not in found:
+        raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}{nearest(name, found)}")
+    return Plugged(found[name](space), space)
+
+
+def _user_module(name: str, encoder: str) -> ModuleType:
+    if name.endswith(".py"):
+        return find_module(name, "rlframe.models")
     try:
-        return Plugged(vars(module)[name](space), space)
-    except KeyError:
-        raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}") from None
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"model.encoder={encoder!r}: {error}; write package.module:Class or ./file.py:Class"
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from rlframe.core.struct import Tree
 
@@ -36,7 +36,7 @@ class Memory(nn.Module):
             return self._run(x, state)
         return self._run_stretches(x, first, state)
 
-    def _run(self, x: Tensor | nn.utils.rnn.PackedSequence, state: Tree) -> tuple[Tensor, Tree]:
+    def _run(self, x: Tensor | PackedSequence, state: Tree) -> tuple[Tensor, Tree]:
         stacked = tuple(s.unsqueeze(0).contiguous() for s in state)
         output, after = self.rnn(x, stacked if self.n_states == 2 else stacked[0])
         after = after if self.n_states == 2 else (after,)
@@ -45,22 +45,22 @@ class Memory(nn.Module):
     def _run_stretches(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         """Cut every column where an episode begins and run all stretches as one packed batch.
 
-        So the cost follows the longest stretch, not the number of resets.
+        So the cost follows the longest stretch, not the number of resets; the features are never padded.
         """
         T, B = first.shape
         begins = first.t().clone()  # [B, T]: column after column
         begins[:, 0] = True
         start = begins.flatten().nonzero().squeeze(-1)  # [N] positions in the flat [B * T] order
-        ends = torch.cat([start[1:], start.new_tensor([B * T])])
-        length = ends - start
-        step = torch.arange(int(length.max()), device=x.device)
-        inside = step < length.unsqueeze(-1)  # [N, L]
-        rows = (start.unsqueeze(-1) + step).clamp(max=B * T - 1)
-        padded = x.transpose(0, 1).reshape(B * T, -1)[rows]  # [N, L, F]
-        packed = pack_padded_sequence(padded, length.cpu(), batch_first=True, enforce_sorted=False)
+        length = torch.diff(start, append=start.new_tensor([B * T]))
+        longest_first = length.argsort(descending=True, stable=True)
+        step = torch.arange(int(length.max()), device=x.device).unsqueeze(-1)
+        inside = step < length[longest_first]  # [L, N]
+        rows = (start[longest_first] + step)[inside]  # [B * T]: step after step, the stretches still running
+        packed = PackedSequence(x.transpose(0, 1).reshape(B * T, -1)[rows], inside.sum(1).cpu())
         heads_column = (start % T == 0).nonzero().squeeze(-1)  # [B] the stretch each column begins with
         before = tuple(s.new_zeros(len(start), self.size).index_copy(0, heads_column, s) for s in state)
-        output, after = self._run(packed, before)
-        flat = pad_packed_sequence(output, batch_first=True)[0][inside]  # [B * T, size], in order again
-        last = torch.cat([heads_column[1:] - 1, heads_column.new_tensor([len(start) - 1])])
-        return flat.view(B, T, -1).transpose(0, 1), tuple(s[last] for s in after)
+        output, after = self._run(packed, tuple(s[longest_first] for s in before))
+        output = torch.zeros_like(output.data).index_copy(0, rows, output.data)  # [B * T, size], in order again
+        ends_column = torch.cat([heads_column[1:], heads_column.new_tensor([len(start)])]) - 1
+        ends_column = longest_first.argsort()[ends_column]  # where the packed batch has them
+        return output.view(B, T, -1).transpose(0, 1), tuple(s[ends_column] for s in after)

@@ -6,14 +6,16 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.core.struct import Tree
+from rlframe.core.spaces import action_parts
+from rlframe.core.struct import Tree, leaves, map_tree
+from rlframe.models.encoders import is_image
 
 _EPSILON = 1e-8
 _CLIP = 10.0  # normalised values beyond this many standard deviations are cut
 
 
 class RunningNorm(nn.Module):
-    """(x - mean) / std of one vector, over all that `update` has seen; the identity before.
+    """(x - mean) / std of one vector, over all that `update` has seen, within ±10; before, x within ±10.
 
     Batches are merged exactly (Chan, Golub & LeVeque 1979), in float64.
     """
@@ -47,54 +49,26 @@ class RunningNorm(nn.Module):
 
 
 class ObservationNorm(nn.Module):
-    """Normalises the float vectors inside an observation; images, counts and classes pass through."""
+    """Normalises the parts of an observation that are vectors of floats; images, counts and classes pass through."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        self.space = space
-        self.parts = nn.ModuleDict()
-        self._build(space, "observation")
-
-    def _build(self, space: Space, path: str) -> None:
-        for key, sub in children(space):
-            self._build(sub, f"{path}/{key}")
-        if is_float_vector(space):
-            self.parts[path] = RunningNorm(tuple(space.shape or ()))
+        parts = [sub for _, sub in action_parts(space)]
+        self.parts = nn.ModuleList(
+            RunningNorm(tuple(sub.shape or ())) if is_float_vector(sub) else nn.Identity() for sub in parts
+        )
 
     def forward(self, observation: Tree) -> Tree:
-        return self._walk(self.space, "observation", observation, update=False)
+        parts = iter(self.parts)
+        return map_tree(lambda x: next(parts)(x), observation)
 
     def update(self, observation: Tree) -> None:
         """Merge a batch of observations [..., *obs] into the statistics."""
-        self._walk(self.space, "observation", observation, update=True)
-
-    def _walk(self, space: Space, path: str, observation: Tree, update: bool) -> Tree:
-        match space:
-            case spaces.Dict():
-                return {k: self._walk(s, f"{path}/{k}", observation[k], update) for k, s in space.spaces.items()}
-            case spaces.Tuple():
-                parts = enumerate(zip(space.spaces, observation, strict=True))
-                return tuple(self._walk(s, f"{path}/{i}", o, update) for i, (s, o) in parts)
-        if path not in self.parts:
-            return observation
-        norm = self.parts[path]
-        assert isinstance(norm, RunningNorm)
-        if update:
-            norm.update(observation)
-            return observation
-        return norm(observation)
-
-
-def children(space: Space) -> list[tuple[str, Space]]:
-    """The named parts of a Dict or Tuple space; of any other, none."""
-    match space:
-        case spaces.Dict():
-            return list(space.spaces.items())
-        case spaces.Tuple():
-            return [(str(index), sub) for index, sub in enumerate(space.spaces)]
-    return []
+        for part, x in zip(self.parts, leaves(observation), strict=True):
+            if isinstance(part, RunningNorm):
+                part.update(x)
 
 
 def is_float_vector(space: Space) -> bool:
     """A Box of floats that is not an image."""
-    return isinstance(space, spaces.Box) and space.dtype.kind == "f" and len(space.shape) < 2
+    return isinstance(space, spaces.Box) and space.dtype.kind == "f" and not is_image(space)

@@ -114,11 +114,11 @@ def key_metrics(row: Mapping[str, float]) -> list[str]:
 
 def format_number(value: float) -> str:
     """Short and readable: 25,600 or 132.4 or 0.01234 or 3.000e-05."""
+    if not math.isfinite(value):
+        return str(value)
     size = abs(value)
-    if isinstance(value, int) or (size >= 1000 and size < 1e9):
+    if 1000 <= size < 1e9 or isinstance(value, int) or (size < 1e9 and value.is_integer()):
         return f"{value:,.0f}"
-    if not math.isfinite(value) or size == 0:
-        return f"{value:g}"
     if size >= 1e9 or size < 1e-3:
         return f"{value:.3e}"
     decimals = 3 - math.floor(math.log10(size))

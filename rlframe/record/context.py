@@ -11,7 +11,7 @@ from typing import Any
 
 import pyprojroot
 
-from rlframe.core.config import ConfigError
+from rlframe.core.errors import ConfigError
 from rlframe.record.run import NullRun, Run, RunBase, check_directory
 
 _current: ContextVar[RunBase] = ContextVar("rlframe_run")

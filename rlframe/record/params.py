@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe import __version__
-from rlframe.core.config import ConfigError
+from rlframe.core.errors import ConfigError
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.config import ConfigError, nearest
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
 from rlframe.record.snapshot import (
     SnapshotError,
     env_steps_of,

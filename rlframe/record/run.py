@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.config import ConfigError
+from rlframe.core.errors import ConfigError
 from rlframe.record.console import Console, PlainConsole, SilentConsole
 from rlframe.record.params import append_resumed, write_params
 from rlframe.record.rotation import Rotation

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlframe import __version__
+from rlframe.core.errors import ReadableError
 from rlframe.record.tree import TreeError, decode, encode
 
 FORMAT = 1
@@ -33,7 +34,7 @@ _STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 
-class SnapshotError(Exception):
+class SnapshotError(ReadableError):
     """A snapshot that cannot be used; the message names the file, what is wrong and what to do."""
 
 
@@ -60,9 +61,6 @@ def save_snapshot(directory: Path, state: Any, meta: Mapping[str, Any]) -> Path:
         raise
     _sync(directory)
     point(directory / "last", target)
-    for other in list_snapshots(directory):
-        if other != target and env_steps_of(other) == env_steps_of(target):
-            remove_snapshot(other)
     return target
 
 
@@ -240,7 +238,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _free_name(directory: Path, env_steps: int) -> Path:
-    # A rewound run meets its old self here; the old one goes only when the new one stands.
+    # A second snapshot of one step stands beside the first, which whoever rotates them may then remove.
     name, n = f"step_{env_steps:012d}", 0
     while (directory / name).exists():
         n += 1

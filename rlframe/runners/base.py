@@ -10,11 +10,12 @@ from typing import Any
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.core.errors import Interrupted
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import summarize
-from rlframe.system.signals import Interrupted, stop_request
+from rlframe.system.signals import stop_request
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over
 
@@ -79,7 +80,9 @@ class Runner(ABC):
                 raise
             self.save()
             if stop and self.env_steps < self.n_steps:
-                raise Interrupted(stop.signum)
+                raise Interrupted(
+                    stop.signum, f"stopped at env_steps {self.env_steps:,}, snapshot written; go on with resume="
+                )
         return row
 
     def iterate(self) -> None:
@@ -107,8 +110,8 @@ class Runner(ABC):
         with self.clock("evaluating"):
             evaluation = self.evaluate()
         row = {
-            "env_steps": float(self.env_steps),
-            "updates": float(self.algo.progress.updates),
+            "env_steps": self.env_steps,
+            "updates": self.algo.progress.updates,
             **evaluation,
             **self._episodes(),
             **self.clock.flush(self.env_steps, self.algo.progress.updates),
@@ -132,7 +135,7 @@ class Runner(ABC):
     def _episodes(self) -> dict[str, float]:
         row = summarize(list(self.recent), "episode")
         if self.n_episodes:
-            row["episode/count"] = float(self.n_episodes)
+            row["episode/count"] = self.n_episodes
         sums: dict[str, list[float]] = {}
         for trajectory in self.recent:
             for name, value in trajectory.diagnostics.items():
@@ -150,9 +153,7 @@ class Runner(ABC):
                 "reported": self.reported,
                 "n_episodes": self.n_episodes,
                 "elapsed_s": self.clock.elapsed_s(),
-                "recent": [
-                    [t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent
-                ],
+                "recent": [[t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent],
             },
         }
 

@@ -47,7 +47,9 @@ class EpisodeTracker:
 class Collector:
     """One batch of memory, allocated once, and the loop that fills it. The agent acts on its own device."""
 
-    def __init__(self, envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True) -> None:
+    def __init__(
+        self, envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True
+    ) -> None:
         self.envs, self.agent, self.explore = envs, agent, explore
         self.batch_spec = BatchSpec(T, envs.n)
         self.device = next(agent.parameters()).device

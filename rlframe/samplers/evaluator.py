@@ -8,7 +8,8 @@ from typing import Any
 import chz
 
 from rlframe.agents import Agent
-from rlframe.core.config import ConfigError, count, option
+from rlframe.core.config import count, option
+from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs

@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
-class Interrupted(KeyboardInterrupt):
-    """A run stopped because it was asked to, with its work saved. `exit_status` is the shell's: 128 + signal."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.exit_status = 128 + signum
+from rlframe.core.errors import Interrupted
 
 
 class StopRequest:
@@ -28,7 +22,7 @@ class StopRequest:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self.signum:
-            raise Interrupted(signum)
+            raise Interrupted(signum, "stopped at once; what was learned since the last snapshot is lost")
         self.signum = signum
 
 

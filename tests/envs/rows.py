@@ -25,9 +25,9 @@ def rows_for(envs: Envs) -> EnvStep:
 
 @dataclass
 class Walk:
-    """What `walk` saw: the steps in order, each a copy, after the first observation."""
+    """What `walk` saw: the steps in order, each a copy, after the start."""
 
-    first: Any
+    start: Any  # the first observation
     steps: list[EnvStep] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> np.ndarray:

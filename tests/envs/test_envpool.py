@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlframe.core.config import ConfigError
+from rlframe.core.errors import ConfigError
 from tests.envs.rows import made, walk
 
 pytest.importorskip("envpool")
@@ -36,7 +36,7 @@ def test_threads_change_nothing() -> None:
 def test_each_environment_has_its_own_seed() -> None:
     pair = walk(made("Acrobot-v1", 2, seeds=[5, 6], backend="envpool"), 1)
     alone = walk(made("Acrobot-v1", 1, seeds=[6], backend="envpool"), 1)
-    np.testing.assert_array_equal(vars(pair)["first"][1], vars(alone)["first"][0])
+    np.testing.assert_array_equal(pair.start[1], alone.start[0])
 
 
 def test_infos_are_averaged_without_bookkeeping() -> None:
@@ -48,5 +48,5 @@ def test_infos_are_averaged_without_bookkeeping() -> None:
 
 
 def test_a_wrong_argument_is_named() -> None:
-    with pytest.raises(ConfigError, match="env_kwargs.max_episode_step is no argument"):
+    with pytest.raises(ConfigError, match=r"env_kwargs\.max_episode_step is no argument"):
         made("Acrobot-v1", 1, backend="envpool", max_episode_step=3)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlframe.core.config import ConfigError
-from rlframe.core.struct import leaves
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import action_parts
+from rlframe.core.struct import leaves, map_tree
 from rlframe.envs.python_envs import PythonEnvs
 from tests.envs.custom import SPACES, Scripted
-from tests.envs.rows import made, walk
+from tests.envs.rows import made, rows_for, walk
 
 ROUND_TRIP = [name for name in SPACES if name not in ("text", "integers")]
 
@@ -47,10 +48,8 @@ def test_float64_is_kept_as_float32() -> None:
     assert seen.observation.dtype == np.float32
 
 
-@pytest.mark.parametrize("kind", ROUND_TRIP)
+@pytest.mark.parametrize("kind", [name for name in ROUND_TRIP if name not in ("scalar", "image", "nested")])
 def test_actions_arrive_as_the_environment_wants_them(kind: str) -> None:
-    if kind == "image" or kind == "nested":
-        pytest.skip("an action of integers in a Box is refused")
     envs = made("tests.envs.custom:scripted", 2, act=kind)
     walk(envs, 7)
     for env in scripts_of(envs):
@@ -75,32 +74,21 @@ def test_an_unsupported_space_is_refused(kind: str) -> None:
 )
 def test_identity_rewards_the_right_answer_fully(kind: str) -> None:
     envs = made("rlframe.envs.probe:identity", 3, action=kind)
-    out = walk(envs, 0)
-    from rlframe.core.struct import map_tree
-    from tests.envs.rows import rows_for
-
     rows = rows_for(envs)
     envs.reset(rows)
-    del out
     for _ in range(5):
         answer = map_tree(np.copy, rows.observation)
-        for (_, space), leaf in zip(_parts(envs.action_space), leaves(answer), strict=True):
+        for (_, space), leaf in zip(action_parts(envs.action_space), leaves(answer), strict=True):
             if isinstance(space, spaces.Box):  # observed as it is, answered in [-1, 1]
                 leaf[...] = 2 * (leaf - space.low) / (space.high - space.low) - 1
         envs.step(answer, rows)
         np.testing.assert_allclose(rows.reward, 1.0, atol=1e-6)
 
 
-def _parts(space: spaces.Space) -> list[tuple[str, spaces.Space]]:
-    from rlframe.core.spaces import action_parts
-
-    return action_parts(space)
-
-
 def test_memory_shows_its_cue_once_and_asks_at_the_end() -> None:
     envs = made("rlframe.envs.probe:memory", 2, delay=3, cues=2)
     seen = walk(envs, 4)
-    cue = vars(seen)["first"]
+    cue = seen.start
     assert (cue[:, :2].sum(axis=1) == 1).all()
     assert not seen.observation[:2].any()
     np.testing.assert_array_equal(seen.observation[2], [[0, 0, 1]] * 2)
@@ -109,8 +97,6 @@ def test_memory_shows_its_cue_once_and_asks_at_the_end() -> None:
 
 def test_a_delayed_reward_is_for_the_first_action() -> None:
     envs = made("rlframe.envs.probe:delayed_reward", 1, delay=2)
-    from tests.envs.rows import rows_for
-
     rows = rows_for(envs)
     for first, expected in ((1, 1.0), (0, 0.0)):
         envs.reset(rows)

@@ -1,0 +1,56 @@
+"""PPO on CartPole-v1, put together by hand: environments, agent, sampler, algorithm, runner and run directory.
+
+    python examples/example_1.py
+    python examples/example_1.py n_steps=50_000 seed=1 run_ID=1 log_dir=data/cartpole
+
+Reports the returns of the training episodes. `--help` lists the arguments. Afterwards
+`python -m rlframe.evaluate RUN_DIR` and `python -m rlframe.plot RUN_DIR` read what it left.
+"""
+
+from contextlib import closing
+
+import chz
+import torch
+
+from rlframe.agents import make_policy_agent
+from rlframe.algos import ppo
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.runners import MinibatchRl
+from rlframe.samplers import SerialSampler
+
+
+def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
+    """Train PPO on CartPole-v1 for `n_steps` env steps."""
+    torch.set_num_threads(1)  # more only slow down a network of this size
+    torch.manual_seed(seed)  # decides the agent's first weights
+    env, model = EnvConfig("CartPole-v1"), ModelConfig(hidden=(64, 64))
+    config = ppo.Config(
+        learning_rate=1e-3,
+        discount=0.98,
+        gae_lambda=0.8,
+        clip=0.2,
+        clip_schedule="linear",
+        epochs=20,
+        minibatches=1,
+        entropy_coef=0.0,
+    )
+
+    envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))
+    agent = make_policy_agent(envs.observation_space, envs.action_space, model)
+    sampler = SerialSampler(envs, agent, batch_T=32, seed=seed)
+    algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
+    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps=max(1, n_steps // 20))
+
+    # What params.json keeps; the keys are those of the command line, so that the commands understand this run too.
+    record = {"algo": "ppo", "env": env.id, "seed": seed, "model.hidden": list(model.hidden)}
+    record |= {f"algo.{name}": value for name, value in chz.asdict(config).items()}
+    with closing(runner), logger_context(log_dir, run_ID, "ppo_cartpole", record) as run:
+        runner.train()
+    print(f"run: {run.directory}")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(train)

@@ -1,0 +1,56 @@
+"""PPO on an Atari game, with evaluation: MinibatchRlEval scores the agent before training and at every report.
+
+    python examples/example_2.py
+    python examples/example_2.py game=ALE/Breakout-v5 n_steps=10_000_000 log_dir=data/breakout
+
+Training learns from clipped rewards and takes a lost life for an end; scores, in training and in evaluation, are
+those of whole games. Needs the extra `atari`. `--help` lists the arguments.
+"""
+
+from contextlib import closing
+
+import chz
+import torch
+
+from rlframe.agents import make_policy_agent
+from rlframe.algos import ppo
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.runners import MinibatchRlEval
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+
+
+def train(
+    game: str = "ALE/Pong-v5",
+    n_steps: int = 1_000_000,
+    log_interval_steps: int = 50_000,
+    n_eval_episodes: int = 8,
+    max_frames: int = 108_000,
+    batch_T: int = 128,
+    seed: int = 0,
+    log_dir: str = "",
+    run_ID: int = 0,
+) -> None:
+    """Train PPO on `game`; a game is cut after `max_frames` frames, 60 to the second and 4 to the env step."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(seed)  # decides the agent's first weights
+    env = EnvConfig(game, {"max_num_frames_per_episode": max_frames})
+
+    envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))
+    agent = make_policy_agent(envs.observation_space, envs.action_space, ModelConfig()).to(device)
+    sampler = SerialSampler(envs, agent, batch_T=batch_T, seed=seed)
+    algo = ppo.PPO(agent, sampler.batch_spec, n_steps, ppo.Config(), seed)  # the defaults are the paper's for Atari
+    evaluator = Evaluator(env, agent, EvalConfig(n_envs=8, n_episodes=n_eval_episodes, explore=True), seed)
+    runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+
+    record = {"algo": "ppo", "env": game, "env_kwargs": dict(env.kwargs), "seed": seed}
+    name = f"ppo_{game.removeprefix('ALE/')}"
+    with closing(runner), logger_context(log_dir, run_ID, name, record, snapshot_mode="best") as run:
+        runner.train()
+    print(f"run: {run.directory}")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(train)

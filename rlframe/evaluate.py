@@ -1,0 +1,167 @@
+"""python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]: score, and film, a trained agent from its files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import chz
+import numpy as np
+import torch
+
+from rlframe.agents import Agent
+from rlframe.core.command import Words, run_command
+from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, env_seeds, generator
+from rlframe.core.types import Trajectory
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment import Experiment, choose_device, from_flat, load_weights, make_agent
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.samplers import Evaluator
+from rlframe.samplers.collector import Collector
+from rlframe.samplers.evaluator import summarize
+
+_KEYS = ("n_episodes", "n_envs", "explore", "seed", "video", "out", "device", "traceback")
+_FRAMES_PER_SECOND = 30
+_USAGE = """\
+usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
+
+  n_episodes=10    episodes, shared out evenly over the environments beforehand
+  n_envs=8         environments stepped together
+  explore=false    act with exploration noise, as in training
+  seed=0           of the evaluation; its environments never share a seed with training
+  video=DIR        film every episode as DIR/episode_<n>.mp4, one after another
+  out=FILE.json    write the summary and every episode there
+  device=auto      auto | cpu | cuda:0
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit status."""
+    if not argv or any(word in ("-h", "--help", "help") for word in argv):
+        print(_USAGE)
+        return 0 if argv else 2
+    return run_command(_evaluate, argv)
+
+
+def _evaluate(argv: list[str]) -> int:
+    path = Path(argv[0])
+    words = Words(argv[1:])
+    n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
+    explore, seed = words.flag("explore"), words.count("seed", 0)
+    video, out, device = words.text("video"), words.text("out"), words.text("device", "auto")
+    words.refuse_rest(_KEYS)
+
+    snapshot = resolve_snapshot(path)
+    experiment = chz.replace(from_flat(_config(snapshot)), seed=seed, init="")
+    state, meta = load_snapshot(snapshot)
+    env = experiment.eval_env_config()
+    config = chz.replace(experiment.eval, n_episodes=n_episodes, n_envs=n_envs, explore=explore)
+    agent = _load(experiment, env, state["agent"], device, str(snapshot))
+    print(f"{experiment.title()}: {snapshot}, trained for {int(meta['env_steps']):,} env_steps")
+    if video:
+        episodes = film(env, agent, n_episodes, explore, seed, Path(video))
+    else:
+        evaluator = Evaluator(env, agent, config, seed)
+        episodes = evaluator.evaluate()
+        evaluator.close()
+    _print(episodes)
+    if out:
+        _write(Path(out), episodes, snapshot, int(meta["env_steps"]))
+    return 0
+
+
+def _config(snapshot: Path) -> dict[str, Any]:
+    """The config of the run that a snapshot belongs to: from the nearest params.json above it."""
+    for folder in list(snapshot.resolve().parents)[:3]:
+        params = folder / "params.json"
+        if params.is_file():
+            return json.loads(params.read_text(encoding="utf-8"))["config"]
+    raise ConfigError(f"{snapshot} lies in no run directory: there is no params.json above it")
+
+
+def _load(experiment: Experiment, env: EnvConfig, weights: Any, device: str, source: str) -> Agent:
+    spaces = make_envs(env, 1, [0])
+    try:
+        agent = make_agent(experiment, spaces.observation_space, spaces.action_space, torch.device("cpu"))
+    finally:
+        spaces.close()
+    load_weights(agent, weights, source)
+    return agent.to(choose_device(device))
+
+
+def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int, folder: Path) -> Sequence[Trajectory]:
+    """Play episodes on one environment and write each as folder/episode_<n>.mp4.
+
+    Raises:
+        ConfigError: imageio is missing.    EnvError: the environment cannot be drawn.
+    """
+    try:
+        from imageio.v2 import get_writer
+    except ImportError:
+        raise ConfigError('video needs imageio: pip install "rlframe[video]"') from None
+    plays_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # draws what the agent sees
+    drawn = env if plays_atari else EnvConfig(env.id, {**env.kwargs, "render_mode": "rgb_array"}, "python")
+    envs = make_envs(drawn, 1, env_seeds(seed, Role.EVAL_ENV, 1))
+    collector = Collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], explore)
+    folder.mkdir(parents=True, exist_ok=True)
+    episodes: list[Trajectory] = []
+    try:
+        while len(episodes) < n_episodes:
+            path = folder / f"episode_{len(episodes)}.mp4"
+            with get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1) as writer:
+                finished: list[Trajectory] = []
+                while not finished:
+                    writer.append_data(_even(envs.frame(0)))
+                    collector.collect()
+                    finished = collector.tracker.pop()
+                writer.append_data(_even(envs.frame(0)))
+            collector.collect()  # the reset, so that the next episode's film begins with its first frame
+            episodes += finished
+            print(f"video: {path}")
+    finally:
+        envs.close()
+    return episodes
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """Small frames enlarged, and cut to even sides, as video encoders want them."""
+    times = max(1, 336 // frame.shape[0])
+    large = frame.repeat(times, 0).repeat(times, 1)
+    return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
+
+
+def _print(episodes: Sequence[Trajectory]) -> None:
+    for number, episode in enumerate(episodes):
+        end = "terminated" if episode.terminated else "truncated"
+        print(f"Episode #{number}: return: {episode.return_:.1f} length: {episode.length} {end}")
+    summary = summarize(list(episodes), "eval")
+    print(
+        f"{len(episodes)} episodes: return {summary['eval/return_mean']:.1f} +- {summary['eval/return_std']:.1f} "
+        f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
+        f"length {summary['eval/length_mean']:.1f}"
+    )
+
+
+def _write(out: Path, episodes: Sequence[Trajectory], snapshot: Path, env_steps: int) -> None:
+    content = {
+        "snapshot": str(snapshot),
+        "env_steps": env_steps,
+        "n_episodes": len(episodes),
+        **summarize(list(episodes), "eval"),
+        "episodes": [
+            {"return": e.return_, "length": e.length, "terminated": e.terminated, **e.diagnostics} for e in episodes
+        ],
+    }
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

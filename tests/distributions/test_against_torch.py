@@ -1,0 +1,126 @@
+"""Log-probabilities, entropies and divergences are those of torch.distributions, for every family and shape."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from rlframe.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    TanhGaussian,
+)
+
+LEADS = [(5,), (3, 2)]
+SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 2)]
+
+
+def gaussian(params: Tensor, shape: tuple[int, ...]) -> td.Distribution:
+    mean, log_std = params.chunk(2, -1)
+    lead = params.shape[:-1]
+    return td.Independent(td.Normal(mean.reshape(*lead, *shape), log_std.exp().reshape(*lead, *shape)), len(shape))
+
+
+def tanh_gaussian(params: Tensor, shape: tuple[int, ...]) -> td.Distribution:
+    base = gaussian(params, shape)
+    return td.TransformedDistribution(base, [td.TanhTransform()])
+
+
+def bernoulli(params: Tensor, shape: tuple[int, ...]) -> td.Distribution:
+    return td.Independent(td.Bernoulli(logits=params.reshape(*params.shape[:-1], *shape)), len(shape))
+
+
+CASES: list[Any] = [
+    pytest.param(Categorical(4), lambda p: td.Categorical(logits=p), id="categorical"),
+    *[pytest.param(DiagonalGaussian(s), lambda p, s=s: gaussian(p, s), id=f"gaussian{s}") for s in SHAPES],
+    *[pytest.param(TanhGaussian(s), lambda p, s=s: tanh_gaussian(p, s), id=f"tanh{s}") for s in SHAPES],
+    *[pytest.param(Bernoulli(s), lambda p, s=s: bernoulli(p, s), id=f"bernoulli{s}") for s in SHAPES[1:]],
+]
+
+
+def drawn(dist: Distribution, lead: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor, Any]:
+    """Two sets of parameters, and noise."""
+    torch.manual_seed(seed)
+    noise = dist.noise(np.random.default_rng(seed), lead)
+    as_torch = tuple(map(torch.from_numpy, noise)) if isinstance(noise, tuple) else torch.from_numpy(noise)
+    return 0.5 * torch.randn(*lead, dist.param_size), 0.5 * torch.randn(*lead, dist.param_size), as_torch
+
+
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize(("dist", "reference"), CASES)
+def test_log_prob_is_that_of_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+    params, _, noise = drawn(dist, lead)
+    action = dist.sample(params, noise)
+    expected = reference(params).log_prob(action if isinstance(dist, Categorical) else action.float())
+    assert expected.shape == lead
+    torch.testing.assert_close(dist.log_prob(params, action), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize(("dist", "reference"), [case for case in CASES if "tanh" not in case.id])
+def test_entropy_is_that_of_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+    params, _, _ = drawn(dist, lead)
+    torch.testing.assert_close(dist.entropy(params), reference(params).entropy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize(("dist", "reference"), CASES)
+def test_kl_is_that_of_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+    params, other, _ = drawn(dist, lead)
+    expected = td.kl_divergence(reference(params), reference(other))
+    torch.testing.assert_close(dist.kl(params, other), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dist.kl(params, params), torch.zeros(lead), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_multi_categorical_is_independent_categoricals(lead: tuple[int, ...]) -> None:
+    dist = MultiCategorical((2, 3))
+    params, other, noise = drawn(dist, lead)
+    action = dist.sample(params, noise)
+    assert action.shape == (*lead, 2)
+    parts = [td.Categorical(logits=logits) for logits in params.split([2, 3], -1)]
+    others = [td.Categorical(logits=logits) for logits in other.split([2, 3], -1)]
+    log_prob = sum(part.log_prob(action[..., i]) for i, part in enumerate(parts))
+    torch.testing.assert_close(dist.log_prob(params, action), log_prob)
+    torch.testing.assert_close(dist.entropy(params), sum(part.entropy() for part in parts))
+    kl = sum(td.kl_divergence(p, q) for p, q in zip(parts, others, strict=True))
+    torch.testing.assert_close(dist.kl(params, other), kl, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_a_nested_joint_is_the_sum_of_its_parts(lead: tuple[int, ...]) -> None:
+    which, level, bits = Categorical(3), DiagonalGaussian((2,)), Bernoulli((2, 2))
+    dist = Joint({"which": which, "rest": Joint((level, bits))})
+    torch.manual_seed(0)
+    params, other = torch.randn(*lead, 11), torch.randn(*lead, 11)
+    noise = dist.noise(np.random.default_rng(0), lead)
+    noise = (torch.from_numpy(noise[0]), tuple(map(torch.from_numpy, noise[1])))
+    action, log_prob = dist.sample_log_prob(params, noise)
+    assert list(action) == ["which", "rest"]
+    assert action["rest"][1].shape == (*lead, 2, 2)
+
+    split, split_other = params.split([3, 4, 4], -1), other.split([3, 4, 4], -1)
+    actions = (action["which"], *action["rest"])
+    parts: tuple[Distribution, ...] = (which, level, bits)
+    expected = sum(d.log_prob(p, a) for d, p, a in zip(parts, split, actions, strict=True))
+    torch.testing.assert_close(dist.log_prob(params, action), expected)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(dist.entropy(params), sum(d.entropy(p) for d, p in zip(parts, split, strict=True)))
+    kl = sum(d.kl(p, q) for d, p, q in zip(parts, split, split_other, strict=True))
+    torch.testing.assert_close(dist.kl(params, other), kl)
+
+
+def test_a_dict_of_actions_is_read_by_key_not_by_order() -> None:
+    dist = Joint({"a": Categorical(2), "b": Categorical(3)})
+    params = torch.tensor([[0.0, 1.0, 0.0, 1.0, 2.0]])
+    one, two = torch.tensor([1]), torch.tensor([2])
+    torch.testing.assert_close(
+        dist.log_prob(params, {"b": two, "a": one}), dist.log_prob(params, {"a": one, "b": two}), rtol=0, atol=0
+    )

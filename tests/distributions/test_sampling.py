@@ -1,0 +1,178 @@
+"""Samples are functions of noise: zero noise is the mode, seeded noise follows the probabilities."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.spaces import Space
+
+from rlframe.core.struct import leaves, map_tree
+from rlframe.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    TanhGaussian,
+    make_distribution,
+)
+
+N = 20_000
+
+
+def many(dist: Distribution, params: list[float]) -> Any:
+    """N seeded samples."""
+    noise = map_tree(torch.from_numpy, dist.noise(np.random.default_rng(0), (N,)))
+    return dist.sample(torch.tensor(params).expand(N, -1), noise)
+
+
+def test_frequencies_are_the_probabilities_of_a_categorical() -> None:
+    counts = torch.bincount(many(Categorical(3), [math.log(0.1), math.log(0.2), math.log(0.7)]), minlength=3)
+    torch.testing.assert_close(counts / N, torch.tensor([0.1, 0.2, 0.7]), rtol=0, atol=0.012)  # 4 standard errors
+
+
+def test_frequencies_are_the_probabilities_of_each_of_several_categories() -> None:
+    actions = many(MultiCategorical((2, 3)), [math.log(0.9), math.log(0.1), math.log(0.5), math.log(0.3), math.log(0.2)])
+    assert (actions[:, 0] == 1).float().mean().item() == pytest.approx(0.1, abs=0.012)
+    assert (actions[:, 1] == 1).float().mean().item() == pytest.approx(0.3, abs=0.012)
+    both = ((actions[:, 0] == 1) & (actions[:, 1] == 1)).float().mean().item()
+    assert both == pytest.approx(0.03, abs=0.006), "the categories are not independent"
+
+
+def test_frequencies_are_the_probabilities_of_bits() -> None:
+    actions = many(Bernoulli((2,)), [math.log(0.2 / 0.8), math.log(0.6 / 0.4)])
+    torch.testing.assert_close(actions.float().mean(0), torch.tensor([0.2, 0.6]), rtol=0, atol=0.014)
+
+
+def test_gaussian_samples_have_the_mean_and_deviation_asked_for() -> None:
+    actions = many(DiagonalGaussian((2,)), [1.0, -3.0, math.log(0.5), math.log(2.0)])
+    torch.testing.assert_close(actions.mean(0), torch.tensor([1.0, -3.0]), rtol=0, atol=0.06)
+    torch.testing.assert_close(actions.std(0), torch.tensor([0.5, 2.0]), rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dist", "params", "mode"),
+    [
+        (Categorical(3), [0.1, 2.0, 0.3], 1),
+        (MultiCategorical((2, 3)), [1.0, 0.0, 0.0, 0.1, 0.2], [0, 2]),
+        (Bernoulli((3,)), [0.5, -0.5, 3.0], [1, 0, 1]),
+        (DiagonalGaussian((2,)), [0.3, 7.0, 1.0, 1.0], [0.3, 7.0]),
+        (DiagonalGaussian(()), [0.3, 1.0], 0.3),
+        (TanhGaussian((2,)), [0.0, 1.0, 1.0, 1.0], [0.0, math.tanh(1.0)]),
+    ],
+)
+def test_zero_noise_is_the_mode(dist: Distribution, params: list[float], mode: Any) -> None:
+    noise = np.zeros_like(dist.noise(np.random.default_rng(0), (1,)))
+    action = dist.sample(torch.tensor([params]), torch.from_numpy(noise))
+    torch.testing.assert_close(action[0], torch.tensor(mode).to(action.dtype))
+
+
+@pytest.mark.parametrize("dist", [Categorical(3), MultiCategorical((2, 3)), Bernoulli((2,)), DiagonalGaussian((2,))])
+def test_noise_is_the_same_drawn_at_once_or_in_pieces(dist: Distribution) -> None:
+    one, other = np.random.default_rng(5), np.random.default_rng(5)
+    whole = dist.noise(one, (5,))
+    pieces = np.concatenate([dist.noise(other, (2,)), dist.noise(other, (3,))])
+    np.testing.assert_array_equal(whole, pieces)
+    assert whole.dtype == np.float32
+
+
+def test_a_large_sample_keeps_the_log_prob_of_what_was_sampled_not_of_what_is_executed() -> None:
+    dist = DiagonalGaussian((1,))
+    params = torch.tensor([[0.0, 0.0]])
+    action, log_prob = dist.sample_log_prob(params, torch.tensor([[3.0]]))
+    assert action.item() == 3.0, "clipping is the environment's side"
+    assert log_prob.item() == pytest.approx(-0.5 * 9 - 0.5 * math.log(2 * math.pi), abs=1e-6)
+
+
+@pytest.mark.parametrize("raw", [20.0, -20.0])
+def test_tanh_log_determinant_is_exact_at_saturation(raw: float) -> None:
+    dist = TanhGaussian((1,))
+    params = torch.tensor([[raw, 0.0]], requires_grad=True)
+    action, log_prob = dist.sample_log_prob(params, torch.zeros(1, 1))
+    assert abs(action.item()) == 1.0
+    # log(1 - tanh(x)^2) = 2 log 2 - 2|x| - 2 log(1 + exp(-2|x|))
+    expected = -0.5 * math.log(2 * math.pi) - (2 * math.log(2) - 2 * 20.0)
+    assert log_prob.item() == pytest.approx(expected, abs=1e-4)
+    log_prob.sum().backward()
+    assert params.grad is not None
+    assert torch.isfinite(params.grad).all()
+    torch.testing.assert_close(params.grad[0, 0], torch.tensor(math.copysign(2.0, raw)))
+
+
+def test_tanh_log_prob_of_an_action_at_the_bound_is_finite() -> None:
+    dist = TanhGaussian((1,))
+    params = torch.zeros(2, 2, requires_grad=True)
+    log_prob = dist.log_prob(params, torch.tensor([[1.0], [-1.0]]))
+    log_prob.sum().backward()
+    assert torch.isfinite(log_prob).all()
+    assert torch.isfinite(params.grad).all()  # type: ignore[arg-type]
+
+
+def test_both_log_probs_of_a_tanh_sample_agree_away_from_saturation() -> None:
+    dist = TanhGaussian((3,))
+    params = torch.tensor([0.5, -0.5, 0.0, 0.0, -1.0, -2.0]).expand(500, -1)
+    noise = torch.from_numpy(dist.noise(np.random.default_rng(0), (500,)))
+    action, log_prob = dist.sample_log_prob(params, noise)
+    torch.testing.assert_close(dist.log_prob(params, action), log_prob, rtol=0, atol=2e-3)
+
+
+def test_tanh_density_integrates_to_one() -> None:
+    dist = TanhGaussian(())
+    x = torch.linspace(-0.99999, 0.99999, 200_001)
+    density = dist.log_prob(torch.tensor([0.3, -0.5]).expand(len(x), -1), x).exp()
+    assert torch.trapezoid(density.double(), x.double()).item() == pytest.approx(1.0, abs=1e-3)
+
+
+CHOICES: list[tuple[Space, type[Distribution], int]] = [
+    (spaces.Discrete(3, start=4), Categorical, 3),
+    (spaces.MultiDiscrete([2, 3]), MultiCategorical, 5),
+    (spaces.MultiBinary(4), Bernoulli, 4),
+    (spaces.MultiBinary([2, 3]), Bernoulli, 6),
+    (spaces.Box(-1, 1, ()), DiagonalGaussian, 2),
+    (spaces.Box(-np.inf, np.inf, (2, 2)), DiagonalGaussian, 8),
+    (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple((spaces.Box(-1, 1, (1,)),))}), Joint, 4),
+]
+
+
+@pytest.mark.parametrize(("space", "family", "size"), CHOICES)
+def test_every_action_space_has_its_distribution(space: Space, family: type, size: int) -> None:
+    dist = make_distribution(space)
+    assert type(dist) is family
+    assert dist.param_size == size
+    noise = map_tree(torch.from_numpy, dist.noise(np.random.default_rng(0), (5,)))
+    action, log_prob = dist.sample_log_prob(torch.zeros(5, size), noise)
+    assert log_prob.shape == (5,)
+    shapes = [tuple(leaf.shape) for leaf in leaves(action)]
+    assert shapes == [(5, *sub.shape) for sub in _parts(space)]
+
+
+def _parts(space: Space) -> list[Any]:
+    match space:
+        case spaces.Dict():
+            return [part for sub in space.spaces.values() for part in _parts(sub)]
+        case spaces.Tuple():
+            return [part for sub in space.spaces for part in _parts(sub)]
+    return [space]
+
+
+def test_squash_reaches_every_box_and_nothing_else() -> None:
+    space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))})
+    dist = make_distribution(space, squash=True)
+    assert isinstance(dist, Joint)
+    assert [type(part) for part in dist.parts] == [Categorical, TanhGaussian]
+
+
+@pytest.mark.parametrize("box", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, np.inf, (2,))])
+def test_squash_of_a_box_without_bounds_is_refused_with_the_remedy(box: spaces.Box) -> None:
+    with pytest.raises(ValueError, match=r"squash=true needs finite action bounds.*use squash=false"):
+        make_distribution(box, squash=True)
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.MultiDiscrete([[2, 3]])])
+def test_an_unsupported_space_is_refused_by_name(space: Space) -> None:
+    with pytest.raises(ValueError, match=f"{type(space).__name__}.*is not supported; use"):
+        make_distribution(space)

@@ -1,0 +1,240 @@
+"""Opening, resuming and closing a run, and what its directory then holds."""
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import rlframe
+from rlframe.core.errors import ConfigError
+from rlframe.record.context import current_run, logger_context
+from rlframe.record.run import NullRun
+from rlframe.record.writers import TensorBoardWriter, read_csv
+
+LOGGER = logging.getLogger("rlframe")
+
+
+def steps(directory: Path) -> list[str]:
+    return [row["env_steps"] for row in read_csv(directory / "progress.csv")[1]]
+
+
+def test_a_run_leaves_the_files_of_the_contract(tmp_path: Path) -> None:
+    with logger_context(tmp_path, 3, config={"algo": "ppo", "seed": 7}) as run:
+        run.log({"env_steps": 10, "episode/return_mean": 1.0})
+        run.snapshot(lambda: {"n": 1}, 10, 1.0)
+    names = sorted(path.name.split(".tfevents")[0] for path in (tmp_path / "run_3").iterdir())
+    assert names == ["debug.log", "events.out", "params.json", "progress.csv", "snapshot"]
+    params = json.loads((tmp_path / "run_3/params.json").read_text())
+    assert params["config"] == {"algo": "ppo", "seed": 7}
+    assert params["seed"] == 7
+    assert params["command_line"] == sys.argv
+    assert params["versions"]["rlframe"] == rlframe.__version__
+    assert {"torch", "numpy", "gymnasium", "python"} <= set(params["versions"])
+    assert params["host"]["cpu_count"] == os.cpu_count()
+    assert "git" in params
+
+
+def test_without_log_dir_a_run_lives_in_the_data_of_the_project_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "deep/er").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "deep/er")
+    directories = []
+    for _ in range(2):  # in one second, too
+        with logger_context(name="exp", console=False) as run:
+            directories.append(run.directory)
+    assert len(set(directories)) == 2
+    for directory in directories:
+        data, local, day, second, name, number = directory.relative_to(tmp_path).parts
+        assert (data, local, name, number) == ("data", "local", "exp", "run_0")
+        assert (len(day), len(second)) == (8, 6)
+
+
+def test_outside_of_any_project_data_is_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyprojroot
+
+    def nowhere() -> Path:
+        raise RuntimeError("Project root not found.")
+
+    monkeypatch.setattr(pyprojroot, "here", nowhere)
+    monkeypatch.chdir(tmp_path)
+    with logger_context(console=False) as run:
+        assert run.directory.is_relative_to(tmp_path / "data/local")
+
+
+def test_a_run_is_never_put_inside_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyprojroot
+
+    package = Path(rlframe.__file__).parent
+    monkeypatch.setattr(pyprojroot, "here", lambda: package)
+    with pytest.raises(ConfigError, match="inside the installed rlframe"), logger_context(console=False):
+        pass
+    assert not (package / "data").exists()
+
+
+def test_an_existing_run_is_refused_with_the_remedies_and_left_alone(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run:
+        run.log({"env_steps": 10, "a": 1.0})
+    before = {path: path.read_bytes() for path in (tmp_path / "run_0").iterdir()}
+    with pytest.raises(ConfigError, match=r"never overwritten.*run_ID.*resume=.*run_0"), logger_context(tmp_path):
+        pass
+    assert {path: path.read_bytes() for path in (tmp_path / "run_0").iterdir()} == before
+    with logger_context(tmp_path, 1, console=False):
+        pass
+
+
+def test_resuming_goes_on_in_the_same_files_from_the_step_it_is_trimmed_to(tmp_path: Path) -> None:
+    with logger_context(tmp_path, config={"lr": 1}, snapshot_mode="all", console=False) as run:
+        for step in (10, 20, 30):
+            run.log({"env_steps": step, "a": 1.0})
+            run.snapshot(lambda step=step: {"n": step}, step)
+    with logger_context(tmp_path, config={"lr": 2}, resume=True, console=False) as run:
+        run.trim(20)
+        run.log({"env_steps": 30, "a": 2.0})
+        assert run.directory == tmp_path / "run_0"
+    rows = read_csv(tmp_path / "run_0/progress.csv")[1]
+    assert [(row["env_steps"], row["a"]) for row in rows] == [("10", "1.0"), ("20", "1.0"), ("30", "2.0")]
+    params = json.loads((tmp_path / "run_0/params.json").read_text())
+    assert params["config"] == {"lr": 1}
+    assert [entry["changed"] for entry in params["resumed"]] == [{"lr": 2}]
+
+
+def test_resume_takes_the_run_directory_itself_whatever_its_name(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False):
+        pass
+    (tmp_path / "run_0").rename(tmp_path / "mine")
+    with logger_context(tmp_path / "mine", resume=True, console=False) as run:
+        assert run.directory == tmp_path / "mine"
+
+
+def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run to resume"), logger_context(tmp_path, resume=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=f"cannot make {tmp_path / 'file' / 'run_0'}"),
+        logger_context(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_a_config_that_json_cannot_hold_is_refused_by_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\['f'\]"), logger_context(tmp_path, config={"f": print}):
+        pass
+    with logger_context(tmp_path, config={}, console=False):  # the failed start has left nothing in the way
+        pass
+
+
+def failing_run(log_dir: Path) -> None:
+    with logger_context(log_dir, console=False) as run:
+        run.log({"env_steps": 10, "a": 1.0})
+        raise ZeroDivisionError("by zero")
+
+
+def test_an_exception_is_noted_goes_on_and_closes_everything(tmp_path: Path) -> None:
+    handlers, level = list(LOGGER.handlers), LOGGER.level
+    open_before = psutil.Process().num_fds()
+    with pytest.raises(ZeroDivisionError):
+        failing_run(tmp_path)
+    assert "ZeroDivisionError: by zero" in (tmp_path / "run_0/debug.log").read_text()
+    assert (LOGGER.handlers, LOGGER.level) == (handlers, level)
+    assert psutil.Process().num_fds() == open_before
+    assert isinstance(current_run(), NullRun)
+
+
+def test_a_writer_that_cannot_close_does_not_keep_the_others_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(writer: TensorBoardWriter) -> None:
+        writer._records.close()
+        raise OSError("disk gone")
+
+    handlers, open_before = list(LOGGER.handlers), psutil.Process().num_fds()
+    monkeypatch.setattr(TensorBoardWriter, "close", broken)
+    with pytest.raises(OSError, match="disk gone"), logger_context(tmp_path, console=False):
+        pass
+    assert handlers == LOGGER.handlers
+    assert psutil.Process().num_fds() == open_before
+
+
+def test_debug_log_gets_the_messages_of_workers_and_the_console_those_from_info_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = logging.getLogger("rlframe.worker.3")
+    with logger_context(tmp_path):
+        worker.debug("quiet")
+        worker.info("environment [4] ready")
+        worker.warning("slow")
+    worker.info("too late")
+    log = (tmp_path / "run_0/debug.log").read_text()
+    for level, text in (("DEBUG", "quiet"), ("INFO", "environment [4] ready"), ("WARNING", "slow")):
+        assert any(level in line and f"rlframe.worker.3: {text}" in line for line in log.splitlines())
+    assert "too late" not in log
+    assert capsys.readouterr().out == "environment [4] ready\nwarning: slow\n"
+
+
+def test_current_run_is_the_innermost_open_one(tmp_path: Path) -> None:
+    with logger_context(tmp_path, 0, console=False) as outer:
+        with logger_context(tmp_path, 1, console=False) as inner:
+            assert current_run() is inner
+        assert current_run() is outer
+
+
+def test_a_null_run_writes_nothing_shows_nothing_and_asks_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def forbidden() -> None:
+        raise AssertionError("the state was asked for")
+
+    run = current_run()
+    run.log({"env_steps": 1})
+    run.progress(1, 10)
+    assert run.snapshot(forbidden, 1, 1.0, final=True) is None
+    run.trim(0)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+def test_a_row_needs_env_steps(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs env_steps, got a"), logger_context(tmp_path, console=False) as run:
+        run.log({"a": 1.0})
+
+
+def test_a_row_of_floats_counts_steps_whole(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run:
+        run.log({"a": 1.0, "env_steps": 25_600.0})
+    assert (tmp_path / "run_0/progress.csv").read_text() == "env_steps,a\n25600,1.0\n"
+
+
+def test_snapshot_meta_has_steps_updates_and_score(tmp_path: Path) -> None:
+    from rlframe.record.snapshot import load_snapshot
+
+    with logger_context(tmp_path, snapshot_mode="best", console=False) as run:
+        run.snapshot(lambda: {"n": 1}, 10, 2.5, updates=4)
+        run.snapshot(lambda: {"n": 2}, 20, math.nan, updates=8)
+    assert load_snapshot(tmp_path / "run_0/snapshot/best") == ({"n": 1}, {"env_steps": 10, "updates": 4, "score": 2.5})
+    assert load_snapshot(tmp_path / "run_0")[1]["env_steps"] == 20
+
+
+def test_importing_record_loads_no_backend() -> None:
+    code = (
+        "import sys, rlframe.record.context, rlframe.record.metrics, rlframe.record.snapshot\n"
+        "print([name for name in ('tensorboard', 'matplotlib', 'rich.live') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

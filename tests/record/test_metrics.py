@@ -1,0 +1,138 @@
+"""Averaging over an interval, the table of names, and the clock."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from rlframe.record.clock import Clock
+from rlframe.record.metrics import METRICS, Metrics, metrics_table
+
+
+def test_flush_means_over_the_interval_and_starts_anew() -> None:
+    metrics = Metrics()
+    metrics.add({"loss": torch.tensor(1.0, requires_grad=True), "kl": 0.5})
+    metrics.add({"loss": torch.tensor(2.0), "kl": 1.5})
+    assert metrics.flush() == {"loss": 1.5, "kl": 1.0}
+    metrics.add({"loss": 7.0})
+    assert metrics.flush() == {"loss": 7.0}
+    assert metrics.flush() == {}
+
+
+def test_an_absent_metric_is_averaged_over_where_it_was() -> None:
+    metrics = Metrics()
+    for values in ({"a": 1.0}, {"a": 3.0, "b": 10.0}, {"b": torch.tensor(20.0)}):
+        metrics.add(values)
+    assert metrics.flush() == {"a": 2.0, "b": 15.0}
+
+
+def test_a_value_overwritten_later_counts_as_it_was() -> None:
+    metrics, value = Metrics(), torch.tensor(1.0)
+    metrics.add({"a": value})
+    value.fill_(100.0)
+    assert metrics.flush() == {"a": 1.0}
+
+
+def test_nothing_is_made_a_float_before_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+
+    def forbidden(_: torch.Tensor) -> float:
+        raise AssertionError("a tensor was read")
+
+    with monkeypatch.context() as patch:
+        for name in ("item", "tolist", "__float__", "cpu"):
+            patch.setattr(torch.Tensor, name, forbidden)
+        metrics.add({"a": torch.tensor(1.0)})
+        metrics.add({"a": torch.tensor(3.0)})
+    assert metrics.flush() == {"a": 2.0}
+
+
+def test_sums_of_many_small_numbers_keep_their_digits() -> None:
+    metrics, value = Metrics(), torch.tensor(0.1)
+    for _ in range(20_000):
+        metrics.add({"a": value})
+    assert metrics.flush()["a"] == pytest.approx(float(value), rel=1e-9)
+
+
+def test_adding_inside_and_outside_inference_mode_mixes() -> None:
+    metrics = Metrics()
+    with torch.inference_mode():
+        metrics.add({"a": torch.ones(())})
+    metrics.add({"a": torch.zeros(())})
+    assert metrics.flush() == {"a": 0.5}
+
+
+def test_integers_bools_and_one_element_tensors_count_as_numbers() -> None:
+    metrics = Metrics()
+    metrics.add({"a": torch.tensor([2]), "b": torch.tensor(True), "c": True})
+    assert metrics.flush() == {"a": 2.0, "b": 1.0, "c": 1.0}
+
+
+def test_nan_is_news_and_stays() -> None:
+    metrics = Metrics()
+    metrics.add({"a": torch.tensor(math.nan), "b": 1.0})
+    metrics.add({"a": 1.0})
+    row = metrics.flush()
+    assert math.isnan(row["a"])
+    assert row["b"] == 1.0
+
+
+def test_a_tensor_of_many_numbers_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'loss' must be a single number, got shape \(2,\)"):
+        Metrics().add({"loss": torch.zeros(2)})
+
+
+def test_the_table_has_every_name_once_on_a_line_of_its_own() -> None:
+    lines = metrics_table().splitlines()
+    assert len(lines) == len(METRICS) + 2
+    assert lines[2].startswith("| `env_steps` | ")
+    assert all("|" not in meaning for meaning in METRICS.values())
+
+
+def busy(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def test_evaluation_does_not_count_in_throughput() -> None:
+    clock = Clock()
+    clock.begin(1_000, 0)
+    with clock("sampling"):
+        busy(0.01)
+    with clock("evaluating"):
+        busy(0.05)
+    row = clock.flush(1_100, 4)
+    training = 100 / row["time/env_steps_per_s"]
+    assert 0.01 <= training < 0.05
+    assert row["time/updates_per_s"] == pytest.approx(4 / training)
+    assert row["time/elapsed_s"] >= 0.06
+
+
+def test_a_part_inside_another_is_not_counted_twice() -> None:
+    clock = Clock()
+    with clock("learning"):
+        busy(0.005)
+        with clock("evaluating"):
+            busy(0.02)
+    assert clock.seconds()["learning"] < 0.02 <= clock.seconds()["evaluating"]
+    assert sum(clock.fractions().values()) <= 1.0
+
+
+def test_a_part_that_raises_is_counted_and_closed() -> None:
+    clock = Clock()
+    with pytest.raises(KeyError), clock("sampling"):
+        raise KeyError
+    with clock("learning"):
+        pass
+    assert clock.seconds()["sampling"] > 0
+
+
+def test_a_new_interval_starts_at_zero_and_elapsed_goes_on_from_a_resume() -> None:
+    clock = Clock(elapsed_s=100.0)
+    with clock("sampling"):
+        busy(0.005)
+    assert clock.flush(10, 1)["time/elapsed_s"] > 100.0
+    assert clock.seconds()["sampling"] == 0.0
+    assert clock.flush(10, 1)["time/env_steps_per_s"] == 0.0

@@ -1,0 +1,120 @@
+"""progress.csv and event files: nothing lost, nothing torn, nothing twice."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlframe.record.writers import CsvWriter, TensorBoardWriter, read_csv
+
+
+def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
+    """What TensorBoard itself shows of a run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_a_late_column_is_added_and_earlier_rows_keep_their_cells(tmp_path: Path) -> None:
+    file = tmp_path / "progress.csv"
+    writer = CsvWriter(file)
+    writer.write({"env_steps": 10, "a": 0.5})
+    writer.write({"env_steps": 20, "late,name": 1.0})
+    writer.write({"env_steps": 30, "a": 1e-300, "late,name": float("nan")})
+    writer.close()
+    assert file.read_text() == 'env_steps,a,"late,name"\n10,0.5,\n20,,1.0\n30,1e-300,nan\n'
+
+
+def test_a_row_is_in_the_file_before_anything_is_closed(tmp_path: Path) -> None:
+    writer = CsvWriter(tmp_path / "progress.csv")
+    writer.write({"env_steps": 10, "a": 0.1})
+    assert (tmp_path / "progress.csv").read_text().endswith("10,0.1\n")
+    writer.close()
+    writer.close()
+
+
+def test_a_torn_last_line_is_dropped_and_the_file_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "progress.csv"
+    file.write_text("env_steps,a\n10,0.5\n20,0.")
+    writer = CsvWriter(file)
+    writer.write({"env_steps": 20, "a": 0.75})
+    writer.close()
+    assert file.read_text() == "env_steps,a\n10,0.5\n20,0.75\n"
+
+
+def test_a_file_torn_in_its_header_starts_anew(tmp_path: Path) -> None:
+    file = tmp_path / "progress.csv"
+    file.write_text("env_st")
+    writer = CsvWriter(file)
+    writer.write({"env_steps": 20, "a": 0.75})
+    writer.close()
+    assert file.read_text() == "env_steps,a\n20,0.75\n"
+
+
+def test_trimming_drops_rows_after_the_step_and_unreadable_ones(tmp_path: Path) -> None:
+    file = tmp_path / "progress.csv"
+    file.write_text("env_steps,a\n10,1.0\n20,2.0\n\0\0,x\n30,3.0\n")
+    writer = CsvWriter(file)
+    writer.trim(20)
+    writer.write({"env_steps": 25, "a": 2.5})
+    writer.close()
+    assert [row["env_steps"] for row in read_csv(file)[1]] == ["10", "20", "25"]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
+    file = tmp_path / "progress.csv"
+    writer = CsvWriter(file)
+    writer.write({"env_steps": 10, "a": 1.0})
+    whole = file.read_text()
+    import resource
+    import signal
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 3, limits[1]))
+        with pytest.raises(OSError, match="took only a part"):
+            writer.write({"env_steps": 20, "a": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+        writer.close()
+    assert file.read_text() == whole
+
+
+def test_a_kill_while_a_column_is_added_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "progress.csv"
+    writer = CsvWriter(file)
+    writer.write({"env_steps": 10, "a": 1.0})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write({"env_steps": 20, "b": 2.0})
+    writer.close()
+    assert file.read_text() == "env_steps,a\n10,1.0\n"
+
+
+def test_tensorboard_reads_the_scalars_by_env_steps(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.write({"env_steps": 10, "a/b": 0.5})
+    writer.write({"env_steps": 20, "a/b": 1.5})
+    assert scalars(tmp_path, "a/b") == [(10, 0.5), (20, 1.5)]  # before it is closed
+    writer.close()
+
+
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path)
+    for step in (10, 20, 30):
+        first.write({"env_steps": step, "a": 1.0})
+    first.close()
+    second = TensorBoardWriter(tmp_path)
+    second.trim(20)
+    second.write({"env_steps": 30, "a": 2.0})
+    second.close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
+    assert scalars(tmp_path, "a") == [(10, 1.0), (20, 1.0), (30, 2.0)]

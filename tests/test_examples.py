@@ -1,0 +1,81 @@
+"""The examples run as a reader would run them, and leave the run directories of the contract."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlframe import evaluate
+from rlframe.record.writers import read_csv
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_example(name: str, tmp_path: Path, **arguments: object) -> Path:
+    """Run an example in a process of its own, in another directory; returns the directory of its run."""
+    words = [f"{key}={value}" for key, value in {"log_dir": tmp_path / "runs", "run_ID": 3, **arguments}.items()]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "examples" / name), *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / "runs/run_3"
+    assert done.stdout.splitlines()[-1] == f"run: {directory}"
+    return directory
+
+
+def column(directory: Path, name: str) -> list[float]:
+    """The numbers of one column of progress.csv, empty cells left out."""
+    return [float(row[name]) for row in read_csv(directory / "progress.csv")[1] if row[name]]
+
+
+def assert_is_run_directory(directory: Path) -> None:
+    names = {path.name.split(".tfevents")[0] for path in directory.iterdir()}
+    assert names == {"debug.log", "events.out", "params.json", "progress.csv", "snapshot"}
+
+
+def test_example_1_trains_and_leaves_a_run_that_the_commands_understand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = run_example("example_1.py", tmp_path, n_steps=1_000, seed=5)
+    assert_is_run_directory(directory)
+    assert column(directory, "env_steps")[0] == 0
+    assert column(directory, "env_steps")[-1] >= 1_000
+    config = json.loads((directory / "params.json").read_text())["config"]
+    assert (config["seed"], config["algo.discount"]) == (5, 0.98)
+    assert evaluate.main([str(directory), "n_episodes=2"]) == 0
+    assert "Episode #1: return:" in capsys.readouterr().out
+
+
+def test_example_2_evaluates_before_training_and_after(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    directory = run_example("example_2.py", tmp_path, n_steps=64, batch_T=4, n_eval_episodes=2, max_frames=200)
+    assert_is_run_directory(directory)
+    assert column(directory, "eval/n_episodes") == [2, 2]
+    assert column(directory, "env_steps")[0] == 0
+
+
+def test_example_3_learns_to_catch(tmp_path: Path) -> None:
+    directory = run_example("example_3.py", tmp_path, n_steps=20_000)
+    assert_is_run_directory(directory)
+    returns = column(directory, "episode/return_mean")
+    assert returns[0] < 0.0  # -0.6 by chance
+    assert returns[-1] > 0.7
+
+
+def test_example_3_is_one_file_of_under_120_lines() -> None:
+    assert len((ROOT / "examples/example_3.py").read_text(encoding="utf-8").splitlines()) < 120
+
+
+@pytest.mark.parametrize("name", ["example_1.py", "example_2.py", "example_3.py"])
+def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
+    text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    assert text.startswith('"""')
+    assert f"python examples/{name}" in text.split('"""')[1]

@@ -1,0 +1,209 @@
+"""The plot command: which runs are one curve, what the band is, what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe import plot
+from rlframe.plot import PlotError, find_experiments, main, make_curve, parse, read_run
+
+
+def write_run(
+    directory: Path,
+    values: list[float],
+    steps: list[int] | None = None,
+    y: str = "eval/return_mean",
+    **config: Any,
+) -> Path:
+    directory.mkdir(parents=True)
+    steps = steps or [1_000 * (i + 1) for i in range(len(values))]
+    rows = [f"{step},{step / 100},{value}\n" for step, value in zip(steps, values, strict=True)]
+    (directory / "progress.csv").write_text(f"env_steps,time/elapsed_s,{y}\n" + "".join(rows))
+    (directory / "params.json").write_text(json.dumps({"config": {"env": "CartPole-v1"} | config}))
+    return directory
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    for name, offset in (("a2c", 0.0), ("ppo", 100.0)):
+        for seed in range(3):
+            write_run(tmp_path / f"study/{name}/run_{seed}", [offset + seed, offset + 10 * seed], algo=name, seed=seed)
+    return tmp_path / "study"
+
+
+def test_a_study_becomes_one_picture_with_a_curve_for_each_experiment(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deep/curves.png"
+    assert main([str(study), f"out={out}", "bound=105"]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("a2c: eval/return_mean 10.0 [0.0, 20.0] at env_steps 2,000, 3 seeds")
+    assert lines[1].startswith("ppo: eval/return_mean 110.0 [100.0, 120.0]")
+    assert lines[-1] == str(out)
+
+
+def test_run_directories_given_one_by_one_are_the_seeds_of_their_directory(study: Path) -> None:
+    (experiment,) = find_experiments(sorted((study / "ppo").iterdir()), ())
+    assert (experiment.label, len(experiment.runs)) == ("ppo", 3)
+
+
+def test_a_run_named_twice_counts_once(study: Path) -> None:
+    (experiment,) = find_experiments([study / "ppo", study / "ppo/run_0"], ())
+    assert len(experiment.runs) == 3
+
+
+def test_runs_of_different_configs_in_one_directory_are_never_averaged(tmp_path: Path) -> None:
+    for run_id, rate in enumerate((0.1, 0.1, 0.01)):
+        write_run(tmp_path / f"exp/run_{run_id}", [1.0], **{"algo.learning_rate": rate}, seed=run_id)
+    labels = {experiment.label: len(experiment.runs) for experiment in find_experiments([tmp_path / "exp"], ())}
+    assert labels == {"algo.learning_rate=0.1": 2, "algo.learning_rate=0.01": 1}
+
+
+def test_labels_name_the_curves_in_order(study: Path) -> None:
+    labels = [each.label for each in find_experiments([study / "ppo", study / "a2c"], ("new", "old"))]
+    assert labels == ["new", "old"]
+    runs = [study / "ppo/run_0", study / "ppo/run_1"]
+    assert [each.label for each in find_experiments(runs, ("one", "two"))] == ["one", "two"]
+    with pytest.raises(PlotError, match=r"3 labels for 2 curves \(a2c, ppo\)"):
+        find_experiments([study], ("a", "b", "c"))
+
+
+def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> plot.Curve:
+    (experiment,) = find_experiments([directory], ())
+    return make_curve(experiment, x, "eval/return_mean", smooth, center)
+
+
+def test_seeds_are_interpolated_over_the_range_they_share(tmp_path: Path) -> None:
+    write_run(tmp_path / "exp/run_0", [0.0, 10.0, 20.0], [0, 1_000, 2_000])
+    write_run(tmp_path / "exp/run_1", [20.0, 20.0], [500, 1_800])
+    drawn = curve(tmp_path / "exp")
+    assert (drawn.x[0], drawn.x[-1]) == (500, 1_800)
+    np.testing.assert_allclose(drawn.center, (drawn.x / 100 + 20.0) / 2, atol=1e-9)
+
+
+def test_the_band_is_the_bootstrap_of_the_mean_and_the_same_every_time(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=20)
+    for seed, value in enumerate(values):
+        write_run(tmp_path / f"exp/run_{seed}", [value])
+    drawn, again = curve(tmp_path / "exp"), curve(tmp_path / "exp")
+    half_width = 1.96 * values.std() / np.sqrt(len(values))  # the normal approximation
+    assert drawn.center[0] == pytest.approx(values.mean())
+    assert drawn.high[0] - drawn.center[0] == pytest.approx(half_width, rel=0.15)
+    assert drawn.center[0] - drawn.low[0] == pytest.approx(half_width, rel=0.15)
+    np.testing.assert_array_equal(drawn.low, again.low)
+
+
+def test_iqm_leaves_out_the_outer_quarters(tmp_path: Path) -> None:
+    for seed, value in enumerate((-1_000.0, 1.0, 3.0, 1_000.0)):
+        write_run(tmp_path / f"exp/run_{seed}", [value])
+    assert curve(tmp_path / "exp", center="iqm").center[0] == 2.0
+    assert curve(tmp_path / "exp").center[0] == 1.0
+
+
+def test_one_seed_is_drawn_as_it_is_and_smoothed_when_asked(tmp_path: Path) -> None:
+    write_run(tmp_path / "run_0", [0.0, 3.0, 0.0, 3.0])
+    drawn = curve(tmp_path / "run_0")
+    np.testing.assert_array_equal(drawn.center, [0.0, 3.0, 0.0, 3.0])
+    np.testing.assert_array_equal(drawn.low, drawn.high)
+    np.testing.assert_allclose(curve(tmp_path / "run_0", smooth=3).center, [1.5, 1.0, 2.0, 1.5])
+
+
+def test_smoothing_longer_than_the_run_is_its_mean_in_the_middle(tmp_path: Path) -> None:
+    write_run(tmp_path / "run_0", [0.0, 3.0, 6.0])
+    assert curve(tmp_path / "run_0", smooth=100).center[1] == pytest.approx(3.0)
+
+
+def test_empty_cells_and_torn_lines_are_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run_0", [1.0])
+    with (run / "progress.csv").open("a") as file:
+        file.write("2000,2.0,\n3000,3.0,5.0\n4000,4")
+    drawn = curve(run)
+    assert drawn.x.tolist() == [1_000, 3_000]
+    assert drawn.center.tolist() == [1.0, 5.0]
+
+
+def test_wall_time_is_an_x_axis(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(study), "x=elapsed", f"out={tmp_path / 'c.png'}"]) == 0
+    assert "at time/elapsed_s 20" in capsys.readouterr().out
+
+
+def test_without_evaluation_training_returns_are_plotted_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run_0", [1.0, 2.0], y="episode/return_mean")
+    assert main([str(run), f"out={tmp_path / 'c.png'}"]) == 0
+    captured = capsys.readouterr()
+    assert "has no eval/return_mean: plotting episode/return_mean instead" in captured.err
+    assert "episode/return_mean 2.0" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("smoth=3", "'smoth' is not an option .* did you mean smooth"),
+        ("x=env_step", "did you mean env_steps"),
+        ("smooth=0", "smooth='0' is not a whole number >= 1"),
+        ("bound=high", "bound='high' is not a number"),
+        ("y=eval/retrn_mean", "did you mean eval/return_mean"),
+        ("out=curves.foo", r"cannot write curves\.foo"),
+        ("nowhere", "there is no directory nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    study: Path, argument: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    assert main([str(study), argument]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
+
+
+def test_no_directory_and_a_directory_without_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match="at least one run directory"):
+        parse([])
+    with pytest.raises(PlotError, match="holds no run"):
+        find_experiments([tmp_path], ())
+
+
+def test_a_run_that_has_just_started_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run_0", [])
+    (run / "progress.csv").write_text("")
+    assert main([str(run)]) == 2
+    assert f"{run} has no rows yet" in capsys.readouterr().err
+
+
+def test_a_directory_whose_name_has_an_equals_sign_is_a_directory(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "lr=0.1/run_0", [1.0])
+    assert parse([str(run), "smooth=2"]).dirs == (run,)
+
+
+def test_a_damaged_params_json_does_not_keep_a_curve_away(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run_0", [1.0])
+    (run / "params.json").write_text("{")
+    assert read_run(run).config == {}
+
+
+def test_missing_matplotlib_is_one_line_with_the_command(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([str(study)]) == 2
+    assert capsys.readouterr().err == 'error: plotting needs matplotlib: pip install "rlframe[plot]"\n'
+
+
+def test_help_explains_and_needs_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys\nfrom rlframe.plot import main\nstatus = main(['--help'])\n"
+        "print(status, [name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "out=curves.png" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 []"
