@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
     try:
         while len(episodes) < n_episodes:
             path = folder / f"episode_{len(episodes)}.mp4"
-            with get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1) as writer:
+            writer: Any = get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1)
+            with closing(writer):
                 finished: list[Trajectory] = []
                 while not finished:
                     writer.append_data(_even(envs.frame(0)))

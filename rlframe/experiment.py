@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,9 +129,23 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     try:
         return chz.Blueprint(Experiment).apply(arguments).make()
     except chz.blueprint._entrypoint.EntrypointException as error:
-        raise ConfigError(str(error).strip()) from None
+        raise ConfigError(_readable(str(error).strip())) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None
+
+
+def _readable(message: str) -> str:
+    """The line that matters of chz's explanation."""
+    unknown = re.match(r"Extraneous argument '([^']+)'", message)
+    if unknown:
+        near = re.search(r"Did you mean '([^']+)'", message)
+        hint = f"did you mean {near[1]}? " if near else ""
+        return f"unknown key {unknown[1]}; {hint}(--help lists the keys)"
+    bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
+    reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
+    if not bad or len(reasons) != 2:
+        return message
+    return f"{bad[2]}={bad[1]}: {reasons[bad[2] in PARTS]}"
 
 
 def _parse(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Asynchronous Methods for Deep Reinforcement Learning. Mnih et al., 2016. arXiv 1602.01783. In its synchronous form."""
+"""Asynchronous Methods for Deep Reinforcement Learning, synchronously. Mnih et al., 2016. arXiv 1602.01783."""
 
 from __future__ import annotations
 

@@ -20,9 +20,11 @@ class Progress:
 
     env_steps: int = 0  # valid rows received, over all ranks
     updates: int = 0  # gradient steps
+    scheduled: int = 0  # env_steps before the newest batch: where schedules stand, so that the last batch still learns
 
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch."""
+        self.scheduled = self.env_steps
         self.env_steps += int(samples.valid.sum())
 
     def state_dict(self) -> dict[str, int]:
@@ -32,6 +34,7 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
+        self.scheduled = self.env_steps
 
 
 class Algorithm(ABC):

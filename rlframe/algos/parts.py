@@ -47,7 +47,7 @@ class Updater:
     @property
     def rate(self) -> float:
         """The learning rate now."""
-        return self.learning_rate(self.progress.env_steps)
+        return self.learning_rate(self.progress.scheduled)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state."""
@@ -87,13 +87,13 @@ def values(agent: PolicyAgent, samples: Samples) -> Tensor:
     return torch.cat([samples.info.value, bootstrap])  # type: ignore[attr-defined]  # PolicyInfo
 
 
-def make_batch(samples: Samples, value: Tensor, advantage: Tensor, return_: Tensor) -> Batch:
+def make_batch(samples: Samples, advantage: Tensor, return_: Tensor) -> Batch:
     """The training rows of a batch, as views."""
     return Batch(
         inputs=samples.inputs[:-1],
         action=samples.action,
         log_prob=samples.info.log_prob,  # type: ignore[attr-defined]  # PolicyInfo
-        value=value[:-1],
+        value=samples.info.value,  # type: ignore[attr-defined]  # PolicyInfo
         advantage=advantage,
         return_=return_,
         valid=samples.valid,
@@ -140,11 +140,11 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
     """Raises:
     ValueError: `n` minibatches do not divide the batch (its environments, with memory).
     """
-    what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("batch_T * batch_B", batch_spec.size)
+    what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("sampler.batch_T * batch_B", batch_spec.size)
     if n < 1 or size % n:
-        of = "sequences with memory: they divide" if recurrent else "rows: they divide"
+        rows = "sequences (with memory, whole ones)" if recurrent else "rows"
         good = [k for k in range(1, size + 1) if size % k == 0][:8]
-        raise ValueError(f"algo.minibatches={n} are of {of} {what}={size}; use one of {', '.join(map(str, good))}")
+        raise ValueError(f"algo.minibatches={n} must divide {what}={size} {rows}; use one of {', '.join(map(str, good))}")
 
 
 def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:

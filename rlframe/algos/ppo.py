@@ -70,6 +70,8 @@ class PPO(Algorithm):
     ) -> None:
         self.agent, self.config = agent, config or Config()
         check_minibatches(self.config.minibatches, batch_spec, agent.recurrent)
+        if self.config.epochs < 1:
+            raise ValueError(f"algo.epochs={self.config.epochs} must be at least 1")
         self.progress = Progress()
         self.rng = generator(seed, Role.ALGO)
         self.clip = annealed(self.config.clip_schedule, self.config.clip, n_steps)
@@ -109,7 +111,7 @@ class PPO(Algorithm):
             self.config.discount,
             self.config.gae_lambda,
         )
-        return make_batch(samples, value, advantage, return_)
+        return make_batch(samples, advantage, return_)
 
     def _reevaluate(self, samples: Samples) -> Batch:
         with torch.no_grad():
@@ -135,7 +137,7 @@ class PPO(Algorithm):
         advantage = (
             masked_normalize(batch.advantage, batch.valid) if self.config.normalize_advantage else batch.advantage
         )
-        clip = self.clip(self.progress.env_steps)
+        clip = self.clip(self.progress.scheduled)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), batch.valid)  # eq. 7
         value_loss = masked_mean(self._value_error(value, batch), batch.valid)

@@ -256,6 +256,8 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     Raises:
         ConfigError: no such encoder, or one that does not fit the space.
     """
+    if config.encoder in ("nature", "impala") and not has_images(space):
+        raise ConfigError(f"model.encoder={config.encoder} is for images, and there is none in {space}; use auto")
     if config.encoder in ("auto", "mlp", "nature", "impala"):
         return Encoder(space, config)
     module_name, _, name = config.encoder.rpartition(":")

@@ -142,3 +142,4 @@ class Collector:
             self.tracker.follow(row)
         if n_steps:
             row.first[...] = True  # the agent's own part of the episode begins here
+            self.tracker.pop()  # episodes that random steps alone have played

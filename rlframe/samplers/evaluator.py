@@ -12,7 +12,7 @@ from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
-from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.samplers.collector import Collector
 
 _CHUNK = 16  # time steps between looks at what has finished
@@ -55,12 +55,18 @@ class Evaluator:
         self.collector.restart()
         done: list[list[Trajectory]] = [[] for _ in self.quota]
         while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
-            self.collector.collect()
+            self._collect()
             for trajectory in self.collector.tracker.pop():
                 if len(done[trajectory.env]) < self.quota[trajectory.env]:
                     done[trajectory.env].append(trajectory)
             self._check_length()
         return [trajectory for found in done for trajectory in found]
+
+    def _collect(self) -> None:
+        try:
+            self.collector.collect()
+        except EnvError as error:
+            raise EnvError(f"in evaluation, {error}") from error
 
     def _check_length(self) -> None:
         length = self.collector.tracker.length

@@ -1,0 +1,90 @@
+"""What an agent answers when acting is what training computes again from the stored rows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlframe.agents.base import NoiseBuffer
+from rlframe.algos.parts import values
+from rlframe.core.struct import leaves
+from rlframe.envs import probe
+from tests.samplers.made import agent_for, sampler_for
+
+MODELS: list[dict[str, Any]] = [
+    {},
+    {"model_feed_back": True, "model_shared": True},
+    {"model_memory": "lstm", "model_feed_back": True},
+    {"model_memory": "gru", "model_shared": True, "model_normalize_observation": True},
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model) or "plain")
+@pytest.mark.parametrize("env", [probe.memory, "Pendulum-v1"])
+def test_training_sees_what_acting_saw(env: Any, model: dict[str, Any]) -> None:
+    sampler, agent = sampler_for(env, T=7, B=3, **model)
+    for _ in range(3):  # episodes of 5 steps and one more row begin at all places of the batches
+        samples = sampler.collect()
+        with torch.no_grad():
+            params, value, final_state = agent(samples.inputs[:-1], samples.state)
+        log_prob = agent.distribution.log_prob(params, samples.action)
+        torch.testing.assert_close(log_prob, samples.info.log_prob, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
+        torch.testing.assert_close(value, samples.info.value, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
+        torch.testing.assert_close(final_state, samples.final_state, rtol=1e-4, atol=1e-5)
+        agent.observe(samples.inputs.observation)  # only now may the statistics move
+
+
+def test_a_squashed_policy_that_saturates_is_trained_on_the_log_prob_it_acted_with() -> None:
+    agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), squash=True)
+    sampler, agent = sampler_for(probe.identity, action="box", T=20, B=4, model_squash=True, model_log_std=1.5)
+    samples = sampler.collect()
+    assert (samples.action.abs() > 0.999_99).any(), "nothing saturates"
+    with torch.no_grad():
+        params, _, _ = agent(samples.inputs[:-1], samples.state)
+        ratio = (agent.distribution.log_prob(params, samples.action) - samples.info.log_prob).exp()  # type: ignore[attr-defined]
+    torch.testing.assert_close(ratio, torch.ones(20, 4), rtol=0, atol=1e-4)
+
+
+def test_the_bootstrap_is_the_value_the_next_batch_begins_with() -> None:
+    sampler, agent = sampler_for(T=7, model_memory="lstm", model_feed_back=True)
+    bootstrap = values(agent, sampler.collect())[-1].clone()
+    after = sampler.collect().info.value[0]  # type: ignore[attr-defined]
+    torch.testing.assert_close(bootstrap, after, rtol=1e-5, atol=1e-6)
+
+
+def test_zero_noise_acts_greedily() -> None:
+    agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Discrete(4))
+    sampler, agent = sampler_for(probe.identity, action="discrete", T=4, B=3)
+    samples = sampler.collect()
+    inputs = samples.inputs[0]
+    noise = torch.zeros(3, 3)
+    step = agent.step(inputs, (), noise)
+    assert torch.equal(step.action, agent(inputs, ())[0].argmax(-1))
+
+
+def test_acting_tracks_no_gradient() -> None:
+    sampler, agent = sampler_for(T=2)
+    step = agent.step(sampler.collect().inputs[0], agent.initial_state(range(3)), torch.zeros(3, 2))
+    assert not any(leaf.requires_grad for leaf in leaves(step))
+
+
+def test_noise_of_an_environment_does_not_depend_on_its_company() -> None:
+    agent = agent_for(spaces.Box(-1, 1, (3,)), probe.identity("dict").action_space)
+    alone, together = (
+        NoiseBuffer(agent, 4, [np.random.default_rng(seed) for seed in seeds]) for seeds in ([7], [5, 7, 9])
+    )
+    for _ in range(2):
+        alone.draw()
+        together.draw()
+        for one, many in zip(leaves(alone.arrays), leaves(together.arrays), strict=True):
+            np.testing.assert_array_equal(one[:, 0], many[:, 1])
+            assert not np.array_equal(many[:, 0], many[:, 1])
+
+
+def test_spaces_that_no_agent_serves_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"observation space Text.*is not supported"):
+        agent_for(spaces.Text(3), spaces.Discrete(2))
+    with pytest.raises(ValueError, match=r"action space Text.*is not supported"):
+        agent_for(spaces.Discrete(2), spaces.Text(3))

@@ -1,0 +1,118 @@
+"""Each algorithm learns, in seconds, what a probe isolates; and values bootstrap as they should."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlframe.algos import a2c, pg, ppo
+from rlframe.core.types import AgentInputs
+from rlframe.envs import EnvConfig, probe
+from rlframe.samplers import EvalConfig, Evaluator
+from tests.samplers.made import sampler_for
+
+PPO: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 4, "minibatches": 2, "clip": 0.2, "entropy_coef": 0.0}
+A2C: dict[str, Any] = {"learning_rate": 1e-2, "entropy_coef": 0.0, "optimizer": "adam", "normalize_advantage": True}
+PG: dict[str, Any] = {"learning_rate": 2e-2}
+ALGOS = [(ppo, PPO), (a2c, A2C), (pg, PG)]
+NAMES = ["ppo", "a2c", "pg"]
+
+
+def trained(
+    module: Any, settings: dict[str, Any], env: Any, n_batches: int, T: int = 16, B: int = 16, **kwargs: Any
+) -> tuple[Any, float]:
+    """The agent after some batches, and its mean greedy return over 40 episodes."""
+    sampler, agent = sampler_for(env, T=T, B=B, **kwargs)
+    n_steps = n_batches * T * B
+    config = module.Config(**{"learning_rate_schedule": "linear"} | settings)
+    algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
+    for _ in range(n_batches):
+        algo.receive(sampler.collect())
+        while algo.updates_due():
+            algo.update()
+    of_env = {key: value for key, value in kwargs.items() if not key.startswith("model_")}
+    evaluator = Evaluator(EnvConfig(env, of_env, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
+    return agent, float(np.mean([t.return_ for t in evaluator.evaluate()]))
+
+
+ACTIONS = ["discrete", "discrete_start", "multi_discrete", "multi_binary", "box", "dict", "tuple"]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_ppo_names_what_it_sees_in_every_action_space(action: str) -> None:
+    _, score = trained(ppo, {**PPO, "discount": 0.0}, probe.identity, 30, action=action, length=8)
+    assert score > 0.9 * 8  # chance is at most 4
+
+
+@pytest.mark.parametrize("action", ["discrete_start", "dict"])
+@pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
+def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
+    _, score = trained(module, {**settings, "discount": 0.0}, probe.identity, 70, action=action, length=8)
+    assert score > 0.85 * 8
+
+
+def test_a_squashed_policy_learns_too() -> None:
+    _, score = trained(ppo, {**PPO, "discount": 0.0}, probe.identity, 30, action="box", length=8, model_squash=True)
+    assert score > 0.85 * 8
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_ppo_with_memory_remembers(memory: str) -> None:
+    _, score = trained(ppo, PPO, probe.memory, 40, T=15, delay=4, model_memory=memory, model_memory_size=16)
+    assert score > 0.95
+
+
+@pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
+def test_the_others_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
+    model = {"model_memory": "gru", "model_memory_size": 16}
+    _, score = trained(module, settings, probe.memory, 100, T=12, delay=2, **model)
+    assert score > 0.95
+
+
+def test_ppo_without_memory_stays_at_chance() -> None:
+    _, score = trained(ppo, PPO, probe.memory, 25, T=15, delay=4)
+    assert 0.2 < score < 0.8
+
+
+@pytest.mark.parametrize(("module", "settings"), ALGOS, ids=NAMES)
+def test_a_reward_that_comes_late_reaches_the_action_that_earned_it(module: Any, settings: dict[str, Any]) -> None:
+    _, score = trained(module, settings, probe.delayed_reward, 40, T=15, delay=4)
+    assert score == 1.0  # chance is 1/3
+
+
+class Blind(gymnasium.ObservationWrapper):
+    """Sees nothing, and so not the time either: the value of the last observation is that of every other."""
+
+    observation_space = spaces.Discrete(1)
+
+    def observation(self, observation: Any) -> int:
+        return 0
+
+
+def blind_time_limit(ends: str) -> gymnasium.Env:
+    return Blind(probe.time_limit(ends, 5))
+
+
+def state_values(agent: Any, n: int) -> list[float]:
+    inputs = AgentInputs(torch.arange(n), torch.zeros(n, dtype=torch.int64), torch.zeros(n), torch.zeros(n, dtype=torch.bool))
+    with torch.no_grad():
+        return agent(inputs, ())[1].tolist()
+
+
+VALUE = {"discount": 0.8, "value_coef": 1.0, "max_grad_norm": 10.0, "learning_rate": 2e-2}
+
+
+@pytest.mark.parametrize(("module", "settings"), ALGOS, ids=NAMES)
+def test_truncation_bootstraps_to_the_endless_sum(module: Any, settings: dict[str, Any]) -> None:
+    agent, _ = trained(module, {**settings, **VALUE}, blind_time_limit, 80, T=12, B=4, ends="truncated")
+    assert state_values(agent, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
+
+
+@pytest.mark.parametrize(("module", "settings"), ALGOS, ids=NAMES)
+def test_termination_ends_the_sum(module: Any, settings: dict[str, Any]) -> None:
+    agent, _ = trained(module, {**settings, **VALUE}, probe.time_limit, 80, T=12, B=4, ends="terminated", length=5)
+    expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
+    assert state_values(agent, 6)[:5] == pytest.approx(expected, rel=0.03)

@@ -1,0 +1,162 @@
+"""How a batch is cut into minibatches, and what the optimizer makes of the learning rate."""
+
+import math
+from typing import Any
+
+import chz
+import numpy as np
+import pytest
+import torch
+
+from rlframe.algos.a2c import A2C
+from rlframe.algos.a2c import Config as A2CConfig
+from rlframe.algos.parts import make_batch, minibatches
+from rlframe.algos.pg import Config as PGConfig
+from rlframe.algos.pg import PolicyGradient
+from rlframe.algos.ppo import PPO
+from rlframe.algos.ppo import Config as PPOConfig
+from rlframe.core.struct import leaves, map_tree
+from rlframe.core.types import BatchSpec, Samples
+from tests.algos.table import one_step_episodes, table_agent
+from tests.samplers.made import assert_equal, copied, sampler_for
+
+
+def numbered(model: str = "none") -> tuple[Samples, torch.Tensor]:
+    """A batch [6, 4] whose advantages number its rows."""
+    sampler, _ = sampler_for(T=6, B=4, model_memory=model, model_shared=True)
+    return copied(sampler.collect()), torch.arange(24.0).view(6, 4)
+
+
+def test_rows_are_covered_exactly_once_an_epoch_in_a_new_order() -> None:
+    samples, numbers = numbered()
+    rng = np.random.default_rng(0)
+    epochs = []
+    for _ in range(2):
+        parts = [part for part, _ in minibatches(make_batch(samples, numbers, numbers), (), 3, False, rng)]
+        assert [part.advantage.shape for part in parts] == [(8,)] * 3
+        epochs.append(torch.cat([part.advantage for part in parts]).tolist())
+        assert sorted(epochs[-1]) == list(range(24))
+    assert epochs[0] != epochs[1]
+
+
+def test_what_belongs_to_a_row_stays_with_it() -> None:
+    samples, numbers = numbered()
+    flat = samples.inputs[:-1].map(lambda x: x.flatten(0, 1))
+    for part, _ in minibatches(make_batch(samples, numbers, numbers), (), 3, False, np.random.default_rng(0)):
+        rows = part.advantage.long()
+        assert_equal(part.inputs, flat[rows])
+        assert_equal(part.action, samples.action.flatten()[rows])
+        assert_equal(part.valid, samples.valid.flatten()[rows])
+        assert_equal(part.log_prob, samples.info.log_prob.flatten()[rows])  # type: ignore[attr-defined]
+        assert_equal(part.value, samples.info.value.flatten()[rows])  # type: ignore[attr-defined]
+
+
+def test_sequences_keep_their_order_and_their_state() -> None:
+    samples, numbers = numbered("lstm")
+    state = map_tree(lambda x: torch.arange(4.0)[:, None].expand_as(x).clone(), samples.state)
+    batch = make_batch(samples, numbers, numbers)
+    seen: list[int] = []
+    for part, part_state in minibatches(batch, state, 2, True, np.random.default_rng(0)):
+        columns = part.advantage[0].long().tolist()
+        assert part.advantage.shape == (6, 2)
+        assert_equal(part.advantage, numbers[:, columns])
+        assert_equal(part.inputs, samples.inputs[:-1, columns])
+        for leaf in leaves(part_state):
+            assert leaf[:, 0].tolist() == columns
+        seen += columns
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("memory", "n", "message"),
+    [
+        ("none", 5, r"algo.minibatches=5 .*batch_T \* batch_B=24 rows; use one of 1, 2, 3, 4, 6, 8, 12, 24"),
+        ("lstm", 3, r"algo.minibatches=3 .*sampler.batch_B=4 sequences.*; use one of 1, 2, 4"),
+        ("none", 0, r"algo.minibatches=0"),
+    ],
+)
+def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(memory: str, n: int, message: str) -> None:
+    _, agent = sampler_for(T=6, B=4, model_memory=memory)
+    with pytest.raises(ValueError, match=message):
+        PPO(agent, BatchSpec(6, 4), 100, PPOConfig(minibatches=n))
+
+
+def test_no_epochs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"algo.epochs=0 must be at least 1"):
+        PPO(table_agent(1), BatchSpec(6, 4), 100, PPOConfig(epochs=0))
+
+
+def ppo(n_steps: int = 1000, **config: Any) -> tuple[PPO, Samples]:
+    sampler, agent = sampler_for(T=6, B=4)
+    return PPO(agent, BatchSpec(6, 4), n_steps, PPOConfig(**config)), copied(sampler.collect())
+
+
+def test_ppo_makes_epochs_times_minibatches_updates() -> None:
+    algo, samples = ppo(epochs=3, minibatches=4)
+    algo.receive(samples)
+    algo.update()
+    assert algo.progress.updates == 12
+
+
+def test_ppo_stops_its_epochs_at_the_target_kl() -> None:
+    algo, samples = ppo(epochs=10, minibatches=4, learning_rate=1e-2, target_kl=1e-4)
+    algo.receive(samples)
+    kl = float(algo.update()["kl"])
+    assert 1 <= algo.progress.updates < 10
+    assert math.isfinite(kl)
+    algo.receive(samples)
+    assert algo.updates_due() == 1, "it stops this batch, not the training"
+
+
+def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_with_the_old() -> None:
+    algo, samples = ppo(epochs=2, minibatches=1, learning_rate=1e-1, recompute_advantage=True)
+    algo.receive(samples)
+    algo.update()
+    batch = algo._reevaluate(samples)
+    with torch.no_grad():
+        value = algo.agent(samples.inputs, samples.state)[1]
+    fresh = samples.valid & samples.terminated
+    torch.testing.assert_close(batch.advantage[fresh], (samples.reward - value[:-1])[fresh], rtol=1e-5, atol=1e-6)
+    assert_equal(batch.value, samples.info.value)  # type: ignore[attr-defined]
+
+
+ALL = pytest.mark.parametrize(
+    ("cls", "config"), [(PPO, PPOConfig(epochs=1, minibatches=1)), (A2C, A2CConfig(optimizer="adam")), (PolicyGradient, PGConfig())]
+)
+
+
+@ALL
+@pytest.mark.parametrize("rate", [1e-3, 1e-2])
+def test_the_learning_rate_is_used_and_annealed_by_env_steps(cls: Any, config: Any, rate: float) -> None:
+    config = chz.replace(config, learning_rate=rate, learning_rate_schedule="linear", normalize_advantage=False)
+    agent = table_agent(5)
+    algo = cls(agent, BatchSpec(1, 5), 16, config)
+    valid = [True] * 4 + [False]
+    for batch in range(4):  # 4 env_steps each
+        before = agent.model.value.detach().clone()
+        algo.receive(one_step_episodes([100.0] * 5, [0.0] * 5, [math.log(0.5)] * 5, valid))
+        assert algo.progress.env_steps == 4 * (batch + 1), "rows that are not valid are no env_steps"
+        expected = rate * (1 - batch / 4)
+        assert algo.update()["learning_rate"] == pytest.approx(expected)
+        step = (agent.model.value.detach() - before)[:4]
+        torch.testing.assert_close(step, torch.full((4,), expected), rtol=0.02, atol=0)  # Adam on a steady gradient
+
+
+@ALL
+def test_a_run_of_one_batch_learns(cls: Any, config: Any) -> None:
+    agent = table_agent(2)
+    algo = cls(agent, BatchSpec(1, 2), 2, config)
+    algo.receive(one_step_episodes([1.0, 2.0], [0.0, 0.0], [math.log(0.5)] * 2))
+    algo.update()
+    assert agent.model.value.detach().ne(0).all()
+
+
+def test_a_linear_clip_is_annealed_by_env_steps() -> None:
+    agent = table_agent(2)
+    config = PPOConfig(epochs=1, minibatches=1, clip=0.2, clip_schedule="linear", learning_rate=0.0)
+    algo = PPO(agent, BatchSpec(1, 2), 4, config)
+    fractions = []
+    for _ in range(2):  # ratios 1.15 and 1 against a clip of 0.2, then 0.1
+        algo.receive(one_step_episodes([1.0, 1.0], [0.0, 0.0], [math.log(0.5 / 1.15), math.log(0.5)]))
+        fractions.append(float(algo.update()["clip_fraction"]))
+    assert fractions == [0.0, 0.5]

@@ -1,0 +1,99 @@
+"""Tests of the runners: when they evaluate, log and save, and what they count."""
+
+import math
+
+import pytest
+
+from rlframe.agents import make_policy_agent
+from rlframe.algos import ppo
+from rlframe.envs import EnvConfig, EnvError, make_envs
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.runners import MinibatchRl, MinibatchRlEval
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+
+CONFIG = ppo.Config(minibatches=2, epochs=1)
+
+
+def parts(env: EnvConfig, n_steps: int = 256):
+    envs = make_envs(env, 4, [0, 1, 2, 3])
+    agent = make_policy_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)))
+    sampler = SerialSampler(envs, agent, batch_T=16)
+    return sampler, agent, ppo.PPO(agent, sampler.batch_spec, n_steps, CONFIG)
+
+
+def test_env_steps_count_valid_rows_only():
+    sampler, agent, algo = parts(EnvConfig("rlframe.envs.probe:time_limit", {"length": 4}))
+    row = MinibatchRl(sampler, agent, algo, n_steps=64, log_interval_steps=64).train()
+    batches = row["updates"] / CONFIG.minibatches
+    assert row["env_steps"] == pytest.approx(batches * 64 * 4 / 5, abs=4)  # one row in five is an episode's end
+    sampler.close()
+
+
+def test_eval_runner_evaluates_before_training_and_at_every_interval(tmp_path):
+    env = EnvConfig("CartPole-v1")
+    sampler, agent, algo = parts(env)
+    evaluator = Evaluator(env, agent, EvalConfig(n_envs=2, n_episodes=2))
+    with logger_context(tmp_path, console=False) as run:
+        MinibatchRlEval(sampler, agent, algo, 256, 128, evaluator).train()
+    header, *lines = (run.directory / "progress.csv").read_text().splitlines()
+    column = header.split(",").index("eval/return_mean")
+    assert len(lines) == 3
+    assert all(float(line.split(",")[column]) > 0 for line in lines)
+    assert lines[0].startswith("0,")
+
+
+def test_a_runner_without_evaluation_scores_by_training_episodes():
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    runner = MinibatchRl(sampler, agent, algo, 512, 512)
+    row = runner.train()
+    assert not any(name.startswith("eval/") for name in row)
+    assert runner.score == row["episode/return_mean"]
+
+
+def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
+    sampler, agent, algo = parts(EnvConfig("rlframe.envs.probe:faulty", {"fault": "raise", "at": 40}))
+    with pytest.raises(EnvError, match="step 40"), logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, algo, 10_000, 10_000).train()
+    state, meta = load_snapshot(resolve_snapshot(run.directory))
+    assert meta["env_steps"] == 128
+    for name, value in agent.state_dict().items():
+        assert (state["agent"][name] == value).all()
+
+
+def test_a_loaded_runner_goes_on_with_counts_episodes_and_time():
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    runner = MinibatchRl(sampler, agent, algo, 512, 256)
+    runner.train()
+    state = runner.state_dict()
+    other = MinibatchRl(*parts(EnvConfig("CartPole-v1")), 512, 256)
+    other.load_state_dict(state)
+    assert other.env_steps == runner.env_steps
+    assert other.algo.progress == runner.algo.progress
+    assert list(other.recent) == list(runner.recent)
+    assert other.n_episodes == runner.n_episodes
+    assert other.clock.elapsed_s() >= state["runner"]["elapsed_s"]
+    assert not other.due() or other.env_steps >= other.n_steps
+
+
+def test_interval_fractions_of_the_time_add_up_to_less_than_one():
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    row = MinibatchRl(sampler, agent, algo, 512, 512).train()
+    fractions = [value for name, value in row.items() if name.startswith("time/fraction")]
+    assert 0.5 < sum(fractions) <= 1.0
+    assert row["time/env_steps_per_s"] > 0
+
+
+def test_impossible_lengths_are_refused_with_their_numbers():
+    with pytest.raises(ValueError, match="n_steps=0"):
+        MinibatchRl(*parts(EnvConfig("CartPole-v1")), n_steps=0)
+
+
+def test_a_run_without_score_is_saved_all_the_same(tmp_path):
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    runner = MinibatchRl(sampler, agent, algo, 16, 16)
+    with logger_context(tmp_path, snapshot_mode="best", console=False) as run:
+        runner.train()
+    assert math.isnan(runner.score)
+    assert resolve_snapshot(run.directory).exists()

@@ -1,0 +1,1 @@
+"""Tests of samplers, and what other tests collect with."""

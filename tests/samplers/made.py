@@ -1,0 +1,53 @@
+"""Agents, samplers and algorithms on probe environments, for the tests of samplers, agents and algorithms."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.core.struct import Tree, leaves
+from rlframe.core.types import Samples
+from rlframe.envs import EnvConfig, make_envs, probe
+from rlframe.models import ModelConfig
+from rlframe.samplers import SerialSampler
+
+Make = Callable[..., Any]
+
+
+def agent_for(observation_space: Space, action_space: Space, seed: int = 0, **model: Any) -> PolicyAgent:
+    """An agent with weights from `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_policy_agent(observation_space, action_space, ModelConfig(**({"hidden": (16,)} | model)))
+
+
+def sampler_for(
+    env: Make | str = probe.memory, T: int = 8, B: int = 3, seed: int = 0, decorrelation_steps: int = 0, **kwargs: Any
+) -> tuple[SerialSampler, PolicyAgent]:
+    """A sampler and its agent; what begins with `model_` is the model's, the rest the environment's."""
+    model = {key.removeprefix("model_"): kwargs.pop(key) for key in list(kwargs) if key.startswith("model_")}
+    envs = make_envs(EnvConfig(env, kwargs, "python"), B, env_seeds(seed, Role.ENV, B))
+    agent = agent_for(envs.observation_space, envs.action_space, seed, **model)
+    return SerialSampler(envs, agent, T, seed, decorrelation_steps), agent
+
+
+def copied(samples: Samples) -> Samples:
+    """Samples that the next `collect` does not overwrite."""
+    return samples.map(torch.clone)
+
+
+def assert_equal(one: Tree, other: Tree) -> None:
+    """Every array of two trees, exactly."""
+    pairs = list(zip(leaves(one), leaves(other), strict=True))
+    assert pairs
+    for a, b in pairs:
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def differ(one: Tree, other: Tree) -> bool:
+    """Whether any array of two trees differs."""
+    return any(not torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))

@@ -1,0 +1,136 @@
+"""The evaluator: a fixed number of episodes of each environment, apart from training."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.struct import map_tree
+from rlframe.core.types import Trajectory
+from rlframe.envs import EnvConfig, probe
+from rlframe.samplers import EvalConfig, Evaluator
+from rlframe.samplers.evaluator import summarize
+from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
+
+
+class Lengths(gymnasium.Env):
+    """Episodes of 1 or of 40 steps, as its own seed says; the return is the length."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Discrete(2), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.choice([1, 40]))
+        return 0, {}
+
+    def step(self, action: int) -> Any:
+        self.left -= 1
+        return 0, 1.0, self.left == 0, False, {}
+
+
+def evaluator_for(env: Any, config: EvalConfig, seed: int = 0, **kwargs: Any) -> Evaluator:
+    made = env(**kwargs)
+    agent = agent_for(made.observation_space, made.action_space)
+    return Evaluator(EnvConfig(env, kwargs, "python"), agent, config, seed)
+
+
+@pytest.mark.parametrize(("n_envs", "n_episodes", "quota"), [(3, 7, [3, 2, 2]), (8, 3, [1, 1, 1]), (2, 4, [2, 2])])
+def test_every_environment_plays_its_share(n_envs: int, n_episodes: int, quota: list[int]) -> None:
+    evaluator = evaluator_for(Lengths, EvalConfig(n_envs=n_envs, n_episodes=n_episodes))
+    for _ in range(2):
+        played = evaluator.evaluate()
+        assert [t.env for t in played] == [env for env, n in enumerate(quota) for _ in range(n)]
+
+
+def test_short_episodes_get_no_more_weight_than_long_ones() -> None:
+    evaluator = evaluator_for(Lengths, EvalConfig(n_envs=20, n_episodes=200))
+    share = np.mean([t.length == 40 for t in evaluator.evaluate()])
+    assert share == pytest.approx(0.5, abs=0.12)  # the first 200 to end would be 40 long in 1 of 40 at most
+
+
+def test_the_episodes_that_count_are_the_first_of_each_environment() -> None:
+    many = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=12)).evaluate()
+    few = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=4)).evaluate()
+    assert few == [next(t for t in many if t.env == env) for env in range(4)]
+
+
+def test_evaluation_does_not_disturb_sampling() -> None:
+    def history(evaluates: bool) -> list[Any]:
+        sampler, agent = sampler_for(probe.memory, T=7, B=3, model_memory="lstm", model_normalize_observation=True)
+        evaluator = Evaluator(EnvConfig(probe.memory, {}, "python"), agent, EvalConfig(n_episodes=5, explore=True))
+        found = []
+        for _ in range(3):
+            found.append(copied(sampler.collect()))
+            before = map_tree(torch.clone, dict(agent.state_dict()))
+            if evaluates:
+                evaluator.evaluate()
+            assert_equal(dict(agent.state_dict()), before)
+        assert sampler.trajectories()
+        return found
+
+    for a, b in zip(history(True), history(False), strict=True):
+        assert_equal(a, b)
+
+
+def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
+    kwargs = {"action": "discrete", "length": 50}
+    greedy = evaluator_for(probe.identity, EvalConfig(n_envs=2, n_episodes=2), **kwargs)
+    exploring = evaluator_for(probe.identity, EvalConfig(n_envs=2, n_episodes=2, explore=True), **kwargs)
+    greedy.evaluate()
+    samples = greedy.collector.samples
+    with torch.no_grad():
+        params = greedy.collector.agent(samples.inputs[:-1], ())[0]
+    assert torch.equal(samples.action, params.argmax(-1))
+    exploring.evaluate()
+    samples = exploring.collector.samples
+    assert (samples.action != params.argmax(-1)).any()
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_one_seed_gives_one_evaluation(explore: bool) -> None:
+    config = EvalConfig(n_envs=3, n_episodes=6, explore=explore)
+    one, same, other = (evaluator_for(probe.identity, config, seed) for seed in (1, 1, 2))
+    first = one.evaluate()
+    assert same.evaluate() == first
+    assert other.evaluate() != first
+    assert one.evaluate() != first, "every evaluation plays new episodes"
+
+
+def test_a_recurrent_agent_begins_every_evaluation_afresh() -> None:
+    env = probe.time_limit(length=3)
+    agent = agent_for(env.observation_space, env.action_space, memory="gru", memory_size=4)
+    config = EnvConfig(probe.time_limit, {"length": 3}, "python")
+    evaluator = Evaluator(config, agent, EvalConfig(n_envs=1, n_episodes=1))
+    evaluator.evaluate()
+    values = evaluator.collector.samples.info.value[:4].clone()  # type: ignore[attr-defined]
+    evaluator.evaluate()
+    assert_equal(evaluator.collector.samples.info.value[:4], values)  # type: ignore[attr-defined]
+
+
+def test_an_episode_without_end_is_an_error_with_the_remedy() -> None:
+    evaluator = evaluator_for(probe.time_limit, EvalConfig(n_envs=2, n_episodes=2, max_length=30), length=1000)
+    with pytest.raises(RuntimeError, match=r"has run \d+ steps without an end.*max_episode_steps.*eval\.max_length"):
+        evaluator.evaluate()
+
+
+@pytest.mark.parametrize("config", [EvalConfig(n_envs=0), EvalConfig(n_episodes=0)])
+def test_an_evaluation_of_nothing_is_refused(config: EvalConfig) -> None:
+    with pytest.raises(ConfigError, match=r"eval\.n_episodes=\d+ and eval\.n_envs=\d+ must be at least 1"):
+        evaluator_for(Lengths, config)
+
+
+def test_a_summary_is_over_episodes() -> None:
+    summary = summarize([Trajectory(1.0, 10, True, 0), Trajectory(4.0, 30, False, 1)], "eval")
+    assert summary == {
+        "eval/return_mean": 2.5,
+        "eval/return_std": 1.5,
+        "eval/return_min": 1.0,
+        "eval/return_max": 4.0,
+        "eval/length_mean": 20.0,
+    }
+    assert summarize([], "eval") == {}

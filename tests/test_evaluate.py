@@ -1,0 +1,78 @@
+"""Tests of the evaluate command: it scores, and films, an agent from its files alone."""
+
+import json
+import re
+
+import pytest
+
+from rlframe import launch
+from rlframe.evaluate import main
+
+SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
+SMALL += ["eval.n_episodes=2", "eval.n_envs=2", "algo.minibatches=2"]
+LINE = re.compile(r"Episode #\d+: return: -?\d+\.\d length: \d+ (terminated|truncated)")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    words = [f"log_dir={folder}", *SMALL, "env=CartPole-v1", "model.memory=gru", "model.normalize_observation=true"]
+    assert launch.main(words) == 0
+    return folder / "run_0"
+
+
+def test_every_episode_has_its_line_and_the_summary_its_numbers(run, tmp_path, capsys):
+    out = tmp_path / "deep" / "summary.json"
+    assert main([str(run), "n_episodes=5", "n_envs=2", f"out={out}"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Episode #")]
+    assert len(lines) == 5
+    assert all(LINE.fullmatch(line) for line in lines)
+    summary = json.loads(out.read_text())
+    returns = [episode["return"] for episode in summary["episodes"]]
+    assert summary["eval/return_mean"] == pytest.approx(sum(returns) / 5)
+
+
+def test_evaluation_repeats_itself_and_follows_its_seed(run, tmp_path):
+    def returns(seed: int, name: str) -> list[float]:
+        out = tmp_path / name
+        assert main([str(run), "n_episodes=6", f"seed={seed}", f"out={out}", "explore=true"]) == 0
+        return [episode["return"] for episode in json.loads(out.read_text())["episodes"]]
+
+    assert returns(0, "a") == returns(0, "b")
+    assert returns(0, "a") != returns(1, "c")
+
+
+def test_a_snapshot_is_evaluated_like_its_run(run, capsys):
+    assert main([str(run / "snapshot" / "last"), "n_episodes=2"]) == 0
+    assert "2 episodes" in capsys.readouterr().out
+
+
+def test_episodes_are_filmed_one_file_each(run, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    assert main([str(run), "n_episodes=2", f"video={tmp_path}"]) == 0
+    films = sorted(tmp_path.glob("*.mp4"))
+    assert [film.name for film in films] == ["episode_0.mp4", "episode_1.mp4"]
+    assert all(film.stat().st_size > 1000 for film in films)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["n_episode=3"], "did you mean n_episodes"),
+        (["n_episodes=x"], "whole number"),
+        (["n_episodes=0"], "at least 1"),
+        (["explore=perhaps"], "true or false"),
+        (["out=/proc/x/y.json", "n_episodes=1"], "cannot be written"),
+    ],
+)
+def test_bad_words_are_refused_in_one_message(run, capsys, words, message):
+    assert main([str(run), *words]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_path_without_a_run_is_refused(tmp_path, capsys):
+    assert main([str(tmp_path / "nothing")]) != 0
+    assert "Traceback" not in capsys.readouterr().err

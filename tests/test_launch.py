@@ -1,0 +1,225 @@
+"""Tests of the launch command: what it runs, what it leaves, what it refuses, and that it goes on where it stopped."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlframe.algos import ppo
+from rlframe.experiment import from_flat, load_preset, preset_names, presets_dir, to_flat
+from rlframe.launch import main
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+
+SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
+SMALL += ["eval.n_episodes=2", "eval.n_envs=2"]
+MINIBATCHES = {"ppo": ["algo.minibatches=2"], "a2c": [], "pg": []}
+DEADLINE_S = 60.0
+
+
+def launch(log_dir: Path, *words: str) -> int:
+    return main([f"log_dir={log_dir}", *SMALL, *words])
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "progress.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights(run: Path) -> dict:
+    return load_snapshot(resolve_snapshot(run))[0]["agent"]
+
+
+def test_a_run_leaves_the_files_of_the_contract_and_prints_the_commands_to_type_next(tmp_path, capsys):
+    assert launch(tmp_path, "env=CartPole-v1") == 0
+    run = tmp_path / "run_0"
+    assert {path.name for path in run.iterdir()} >= {"params.json", "progress.csv", "debug.log", "snapshot"}
+    assert list(run.glob("events.out.tfevents.*"))
+    assert [int(row["env_steps"]) > 0 for row in rows(run)] == [False, True, True]
+    printed = capsys.readouterr().out
+    assert f"-m rlframe.evaluate {run}" in printed
+    assert f"-m rlframe.plot {run}" in printed
+
+
+def test_params_json_of_a_run_can_be_launched_again(tmp_path):
+    assert launch(tmp_path, "env=CartPole-v1", "model.hidden=[8,8]", "algo.clip=0.3") == 0
+    config = json.loads((tmp_path / "run_0" / "params.json").read_text())["config"]
+    again = from_flat(config)
+    assert to_flat(again) == config
+    assert again.model.hidden == (8, 8)
+    assert again.algo.clip == 0.3
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
+def test_one_seed_gives_one_result_and_another_seed_another(tmp_path, algo):
+    for name, seed in (("one", 3), ("two", 3), ("other", 4)):
+        words = (f"algo={algo}", "env=CartPole-v1", f"seed={seed}", *MINIBATCHES[algo])
+        assert launch(tmp_path / name, *words) == 0
+
+    def metrics(name: str) -> list[dict[str, str]]:
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows(tmp_path / name / "run_0")]
+
+    assert metrics("one") == metrics("two")
+    assert metrics("one") != metrics("other")
+
+
+REFUSED = [
+    (["algo=pppo"], "did you mean ppo"),
+    (["algo.learning_rte=1"], "did you mean algo.learning_rate?"),
+    (["runner.n_steps=abc"], "'abc' is not a number"),
+    (["runner.n_steps=1.5"], "not a whole number"),
+    (["env=CartPol-v1"], "did you mean CartPole-v1"),
+    (["experiment=classic/ppo_cartpol"], "did you mean classic/ppo_cartpole"),
+    (["env=CartPole-v1", "algo.minibatches=7"], "use one of 1, 2, 4, 8"),
+    (["env=CartPole-v1", "model.memory=gru", "algo.minibatches=3"], "sampler.batch_B=8"),
+    (["env=CartPole-v1", "env_kwargs.fooo=3"], "env_kwargs.fooo"),
+    (["model.memory=lst"], "did you mean lstm"),
+    (["model.encoder=nature"], "there is none"),
+    (["sampler=cpuu"], "rlframe.samplers"),
+    (["runner=minibatch"], "minibatch_rl"),
+    (["seed=-1"], "must not be negative"),
+    (["snapshot_mode=gap"], "snapshot_gap"),
+    (["foo"], "key=value"),
+    (["seed=1", "seed=2"], "given twice"),
+    (["device=cuda:99"], "GPUs are visible"),
+    (["log_dir=/proc/nowhere"], "use another log_dir"),
+    (["resume=/nowhere"], "name a run directory"),
+    (["dry_run=maybe"], "true or false"),
+    (["algo=./nothere.py"], "there is no file"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else None)
+def test_bad_words_are_refused_in_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("error: ")
+    assert "Traceback" not in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_never_overwritten(tmp_path, capsys):
+    assert launch(tmp_path, "env=CartPole-v1") == 0
+    before = (tmp_path / "run_0" / "progress.csv").read_bytes()
+    assert launch(tmp_path, "env=CartPole-v1") == 2
+    assert "never overwritten" in capsys.readouterr().err
+    assert (tmp_path / "run_0" / "progress.csv").read_bytes() == before
+
+
+def test_resume_goes_on_from_the_snapshot_without_a_row_twice_or_missing(tmp_path):
+    assert launch(tmp_path, "env=CartPole-v1") == 0
+    run = tmp_path / "run_0"
+    before = load_snapshot(resolve_snapshot(run))[0]
+    assert main([f"resume={run}", "runner.n_steps=512"]) == 0
+    steps = [int(row["env_steps"]) for row in rows(run)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] >= 512 > steps[2] >= 256
+    after = load_snapshot(resolve_snapshot(run))[0]
+    assert after["algo"]["progress"]["updates"] > before["algo"]["progress"]["updates"]
+    optimizer = after["algo"]["optimizer"]["state"][0]
+    assert optimizer["step"] > before["algo"]["optimizer"]["state"][0]["step"]
+
+
+def test_resume_refuses_to_change_what_decides_the_result(tmp_path, capsys):
+    assert launch(tmp_path, "env=CartPole-v1") == 0
+    assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=0.5"]) == 2
+    assert "algo.discount cannot change" in capsys.readouterr().err
+
+
+def test_init_starts_a_new_run_from_trained_weights(tmp_path):
+    assert launch(tmp_path / "first", "env=CartPole-v1") == 0
+    source = tmp_path / "first" / "run_0"
+    words = ("env=CartPole-v1", f"init={source}", "algo.learning_rate=0", "seed=9")
+    assert launch(tmp_path / "second", *words) == 0
+    for name, value in weights(source).items():
+        assert (weights(tmp_path / "second" / "run_0")[name] == value).all(), name
+
+
+def test_init_from_another_network_is_refused(tmp_path, capsys):
+    assert launch(tmp_path / "first", "env=CartPole-v1") == 0
+    assert launch(tmp_path / "second", "env=Acrobot-v1", f"init={tmp_path / 'first' / 'run_0'}") == 2
+    assert "another network" in capsys.readouterr().err
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "shape"])
+def test_a_failing_environment_ends_the_run_with_its_facts_and_a_snapshot(tmp_path, capsys, fault):
+    words = ("env=rlframe.envs.probe:faulty", f"env_kwargs.fault={fault}", "env_kwargs.at=40", "runner=minibatch_rl")
+    assert launch(tmp_path, *words) == 1
+    message = capsys.readouterr().err
+    for fact in ("environment 0", "seed", "step 40", "action"):
+        assert fact in message
+    assert "Traceback" not in message
+    assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] == 128
+    assert "Traceback" in (tmp_path / "run_0" / "debug.log").read_text()
+
+
+def test_ctrl_c_finishes_the_batch_snapshots_and_exits_130(tmp_path):
+    words = [f"log_dir={tmp_path}", "env=CartPole-v1", "runner.n_steps=1e8", "runner.log_interval_steps=1024"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlframe.launch", *words, "eval.n_episodes=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    progress = tmp_path / "run_0" / "progress.csv"
+    while not (progress.exists() and len(progress.read_text().splitlines()) > 2):
+        assert time.monotonic() < deadline, "no second row was logged"
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    state, meta = load_snapshot(resolve_snapshot(tmp_path / "run_0"))
+    assert meta["env_steps"] == state["algo"]["progress"]["env_steps"] > 0
+
+
+def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path):
+    original = Path(ppo.__file__)
+    mine = tmp_path / "my_ppo.py"
+    mine.write_text(original.read_text())
+    assert launch(tmp_path / "runs", f"algo={mine}", "env=CartPole-v1", "algo.minibatches=2") == 0
+    config = json.loads((tmp_path / "runs" / "run_0" / "params.json").read_text())["config"]
+    assert config["algo"] == str(mine)
+
+
+def test_a_part_named_on_the_command_line_hides_the_presets_fields_of_the_other():
+    experiment = from_flat(load_preset("classic/ppo_cartpole"), {"algo": "a2c"})
+    assert type(experiment.algo).__module__ == "rlframe.algos.a2c"
+    assert experiment.sampler.batch_T == load_preset("classic/ppo_cartpole")["sampler.batch_T"]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_a_valid_experiment_and_states_its_claim(name):
+    experiment = from_flat(load_preset(name))
+    assert to_flat(from_flat(to_flat(experiment))) == to_flat(experiment)
+    content = yaml.safe_load((presets_dir() / f"{name}.yaml").read_text())
+    assert set(content["expect"]) == {"metric", "bound", "env_steps"}
+    assert set(content["measured"]) >= {"seeds", "reached", "machine", "wall_s"}
+    assert content["expect"]["env_steps"] <= experiment.runner.n_steps
+    assert f"experiment={name}" in content["command"]
+
+
+def test_help_lists_every_key_and_preset(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("algo.learning_rate", "sampler.batch_T", "runner.n_steps", "model.memory", *preset_names()):
+        assert word in printed
+
+
+def test_dry_run_prints_the_config_and_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment=classic/ppo_cartpole", "dry_run=true"]) == 0
+    assert json.loads(capsys.readouterr().out)["env"] == "CartPole-v1"
+    assert list(tmp_path.iterdir()) == []
