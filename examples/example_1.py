@@ -7,8 +7,6 @@ Reports the returns of the training episodes. `--help` lists the arguments. Afte
 `python -m rlframe.evaluate RUN_DIR` and `python -m rlframe.plot RUN_DIR` read what it left.
 """
 
-from contextlib import closing
-
 import chz
 import torch
 
@@ -16,16 +14,17 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRl
-from rlframe.samplers import SerialSampler
+from rlframe.runners import MinibatchRl, minibatch_rl
+from rlframe.samplers import SerialSampler, serial
 
 
 def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
     """Train PPO on CartPole-v1 for `n_steps` env steps."""
-    torch.set_num_threads(1)  # more only slow down a network of this size
-    torch.manual_seed(seed)  # decides the agent's first weights
+    torch.set_num_threads(1)  # enough for a network of this size
+    T, B, log_interval_steps = 32, 8, max(1, n_steps // 20)
     env, model = EnvConfig("CartPole-v1"), ModelConfig(hidden=(64, 64))
     config = ppo.Config(
         learning_rate=1e-3,
@@ -38,16 +37,22 @@ def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int 
         entropy_coef=0.0,
     )
 
-    envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))
-    agent = make_policy_agent(envs.observation_space, envs.action_space, model)
-    sampler = SerialSampler(envs, agent, batch_T=32, seed=seed)
+    envs = make_envs(env, B, env_seeds(seed, Role.ENV, B))
+    agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed)
+    sampler = SerialSampler(envs, agent, batch_T=T, seed=seed)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
-    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps=max(1, n_steps // 20))
+    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
 
-    # What params.json keeps; the keys are those of the command line, so that the commands understand this run too.
-    record = {"algo": "ppo", "env": env.id, "seed": seed, "model.hidden": list(model.hidden)}
-    record |= {f"algo.{name}": value for name, value in chz.asdict(config).items()}
-    with closing(runner), logger_context(log_dir, run_ID, "ppo_cartpole", record) as run:
+    # What params.json keeps, under the keys of the command line: so evaluate, plot and resume= understand this run too.
+    record = flatten(
+        algo=config,
+        env=env.id,
+        model=model,
+        sampler=serial.Config(batch_T=T, batch_B=B),
+        runner=minibatch_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
+        seed=seed,
+    )
+    with runner, logger_context(log_dir, run_ID, "ppo_cartpole", record) as run:
         runner.train()
     print(f"run: {run.directory}")
 

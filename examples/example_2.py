@@ -7,8 +7,6 @@ Training learns from clipped rewards and takes a lost life for an end; scores, i
 those of whole games. Needs the extra `atari`. `--help` lists the arguments.
 """
 
-from contextlib import closing
-
 import chz
 import torch
 
@@ -16,10 +14,11 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRlEval
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
 
 
 def train(
@@ -35,19 +34,29 @@ def train(
 ) -> None:
     """Train PPO on `game`; a game is cut after `max_frames` frames, 60 to the second and 4 to the env step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(seed)  # decides the agent's first weights
+    model, config = ModelConfig(), ppo.Config()  # the defaults are the paper's for Atari
+    evaluation = EvalConfig(n_envs=8, n_episodes=n_eval_episodes, explore=True)
     env = EnvConfig(game, {"max_num_frames_per_episode": max_frames})
 
     envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))
-    agent = make_policy_agent(envs.observation_space, envs.action_space, ModelConfig()).to(device)
+    agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed).to(device)
     sampler = SerialSampler(envs, agent, batch_T=batch_T, seed=seed)
-    algo = ppo.PPO(agent, sampler.batch_spec, n_steps, ppo.Config(), seed)  # the defaults are the paper's for Atari
-    evaluator = Evaluator(env, agent, EvalConfig(n_envs=8, n_episodes=n_eval_episodes, explore=True), seed)
+    algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
+    evaluator = Evaluator(env, agent, evaluation, seed)
     runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
-    record = {"algo": "ppo", "env": game, "env_kwargs": dict(env.kwargs), "seed": seed}
+    record = flatten(
+        algo=config,
+        env=game,
+        env_kwargs=dict(env.kwargs),
+        model=model,
+        sampler=serial.Config(batch_T=batch_T, batch_B=8),
+        runner=minibatch_rl_eval.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
+        eval=evaluation,
+        seed=seed,
+    )
     name = f"ppo_{game.removeprefix('ALE/')}"
-    with closing(runner), logger_context(log_dir, run_ID, name, record, snapshot_mode="best") as run:
+    with runner, logger_context(log_dir, run_ID, name, record, snapshot_mode="best") as run:
         runner.train()
     print(f"run: {run.directory}")
 

@@ -5,7 +5,6 @@
 All arguments are optional. Random play catches one ball in five and returns -0.6; the best return is 1.
 """
 
-from contextlib import closing
 from typing import Any
 
 import chz
@@ -110,7 +109,7 @@ def train(n_steps: int = 50_000, seed: int = 0, log_dir: str = "", run_ID: int =
     agent = PolicyAgent(Network(Catch.rows * Catch.columns, 3), Categorical(3))
     sampler = SerialSampler(envs, agent, batch_T=30, seed=seed)
     runner = MinibatchRl(sampler, agent, Reinforce(agent, 1e-2, 0.99), n_steps, max(1, n_steps // 10))
-    with closing(runner), logger_context(log_dir, run_ID, "reinforce_catch", {"seed": seed}) as run:
+    with runner, logger_context(log_dir, run_ID, "reinforce_catch", {"seed": seed}) as run:
         runner.train()
     print(f"run: {run.directory}")
 

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from rlframe.agents import Agent
-from rlframe.core.config import ConfigError, choice, count, module_part, nearest, option
-from rlframe.core.seeding import Role, seed_int
+from rlframe.core.config import choice, count, module_part, nearest, option
+from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
@@ -85,18 +85,25 @@ def part_name(config: object, package: str) -> str:
     return str(file) if "." not in module and file else module
 
 
-def to_flat(experiment: Experiment) -> dict[str, Any]:
-    """Every key with its value, JSON-able: what params.json holds, and what `from_flat` reads."""
+def flatten(**fields: Any) -> dict[str, Any]:
+    """Configs and values as the keys of the command line, JSON-able: what `logger_context` keeps of a script's run.
+
+    flatten(algo=ppo.Config(clip=0.2), env="CartPole-v1") gives {"algo": "ppo", "algo.clip": 0.2, ..., "env": ...}.
+    """
     flat: dict[str, Any] = {}
-    for field in chz.chz_fields(experiment):
-        value = getattr(experiment, field)
-        if field in PARTS:
-            flat[field] = part_name(value, PARTS[field])
+    for key, value in fields.items():
+        if key in PARTS:
+            flat[key] = part_name(value, PARTS[key])
         if chz.is_chz(value):
-            flat.update({f"{field}.{name}": _plain(sub) for name, sub in chz.asdict(value).items()})
-        elif field not in PARTS:
-            flat[field] = _plain(value)
+            flat.update({f"{key}.{name}": _plain(sub) for name, sub in chz.asdict(value).items()})
+        elif key not in PARTS:
+            flat[key] = _plain(value)
     return flat
+
+
+def to_flat(experiment: Experiment) -> dict[str, Any]:
+    """Every key of an experiment with its value: what params.json holds, and what `from_flat` reads."""
+    return flatten(**{field: getattr(experiment, field) for field in chz.chz_fields(experiment)})
 
 
 def _plain(value: Any) -> Any:
@@ -263,9 +270,7 @@ def _evaluator(experiment: Experiment, agent: Agent) -> Evaluator:
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:
     """The experiment's agent, with weights from its seed, or from `init`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_int(experiment.seed, Role.MODEL))
-        agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model)
+    agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
     if experiment.init:
         state, _ = load_snapshot(resolve_snapshot(Path(experiment.init)))
         load_weights(agent, state["agent"], experiment.init)

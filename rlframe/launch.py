@@ -14,6 +14,7 @@ from rlframe.core.errors import ConfigError
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads")  # keys that a resumed run may change
+_NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
 _USAGE = """\
 usage: python -m rlframe.launch [key=value ...]
@@ -111,6 +112,9 @@ def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]
     if not path.is_file():
         raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
     config = json.loads(path.read_text(encoding="utf-8"))["config"]
+    lacking = [key for key in _NEEDED if key not in config]
+    if lacking:
+        raise ConfigError(f"{path} lacks {', '.join(lacking)}: a script wrote it, so resume the run from that script")
     return [config], [f"resuming {resume}: parameters, optimizer and counts go on; running episodes start anew"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlframe import evaluate
+from rlframe import evaluate, launch
 from rlframe.record.writers import read_csv
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +52,8 @@ def test_example_1_trains_and_leaves_a_run_that_the_commands_understand(
     assert (config["seed"], config["algo.discount"]) == (5, 0.98)
     assert evaluate.main([str(directory), "n_episodes=2"]) == 0
     assert "Episode #1: return:" in capsys.readouterr().out
+    assert launch.main([f"resume={directory}", "runner.n_steps=1_500"]) == 0
+    assert column(directory, "env_steps")[-1] >= 1_500
 
 
 def test_example_2_evaluates_before_training_and_after(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from rlframe.core.struct import Tree, leaves, map_tree, zeros_like
+from rlframe.core.struct import Tree, leaves, map_tree, write, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 
 
@@ -43,17 +43,9 @@ class NoiseBuffer:
         self.agent, self.T, self.rngs = agent, T, rngs
         example = agent.noise(np.random.default_rng(0), ())
         self.arrays = zeros_like(example, (T, len(rngs)))
+        self.columns = [map_tree(lambda x, env=env: x[:, env], self.arrays) for env in range(len(rngs))]
 
     def draw(self) -> None:
         """Fill with the next T draws of every environment."""
-
-        def assign(target: np.ndarray, value: np.ndarray) -> None:
-            target[:, column] = value
-
-        for column, rng in enumerate(self.rngs):
-            map_tree(assign, self.arrays, self.agent.noise(rng, (self.T,)))
-
-    def clear(self) -> None:
-        """Zero it: act greedily."""
-        for array in leaves(self.arrays):
-            array[...] = 0
+        for column, rng in zip(self.columns, self.rngs, strict=True):
+            write(column, self.agent.noise(rng, (self.T,)))

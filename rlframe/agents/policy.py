@@ -11,6 +11,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents.base import Agent
+from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import AgentInputs, AgentStep
@@ -37,9 +38,7 @@ class PolicyAgent(Agent):
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         params, value, state = self.model(inputs, state)
         action = self.distribution.sample(params, noise)
-        log_prob = self.distribution.log_prob(
-            params, action
-        )  # as training computes it again, also where tanh saturates
+        log_prob = self.distribution.log_prob(params, action)  # as training will compute it, also where tanh saturates
         return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
@@ -56,8 +55,8 @@ class PolicyAgent(Agent):
         self.model.observe(observation)
 
 
-def make_policy_agent(observation_space: Space, action_space: Space, config: ModelConfig) -> PolicyAgent:
-    """The agent and network that the spaces call for; weights come from torch's current default generator.
+def make_policy_agent(observation_space: Space, action_space: Space, config: ModelConfig, seed: int = 0) -> PolicyAgent:
+    """The agent and network that the spaces call for; `seed` is the run's root seed and decides the first weights.
 
     Raises:
         ValueError, ConfigError: an unsupported space, or a model that does not fit it.
@@ -65,4 +64,6 @@ def make_policy_agent(observation_space: Space, action_space: Space, config: Mod
     check_observation_space(observation_space)
     check_action_space(action_space)
     distribution = make_distribution(action_space, config.squash)
-    return PolicyAgent(ActorCritic(observation_space, action_space, distribution, config), distribution)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_int(seed, Role.MODEL))
+        return PolicyAgent(ActorCritic(observation_space, action_space, distribution, config), distribution)

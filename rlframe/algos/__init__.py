@@ -1,5 +1,5 @@
 """Algorithms, one file each."""
 
-from rlframe.algos.base import Algorithm
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 
-__all__ = ["Algorithm"]
+__all__ = ["Algorithm", "Progress", "UpdateMetrics"]

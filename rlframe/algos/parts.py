@@ -19,7 +19,7 @@ from rlframe.ops.masked import masked_mean
 
 
 class Updater:
-    """One optimizer over all that learns together: scheduled rate, clipped gradient, one place to average over ranks."""
+    """One optimizer over all that learns together: scheduled rate, clipped gradient, the one place to average ranks."""
 
     def __init__(
         self,
@@ -144,7 +144,9 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
     if n < 1 or size % n:
         rows = "sequences (with memory, whole ones)" if recurrent else "rows"
         good = [k for k in range(1, size + 1) if size % k == 0][:8]
-        raise ValueError(f"algo.minibatches={n} must divide {what}={size} {rows}; use one of {', '.join(map(str, good))}")
+        raise ValueError(
+            f"algo.minibatches={n} must divide {what}={size} {rows}; use one of {', '.join(map(str, good))}"
+        )
 
 
 def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:

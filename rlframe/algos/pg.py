@@ -34,8 +34,8 @@ class Config:
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of the batch")
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model)
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model, seed)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> PolicyGradient:
         return PolicyGradient(agent, batch_spec, n_steps, self)

@@ -55,8 +55,8 @@ class Config:
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model)
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model, seed)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> PPO:
         return PPO(agent, batch_spec, n_steps, self, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -75,3 +76,6 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
         return stop.exit_status
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output has gone, for example `head`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # else the interpreter's last flush fails
+        return 128 + 13

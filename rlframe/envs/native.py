@@ -80,6 +80,7 @@ class NativeEnvs(Envs):
         except Exception as error:
             raise self._fault(error, "the reset") from error
         self._seed = None
+        self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
         out.first[...] = True
 

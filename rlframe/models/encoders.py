@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 from rlframe.core.config import find_module, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
-from rlframe.core.struct import Tree, map_tree
+from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models.base import ModelConfig
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "elu": F.elu, "silu": F.silu}
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
 
 
@@ -32,13 +31,24 @@ def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     return layer
 
 
-def mlp(in_size: int, hidden: Sequence[int], activation: str) -> nn.Sequential:
+class Mlp(nn.Module):
     """Linear layers with the activation after each."""
-    layers: list[nn.Module] = []
-    for size in hidden:
-        layers += [orthogonal(nn.Linear(in_size, size)), _ACTIVATIONS[activation]()]
-        in_size = size
-    return nn.Sequential(*layers)
+
+    def __init__(self, in_size: int, hidden: Sequence[int], activation: str) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList()
+        for size in hidden:
+            self.linears.append(orthogonal(nn.Linear(in_size, size)))
+            in_size = size
+        self.activation = _ACTIVATIONS[activation]
+        # The parameters once more, in a plain list: looking them up through modules takes longer than using them
+        # for the few rows of one acting step.
+        self._weights = [tuple(linear.parameters()) for linear in self.linears]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight, bias in self._weights:
+            x = self.activation(F.linear(x, weight, bias))
+        return x
 
 
 class Vector(nn.Module):
@@ -157,7 +167,7 @@ class Encoder(nn.Module):
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        self.mlp = mlp(size, hidden, "relu" if any(self.order) else config.activation)
+        self.mlp = Mlp(size, hidden, "relu" if any(self.order) else config.activation)
         self.size = hidden[-1] if hidden else size
 
     def _add(self, space: Space, kind: str) -> None:
@@ -178,8 +188,7 @@ class Encoder(nn.Module):
     def forward(self, observation: Tree) -> Tensor:
         if self.order == [False]:
             return self.mlp(self.leaves[0](observation))
-        found: list[Tensor] = []
-        map_tree(found.append, observation)
+        found = leaves(observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
         parts = [
             _encode_image(next(images), x) if image else next(vectors)(x)
@@ -225,7 +234,7 @@ class Plugged(nn.Module):
     def __init__(self, module: nn.Module, space: Space) -> None:
         super().__init__()
         self.module = module
-        self.ndim = [x.ndim for x in _flat(zeros(space))][0]
+        self.ndim = leaves(zeros(space))[0].ndim
         with torch.no_grad():
             features = module(map_tree(torch.as_tensor, zeros(space, (1,))))
         if features.dim() != 2 or features.shape[0] != 1:
@@ -236,18 +245,12 @@ class Plugged(nn.Module):
         self.size = int(features.shape[1])
 
     def forward(self, observation: Tree) -> Tensor:
-        some = _flat(observation)[0]
+        some = leaves(observation)[0]
         lead = some.shape[: some.dim() - self.ndim]
         if len(lead) == 1:
             return self.module(observation)
         flat = map_tree(lambda x: x.flatten(0, len(lead) - 1), observation)
         return self.module(flat).unflatten(0, lead)
-
-
-def _flat(tree: Tree) -> list[Any]:
-    found: list[Any] = []
-    map_tree(found.append, tree)
-    return found
 
 
 def make_encoder(space: Space, config: ModelConfig) -> nn.Module:

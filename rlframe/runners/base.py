@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
@@ -50,6 +50,12 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close what the runner was given."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def env_steps(self) -> int:

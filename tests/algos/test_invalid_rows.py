@@ -38,7 +38,7 @@ def spoiled(samples: Samples, extreme: bool) -> Samples:
     assert ended.any()
     # The action is also the next row's previous one; there `first` makes it null.
     action[ended] = 1e4 if extreme else action[ended] + 0.5
-    info.log_prob[ended] = -1e4 if extreme else -0.3  # type: ignore[attr-defined]
+    info.log_prob[ended] = -1e30 if extreme else -0.3  # type: ignore[attr-defined]
     info.value[ended] = 1e4 if extreme else 7.0  # type: ignore[attr-defined]
     other.reward[ended] = 1e4 if extreme else 3.0
     return other
@@ -146,7 +146,9 @@ def test_a_saved_algorithm_goes_on_as_if_never_stopped(module: Any, settings: di
 
 
 @ALL
-def test_statistics_move_once_a_batch_after_learning_and_count_every_row_once(module: Any, settings: dict[str, Any]) -> None:
+def test_statistics_move_once_a_batch_after_learning_and_count_every_row_once(
+    module: Any, settings: dict[str, Any]
+) -> None:
     sampler, agent, algo = made(module, settings, env="Pendulum-v1", model_normalize_observation=True)
     seen = []
     for n in range(1, 4):

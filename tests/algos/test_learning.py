@@ -97,7 +97,9 @@ def blind_time_limit(ends: str) -> gymnasium.Env:
 
 
 def state_values(agent: Any, n: int) -> list[float]:
-    inputs = AgentInputs(torch.arange(n), torch.zeros(n, dtype=torch.int64), torch.zeros(n), torch.zeros(n, dtype=torch.bool))
+    inputs = AgentInputs(
+        torch.arange(n), torch.zeros(n, dtype=torch.int64), torch.zeros(n), torch.zeros(n, dtype=torch.bool)
+    )
     with torch.no_grad():
         return agent(inputs, ())[1].tolist()
 

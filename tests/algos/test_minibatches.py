@@ -121,7 +121,8 @@ def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_wi
 
 
 ALL = pytest.mark.parametrize(
-    ("cls", "config"), [(PPO, PPOConfig(epochs=1, minibatches=1)), (A2C, A2CConfig(optimizer="adam")), (PolicyGradient, PGConfig())]
+    ("cls", "config"),
+    [(PPO, PPOConfig(epochs=1, minibatches=1)), (A2C, A2CConfig(optimizer="adam")), (PolicyGradient, PGConfig())],
 )
 
 

@@ -36,7 +36,9 @@ def test_frequencies_are_the_probabilities_of_a_categorical() -> None:
 
 
 def test_frequencies_are_the_probabilities_of_each_of_several_categories() -> None:
-    actions = many(MultiCategorical((2, 3)), [math.log(0.9), math.log(0.1), math.log(0.5), math.log(0.3), math.log(0.2)])
+    actions = many(
+        MultiCategorical((2, 3)), [math.log(0.9), math.log(0.1), math.log(0.5), math.log(0.3), math.log(0.2)]
+    )
     assert (actions[:, 0] == 1).float().mean().item() == pytest.approx(0.1, abs=0.012)
     assert (actions[:, 1] == 1).float().mean().item() == pytest.approx(0.3, abs=0.012)
     both = ((actions[:, 0] == 1) & (actions[:, 1] == 1)).float().mean().item()

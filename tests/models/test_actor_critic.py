@@ -83,7 +83,10 @@ def test_what_preceded_an_episode_is_null() -> None:
     torch.testing.assert_close(value(True, 0.0), value(True, 5.0), rtol=0, atol=0)
     assert not torch.allclose(value(False, 0.0), value(False, 5.0))
     nothing = AgentInputs(
-        inputs.observation, map_tree(torch.zeros_like, inputs.prev_action), torch.zeros(4), torch.ones(4, dtype=torch.bool)
+        inputs.observation,
+        map_tree(torch.zeros_like, inputs.prev_action),
+        torch.zeros(4),
+        torch.ones(4, dtype=torch.bool),
     )
     torch.testing.assert_close(value(True, 0.0), agent(nothing, ())[1], rtol=0, atol=0)
 

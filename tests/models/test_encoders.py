@@ -1,6 +1,8 @@
 """Encoders: every observation space becomes features, whatever the leading dimensions and the layout of pixels."""
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
 from rlframe.models import ModelConfig
-from rlframe.models.encoders import Encoder, Image, Vector, is_image, make_encoder
+from rlframe.models.encoders import Encoder, Image, Mlp, Vector, is_image, make_encoder
 
 
 def pixels(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Box:
@@ -164,7 +166,9 @@ def test_layers_are_orthogonal_with_gain_root_two_and_no_bias() -> None:
     assert [tuple(layer.weight.shape) for layer in linear] == [(16, 3), (8, 16)]
     for layer in linear:
         assert not layer.bias.any()
-        torch.testing.assert_close(torch.linalg.svdvals(layer.weight), torch.full((min(layer.weight.shape),), math.sqrt(2)))
+        torch.testing.assert_close(
+            torch.linalg.svdvals(layer.weight), torch.full((min(layer.weight.shape),), math.sqrt(2))
+        )
 
 
 class Mine(nn.Module):
@@ -244,3 +248,17 @@ def test_an_encoder_that_cannot_be_had_is_refused_readably(encoder: str, message
 
 def test_frames_stay_bytes_until_the_encoder() -> None:
     assert all(leaf.dtype == np.uint8 for leaf in leaves(zeros(pixels(40, 40, 3), (2,))))
+
+
+def test_an_mlp_copied_or_given_new_weights_computes_with_its_own():
+    one = Mlp(3, (4, 2), "tanh")
+    copied = copy.deepcopy(one)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    x = torch.ones(1, 3)
+    assert (copied(x) == 0).all()
+    assert (one(x) != 0).any()
+    copied.load_state_dict(one.state_dict())
+    assert torch.equal(copied(x), one(x))
+    assert torch.equal(pickle.loads(pickle.dumps(one))(x), one(x))

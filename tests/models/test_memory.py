@@ -14,7 +14,9 @@ def made(kind: str, size: int = 5) -> Memory:
     return Memory(kind, 3, size)
 
 
-def one_by_one(memory: Memory, x: Tensor, first: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def one_by_one(
+    memory: Memory, x: Tensor, first: Tensor, state: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The obvious way, with PyTorch's own cell."""
     is_lstm = isinstance(memory.rnn, torch.nn.LSTM)
     outputs = []
@@ -27,7 +29,9 @@ def one_by_one(memory: Memory, x: Tensor, first: Tensor, state: tuple[Tensor, ..
     return torch.stack(outputs), state
 
 
-def case(kind: str, seed: int, T: int = 9, B: int = 4, p: float = 0.25) -> tuple[Memory, Tensor, Tensor, tuple[Tensor, ...]]:
+def case(
+    kind: str, seed: int, T: int = 9, B: int = 4, p: float = 0.25
+) -> tuple[Memory, Tensor, Tensor, tuple[Tensor, ...]]:
     memory = made(kind)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(T, B, 3, generator=generator)

@@ -101,15 +101,15 @@ def test_one_seed_gives_one_evaluation(explore: bool) -> None:
     assert one.evaluate() != first, "every evaluation plays new episodes"
 
 
-def test_a_recurrent_agent_begins_every_evaluation_afresh() -> None:
-    env = probe.time_limit(length=3)
+def test_every_evaluation_begins_its_episodes_and_memory_afresh() -> None:
+    env = probe.time_limit(length=5)
     agent = agent_for(env.observation_space, env.action_space, memory="gru", memory_size=4)
-    config = EnvConfig(probe.time_limit, {"length": 3}, "python")
+    config = EnvConfig(probe.time_limit, {"length": 5}, "python")
     evaluator = Evaluator(config, agent, EvalConfig(n_envs=1, n_episodes=1))
     evaluator.evaluate()
-    values = evaluator.collector.samples.info.value[:4].clone()  # type: ignore[attr-defined]
+    values = evaluator.collector.samples.info.value[:6].clone()  # type: ignore[attr-defined]
     evaluator.evaluate()
-    assert_equal(evaluator.collector.samples.info.value[:4], values)  # type: ignore[attr-defined]
+    assert_equal(evaluator.collector.samples.info.value[:6], values)  # type: ignore[attr-defined]
 
 
 def test_an_episode_without_end_is_an_error_with_the_remedy() -> None:
