@@ -70,7 +70,7 @@ def test_a_loaded_runner_goes_on_with_counts_episodes_and_time():
     other = MinibatchRl(*parts(EnvConfig("CartPole-v1")), 512, 256)
     other.load_state_dict(state)
     assert other.env_steps == runner.env_steps
-    assert other.algo.progress == runner.algo.progress
+    assert other.algo.progress.state_dict() == runner.algo.progress.state_dict()
     assert list(other.recent) == list(runner.recent)
     assert other.n_episodes == runner.n_episodes
     assert other.clock.elapsed_s() >= state["runner"]["elapsed_s"]

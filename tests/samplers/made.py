@@ -20,9 +20,7 @@ Make = Callable[..., Any]
 
 def agent_for(observation_space: Space, action_space: Space, seed: int = 0, **model: Any) -> PolicyAgent:
     """An agent with weights from `seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_policy_agent(observation_space, action_space, ModelConfig(**({"hidden": (16,)} | model)))
+    return make_policy_agent(observation_space, action_space, ModelConfig(**({"hidden": (16,)} | model)), seed)
 
 
 def sampler_for(
