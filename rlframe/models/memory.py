@@ -9,6 +9,11 @@ from torch.nn.utils.rnn import PackedSequence
 from rlframe.core.struct import Tree
 
 
+# Steps of a packed batch that take as long as one more call does, on CPU, where packed batches have no fused kernel.
+# Forward and backward of an LSTM of 64 on [128, 8] with 2 % resets: 8 ms in spans, 23 packed; with 20 %: 39 and 8.
+_SPAN_COST = 2
+
+
 class Memory(nn.Module):
     """One LSTM or GRU layer. Its state is a tuple of [B, size] tensors, taken as zero where `first` is set."""
 
@@ -28,13 +33,24 @@ class Memory(nn.Module):
     def forward(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         """Features [B, F] or [T, B, F] to outputs [..., size], and the state after the last row."""
         if x.dim() == 2:
-            output, state = self.forward(x.unsqueeze(0), first.unsqueeze(0), state)
+            output, state = self._run(x.unsqueeze(0), _reset(state, first))
             return output.squeeze(0), state
-        keep = (~first[0]).to(x.dtype).unsqueeze(-1)
-        state = tuple(s * keep for s in state)
-        if first.shape[0] == 1 or not first[1:].any():
-            return self._run(x, state)
-        return self._run_stretches(x, first, state)
+        resets = first.any(1)  # [T] rows where any environment begins
+        resets[0] = True
+        rows = resets.nonzero().squeeze(-1).tolist()
+        if x.device.type == "cpu" and len(rows) * _SPAN_COST < _longest_stretch(first):
+            return self._run_spans(x, first, state, rows)
+        if len(rows) == 1:
+            return self._run(x, _reset(state, first[0]))
+        return self._run_stretches(x, first, _reset(state, first[0]))
+
+    def _run_spans(self, x: Tensor, first: Tensor, state: Tree, rows: list[int]) -> tuple[Tensor, Tree]:
+        """Cut all columns together wherever one of them begins, and run span after span: for few resets."""
+        outputs = []
+        for begin, end in zip(rows, [*rows[1:], len(x)], strict=True):
+            output, state = self._run(x[begin:end], _reset(state, first[begin]))
+            outputs.append(output)
+        return torch.cat(outputs), state
 
     def _run(self, x: Tensor | PackedSequence, state: Tree) -> tuple[Tensor, Tree]:
         stacked = tuple(s.unsqueeze(0).contiguous() for s in state)
@@ -64,3 +80,15 @@ class Memory(nn.Module):
         ends_column = torch.cat([heads_column[1:], heads_column.new_tensor([len(start)])]) - 1
         ends_column = longest_first.argsort()[ends_column]  # where the packed batch has them
         return output.view(B, T, -1).transpose(0, 1), tuple(s[ends_column] for s in after)
+
+
+def _reset(state: Tree, first: Tensor) -> Tree:
+    keep = (~first).unsqueeze(-1)
+    return tuple(s * keep for s in state)
+
+
+def _longest_stretch(first: Tensor) -> int:
+    """Rows of the longest run without a reset in any column of [T, B]."""
+    begins = torch.cat([torch.ones_like(first[:1]), first[1:], torch.ones_like(first[:1])])  # [T+1, B]
+    at = begins.t().flatten().nonzero().squeeze(-1)
+    return int(torch.diff(at).max())
