@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -107,6 +108,8 @@ def to_flat(experiment: Experiment) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no word for it; as a word of the command line it means the same
     return list(value) if isinstance(value, tuple) else value
 
 

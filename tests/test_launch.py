@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlframe import evaluate
 from rlframe.algos import ppo
 from rlframe.experiment import from_flat, load_preset, preset_names, presets_dir, to_flat
 from rlframe.launch import main
@@ -223,3 +224,20 @@ def test_dry_run_prints_the_config_and_starts_nothing(tmp_path, monkeypatch, cap
     assert main(["experiment=classic/ppo_cartpole", "dry_run=true"]) == 0
     assert json.loads(capsys.readouterr().out)["env"] == "CartPole-v1"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_is_json_that_any_reader_takes(capsys):
+    assert main(["experiment=classic/ppo_cartpole", "dry_run=true"]) == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["algo.target_kl"] == "inf"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_training_runs_on_a_gpu_and_its_run_evaluates_on_the_cpu(tmp_path, memory):
+    words = ("env=CartPole-v1", "device=cuda:0", f"model.memory={memory}", "model.normalize_observation=true")
+    assert launch(tmp_path, *words, "algo.minibatches=2") == 0
+    assert evaluate.main([str(tmp_path / "run_0"), "n_episodes=2", "device=cpu"]) == 0

@@ -22,7 +22,9 @@ class Config:
 
     batch_T: int = count(128, "time steps a batch, of each environment")
     batch_B: int = count(8, "environments")
-    decorrelation_steps: int = count(0, "random steps at the start, so that episodes of varying length do not begin together")
+    decorrelation_steps: int = count(
+        0, "random steps first, so that episodes of varying length do not begin together"
+    )
 
     def make_envs(self, env: EnvConfig, seed: int) -> Envs:
         return make_envs(env, self.batch_B, env_seeds(seed, Role.ENV, self.batch_B))
