@@ -55,6 +55,8 @@ def _evaluate(argv: list[str]) -> int:
     explore, seed = words.flag("explore"), words.count("seed", 0)
     video, out, device = words.text("video"), words.text("out"), words.text("device", "auto")
     words.refuse_rest(_KEYS)
+    if n_episodes < 1 or n_envs < 1:
+        raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
 
     snapshot = resolve_snapshot(path)
     experiment = chz.replace(from_flat(_config(snapshot)), seed=seed, init="")
@@ -98,7 +100,7 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
     """Play episodes on one environment and write each as folder/episode_<n>.mp4.
 
     Raises:
-        ConfigError: imageio is missing.    EnvError: the environment cannot be drawn.
+        ConfigError: imageio is missing, or the folder cannot be made.    EnvError: the environment cannot be drawn.
     """
     try:
         from imageio.v2 import get_writer
@@ -106,9 +108,12 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
         raise ConfigError('video needs imageio: pip install "rlframe[video]"') from None
     plays_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # draws what the agent sees
     drawn = env if plays_atari else EnvConfig(env.id, {**env.kwargs, "render_mode": "rgb_array"}, "python")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"video={folder} cannot be made: {error.strerror}") from None
     envs = make_envs(drawn, 1, env_seeds(seed, Role.EVAL_ENV, 1))
     collector = Collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], explore)
-    folder.mkdir(parents=True, exist_ok=True)
     episodes: list[Trajectory] = []
     try:
         while len(episodes) < n_episodes:

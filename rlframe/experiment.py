@@ -188,12 +188,12 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """The `config` of a preset, by name or by the path of a YAML file.
+    """The `config` of a preset, by name or by the path of a YAML file or of a run's params.json.
 
     Raises:
         ConfigError: there is none (with the nearest names), or it has no `config`.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else presets_dir() / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file():
         known = preset_names()
         raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ usage: python -m rlframe.launch [key=value ...]
 
   python -m rlframe.launch                                  PPO on CartPole-v1 (experiment=classic/ppo_cartpole)
   python -m rlframe.launch experiment=atari/ppo_pong seed=1  a preset; anything on the command line wins over it
+  python -m rlframe.launch experiment=RUN_DIR/params.json log_dir=DIR   a run again, from its config
   python -m rlframe.launch env=Pendulum-v1 algo=ppo algo.learning_rate=1e-3 runner.n_steps=2e5
   python -m rlframe.launch resume=RUN_DIR                    go on with a run
   python -m rlframe.launch init=RUN_DIR env=...              a new run from trained weights
@@ -80,6 +82,7 @@ def _launch(argv: list[str]) -> int:
                 logging.getLogger("rlframe").info(note)
             if saved:
                 built.runner.resume(saved)
+                _tell_if_done(built.runner.env_steps, built.runner.n_steps)
             built.runner.train()
     finally:
         built.close()
@@ -118,13 +121,21 @@ def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]
     return [config], [f"resuming {resume}: parameters, optimizer and counts go on; running episodes start anew"]
 
 
+def _tell_if_done(env_steps: int, n_steps: int) -> None:
+    if env_steps >= n_steps:
+        logging.getLogger("rlframe").info(
+            f"nothing is left to train: it has {env_steps:,} of {n_steps:,} env_steps; go further by runner.n_steps=N"
+        )
+
+
 def _farewell(directory: Path) -> None:
     shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
     python = Path(sys.executable)
-    program = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else "python"
+    program = str(python.relative_to(Path.cwd())) if python.is_relative_to(Path.cwd()) else "python"
+    run, program = shlex.quote(str(shown)), shlex.quote(str(program))
     print(f"run:      {shown}")
-    print(f"evaluate: {program} -m rlframe.evaluate {shown}")
-    print(f"plot:     {program} -m rlframe.plot {shown}")
+    print(f"evaluate: {program} -m rlframe.evaluate {run}")
+    print(f"plot:     {program} -m rlframe.plot {run}")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,8 @@ def test_episodes_are_filmed_one_file_each(run, tmp_path):
         (["n_episodes=x"], "whole number"),
         (["n_episodes=0"], "at least 1"),
         (["explore=perhaps"], "true or false"),
+        (["n_episodes=0", "video=films"], "at least 1"),
+        (["n_episodes=1", "video=/proc/films"], "cannot be made"),
         (["out=/proc/x/y.json", "n_episodes=1"], "cannot be written"),
     ],
 )

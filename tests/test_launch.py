@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from rlframe import evaluate
 from rlframe.algos import ppo
 from rlframe.experiment import from_flat, load_preset, preset_names, presets_dir, to_flat
 from rlframe.launch import main
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 
 SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
 SMALL += ["eval.n_episodes=2", "eval.n_envs=2"]
@@ -48,6 +50,12 @@ def test_a_run_leaves_the_files_of_the_contract_and_prints_the_commands_to_type_
     assert f"-m rlframe.plot {run}" in printed
 
 
+def test_the_commands_printed_can_be_typed_for_a_path_with_spaces_too(tmp_path, capsys):
+    assert launch(tmp_path / "two words", "env=CartPole-v1") == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("evaluate:", "plot:"))]
+    assert [shlex.split(line)[-1] for line in printed] == [str(tmp_path / "two words" / "run_0")] * 2
+
+
 def test_params_json_of_a_run_can_be_launched_again(tmp_path):
     assert launch(tmp_path, "env=CartPole-v1", "model.hidden=[8,8]", "algo.clip=0.3") == 0
     config = json.loads((tmp_path / "run_0" / "params.json").read_text())["config"]
@@ -55,6 +63,10 @@ def test_params_json_of_a_run_can_be_launched_again(tmp_path):
     assert to_flat(again) == config
     assert again.model.hidden == (8, 8)
     assert again.algo.clip == 0.3
+    assert main([f"experiment={tmp_path / 'run_0' / 'params.json'}", f"log_dir={tmp_path / 'again'}"]) == 0
+    assert [row["algo/entropy"] for row in rows(tmp_path / "again" / "run_0")] == [
+        row["algo/entropy"] for row in rows(tmp_path / "run_0")
+    ]
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
@@ -85,6 +97,15 @@ REFUSED = [
     (["sampler=cpuu"], "rlframe.samplers"),
     (["runner=minibatch"], "minibatch_rl"),
     (["seed=-1"], "must not be negative"),
+    (["sampler.batch_T=0"], "sampler.batch_T=0"),
+    (["sampler.batch_B=-1"], "sampler.batch_B=-1"),
+    (["sampler.decorrelation_steps=-1"], "sampler.decorrelation_steps=-1"),
+    (["algo.discount=1.5"], "discount=1.5 must be from 0 to 1"),
+    (["algo.gae_lambda=-0.1"], "gae_lambda=-0.1 must be from 0 to 1"),
+    (["algo=pg", "algo.discount=nan"], "discount=nan must be from 0 to 1"),
+    (["model.hidden=[64,0]"], "model.hidden=[64, 0]"),
+    (["model.memory_size=0"], "model.memory_size=0"),
+    (["model.log_std=nan"], "model.log_std=nan"),
     (["snapshot_mode=gap"], "snapshot_gap"),
     (["foo"], "key=value"),
     (["seed=1", "seed=2"], "given twice"),
@@ -127,6 +148,23 @@ def test_resume_goes_on_from_the_snapshot_without_a_row_twice_or_missing(tmp_pat
     assert after["algo"]["progress"]["updates"] > before["algo"]["progress"]["updates"]
     optimizer = after["algo"]["optimizer"]["state"][0]
     assert optimizer["step"] > before["algo"]["optimizer"]["state"][0]["step"]
+
+
+def test_a_run_killed_after_a_row_resumes_with_the_rows_it_would_have_had(tmp_path):
+    assert launch(tmp_path, "env=CartPole-v1", "snapshot_mode=all") == 0
+    run = tmp_path / "run_0"
+    for later in list_snapshots(run / "snapshot")[1:]:
+        shutil.rmtree(later)  # as if killed after the first row
+    assert main([f"resume={run}"]) == 0
+    steps = [int(row["env_steps"]) for row in rows(run)]
+    assert [step // 128 for step in steps] == [0, 1, 2]
+
+
+def test_resuming_a_run_that_is_done_says_so(tmp_path, capsys):
+    assert launch(tmp_path, "env=CartPole-v1") == 0
+    capsys.readouterr()
+    assert main([f"resume={tmp_path / 'run_0'}"]) == 0
+    assert "nothing is left to train" in capsys.readouterr().out
 
 
 def test_resume_refuses_to_change_what_decides_the_result(tmp_path, capsys):

@@ -11,7 +11,7 @@ from gymnasium import Space
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.parts import Updater, policy_gradient_loss, values
-from rlframe.core.config import choice, option
+from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
@@ -26,8 +26,8 @@ class Config:
     learning_rate: float = option(7e-4, "of the optimizer")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
     optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper uses RMSProp")
-    discount: float = option(0.99, "gamma, per env step")
-    gae_lambda: float = option(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end")
+    discount: float = fraction(0.99, "gamma, per env step")
+    gae_lambda: float = fraction(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end")
     entropy_coef: float = option(0.01, "beta: weight of the entropy bonus")
     value_coef: float = option(0.5, "weight of the value loss")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")

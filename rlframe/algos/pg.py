@@ -14,7 +14,7 @@ from gymnasium import Space
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.parts import Updater, policy_gradient_loss, values
-from rlframe.core.config import choice, option
+from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
@@ -28,7 +28,7 @@ class Config:
 
     learning_rate: float = option(1e-3, "Adam")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    discount: float = option(0.99, "gamma, per env step")
+    discount: float = fraction(0.99, "gamma, per env step")
     entropy_coef: float = option(0.0, "weight of the entropy bonus")
     value_coef: float = option(0.5, "weight of the baseline's squared error")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")

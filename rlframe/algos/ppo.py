@@ -23,7 +23,7 @@ from rlframe.algos.parts import (
     minibatches,
     values,
 )
-from rlframe.core.config import choice, count, option
+from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
@@ -39,8 +39,8 @@ class Config:
 
     learning_rate: float = option(2.5e-4, "Adam")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
-    discount: float = option(0.99, "gamma, per env step")
-    gae_lambda: float = option(0.95, "lambda of GAE")
+    discount: float = fraction(0.99, "gamma, per env step")
+    gae_lambda: float = fraction(0.95, "lambda of GAE")
     clip: float = option(0.1, "epsilon: the ratio stays within 1 ± clip")
     clip_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
     value_clip: float = option(

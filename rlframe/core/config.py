@@ -62,6 +62,17 @@ def choice(default: str, among: tuple[str, ...], doc: str) -> Any:
     return chz.field(default=default, doc=f"{' | '.join(among)}: {doc}", validator=check)
 
 
+def fraction(default: float, doc: str) -> Any:
+    """A field for a number from 0 to 1."""
+
+    def check(config: Any, name: str) -> None:
+        value = getattr(config, name)
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{name.removeprefix('X_')}={value} must be from 0 to 1")
+
+    return chz.field(default=default, doc=doc, validator=check)
+
+
 def nearest(name: str, known: Any) -> str:
     """`; did you mean ...?` with up to three names, or nothing."""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)

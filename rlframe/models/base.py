@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import chz
 from torch import Tensor, nn
 
 from rlframe.core.config import choice, option, sizes
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 
@@ -47,3 +49,13 @@ class ModelConfig:
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
     squash: bool = option(False, "tanh-squashed instead of plain Gaussian for bounded Box actions")
     log_std: float = option(0.0, "initial log standard deviation of Gaussian policies")
+
+    @chz.validate
+    def _check(self) -> None:
+        if min(*self.hidden, *self.image_hidden, self.memory_size, 1) < 1:
+            raise ConfigError(
+                f"model.hidden={list(self.hidden)}, model.image_hidden={list(self.image_hidden)} and "
+                f"model.memory_size={self.memory_size} are widths, at least 1 each"
+            )
+        if not math.isfinite(self.log_std):
+            raise ConfigError(f"model.log_std={self.log_std} must be finite")

@@ -1,5 +1,6 @@
 """One run's directory: where its rows, messages and snapshots go."""
 
+import fcntl
 import logging
 import math
 import os
@@ -94,13 +95,16 @@ class Run(RunBase):
         """Open the files in `directory`, which exists: empty, or with `resume` holding the run to go on with.
 
         Raises:
-            ConfigError: a snapshot mode that does not exist, a config that JSON cannot hold.
+            ConfigError: a snapshot mode that does not exist, a config that JSON cannot hold, a run that is going on.
         """
         self.directory = directory
         self._rotation = Rotation(directory / "snapshot", snapshot_mode, snapshot_gap)
-        (append_resumed if resume else write_params)(directory / "params.json", config)
         self._open = ExitStack()
         with ExitStack() as opened:
+            opened.callback(os.close, _lock(directory))
+            if not resume:
+                check_directory(directory)  # once more: another run may have begun here meanwhile
+            (append_resumed if resume else write_params)(directory / "params.json", config)
             self._console: Console = _console(str(directory)) if console else SilentConsole()
             opened.callback(self._console.close)
             self._writers: list[Writer] = []
@@ -163,6 +167,23 @@ class Run(RunBase):
     def close(self) -> None:
         """Close everything, also what comes after a part that fails to close; harmless when repeated."""
         self._open.close()
+
+
+def _lock(directory: Path) -> int:
+    """Hold `directory` until the descriptor is closed or the process dies; two writers would ruin one another's files.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"{directory}: a run goes on there; stop it, or use another run_ID or log_dir") from None
+    except OSError:  # a file system without locks
+        _logger.debug("%s cannot be locked", directory)
+    return descriptor
 
 
 def _console(title: str) -> Console:

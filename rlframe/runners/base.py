@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.errors import Interrupted
+from rlframe.core.errors import Interrupted, ReadableError
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.samplers import Sampler
@@ -18,6 +18,10 @@ from rlframe.samplers.evaluator import summarize
 from rlframe.system.signals import stop_request
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over
+
+
+class Diverged(ReadableError):
+    """A parameter became NaN or Inf: nothing that is learned from here on is worth saving."""
 
 
 class Runner(ABC):
@@ -68,6 +72,7 @@ class Runner(ABC):
         Raises:
             Interrupted: SIGINT or SIGTERM asked it to stop; a snapshot was written.
             EnvError: an environment failed; a snapshot was written.
+            Diverged: a parameter became NaN or Inf; no snapshot has it.
         """
         row: dict[str, float] = {}
         with stop_request() as stop:
@@ -79,11 +84,13 @@ class Runner(ABC):
                     self.iterate()
                     if self.due():
                         row = self.report()
-            except Interrupted:  # asked a second time: at once
+            except (Interrupted, Diverged):  # asked a second time: at once; or nothing worth saving
                 raise
-            except BaseException:
+            except BaseException as error:
+                self._check_parameters(error)
                 self.save()
                 raise
+            self._check_parameters()
             self.save()
             if stop and self.env_steps < self.n_steps:
                 raise Interrupted(
@@ -111,8 +118,20 @@ class Runner(ABC):
         passed = self.env_steps // self.log_interval_steps > self.reported // self.log_interval_steps
         return passed or self.env_steps >= self.n_steps
 
+    def _check_parameters(self, cause: BaseException | None = None) -> None:
+        if not all(bool(parameter.isfinite().all()) for parameter in self.agent.parameters()):
+            raise Diverged(
+                f"training diverged: at env_steps {self.env_steps:,} a parameter of the agent is NaN or Inf; the last "
+                f"snapshot is from before. Try a lower learning rate (algo.learning_rate) or smaller rewards"
+            ) from cause
+
     def report(self) -> dict[str, float]:
-        """Evaluate, write one row of the log, and snapshot by the run's mode."""
+        """Evaluate, write one row of the log, and snapshot by the run's mode.
+
+        Raises:
+            Diverged: a parameter is NaN or Inf.
+        """
+        self._check_parameters()
         with self.clock("evaluating"):
             evaluation = self.evaluate()
         row = {
@@ -126,8 +145,8 @@ class Runner(ABC):
         self.score = row.get(self.score_name, math.nan)
         with self.clock("recording"):
             current_run().log(row)
+            self.reported = self.env_steps  # before the snapshot, which keeps it
             self._snapshot(final=False)
-        self.reported = self.env_steps
         return row
 
     def save(self) -> None:

@@ -49,8 +49,7 @@ class Evaluator:
         """Play new episodes with the agent as it is now; in order of environment, then of time.
 
         Raises:
-            EnvError: an environment failed.
-            RuntimeError: an episode went past `max_length`.
+            EnvError: an environment failed, or an episode went past `max_length`.
         """
         self.collector.restart()
         done: list[list[Trajectory]] = [[] for _ in self.quota]
@@ -71,8 +70,8 @@ class Evaluator:
     def _check_length(self) -> None:
         length = self.collector.tracker.length
         if length.max() > self.config.max_length:
-            raise RuntimeError(
-                f"evaluation: environment {int(length.argmax())} has run {int(length.max())} steps without an end; "
+            raise EnvError(
+                f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an end; "
                 f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
             )
 

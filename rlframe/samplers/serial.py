@@ -9,6 +9,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.core.config import count
+from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
@@ -22,9 +23,15 @@ class Config:
 
     batch_T: int = count(128, "time steps a batch, of each environment")
     batch_B: int = count(8, "environments")
-    decorrelation_steps: int = count(
-        0, "random steps first, so that episodes of varying length do not begin together"
-    )
+    decorrelation_steps: int = count(0, "random steps first, so that episodes of varying length do not begin together")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.batch_T < 1 or self.batch_B < 1 or self.decorrelation_steps < 0:
+            raise ConfigError(
+                f"sampler.batch_T={self.batch_T} and sampler.batch_B={self.batch_B} must be at least 1, "
+                f"sampler.decorrelation_steps={self.decorrelation_steps} at least 0"
+            )
 
     def make_envs(self, env: EnvConfig, seed: int) -> Envs:
         return make_envs(env, self.batch_B, env_seeds(seed, Role.ENV, self.batch_B))

@@ -238,3 +238,14 @@ def test_importing_record_loads_no_backend() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_has_one_run_at_a_time(tmp_path: Path, resume: bool) -> None:
+    with logger_context(tmp_path, console=False) as run:
+        again = logger_context(tmp_path, console=False, resume=resume)
+        with pytest.raises(ConfigError, match="goes on" if resume else "not empty"), again:
+            pass
+        run.log({"env_steps": 1})
+    with logger_context(tmp_path, console=False, resume=True):
+        pass

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
@@ -11,6 +12,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import MinibatchRl, MinibatchRlEval
+from rlframe.runners.base import Diverged
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
 CONFIG = ppo.Config(minibatches=2, epochs=1)
@@ -88,6 +90,28 @@ def test_interval_fractions_of_the_time_add_up_to_less_than_one():
 def test_impossible_lengths_are_refused_with_their_numbers():
     with pytest.raises(ValueError, match="n_steps=0"):
         MinibatchRl(*parts(EnvConfig("CartPole-v1")), n_steps=0)
+
+
+class Diverging(ppo.PPO):
+    """PPO whose parameters are NaN from the fourth update on."""
+
+    def update(self):
+        metrics = super().update()
+        if self.progress.updates >= 4:
+            with torch.no_grad():
+                next(self.agent.parameters()).fill_(math.nan)
+        return metrics
+
+
+@pytest.mark.parametrize(("env", "interval"), [("CartPole-v1", 64), ("Pendulum-v1", 10_000)], ids=["report", "env"])
+def test_parameters_that_are_no_numbers_end_the_run_and_are_never_saved(tmp_path, env, interval):
+    sampler, agent, _ = parts(EnvConfig(env))
+    diverging = Diverging(agent, sampler.batch_spec, 1_000, CONFIG)
+    with pytest.raises(Diverged, match="learning rate"), logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, diverging, 100_000, interval).train()
+    state, meta = load_snapshot(resolve_snapshot(run.directory))
+    assert meta["env_steps"] < 128
+    assert all(value.isfinite().all() for value in state["agent"].values())
 
 
 def test_a_run_without_score_is_saved_all_the_same(tmp_path):

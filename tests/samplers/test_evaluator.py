@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
-from rlframe.envs import EnvConfig, probe
+from rlframe.envs import EnvConfig, EnvError, probe
 from rlframe.samplers import EvalConfig, Evaluator
 from rlframe.samplers.evaluator import summarize
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
@@ -114,7 +114,7 @@ def test_every_evaluation_begins_its_episodes_and_memory_afresh() -> None:
 
 def test_an_episode_without_end_is_an_error_with_the_remedy() -> None:
     evaluator = evaluator_for(probe.time_limit, EvalConfig(n_envs=2, n_episodes=2, max_length=30), length=1000)
-    with pytest.raises(RuntimeError, match=r"has run \d+ steps without an end.*max_episode_steps.*eval\.max_length"):
+    with pytest.raises(EnvError, match=r"has run \d+ steps without an end.*max_episode_steps.*eval\.max_length"):
         evaluator.evaluate()
 
 
