@@ -16,8 +16,8 @@ What is compared (ratios above 1 mean that rlframe is faster):
 
 How. Every contender lives in a process of its own, pinned to its cores, with its thread count; it is built and warmed
 up before anything is timed. Then they take turns, one at a time for `seconds` each while the others sleep, for `rounds`
-rounds. A rate is the median over the rounds; a ratio is the median of the ratios within each round, so that a
-machine whose speed drifts does not favour anybody. Run it on a machine that has nothing else to do.
+rounds, with OpenMP waiting as launch sets it for all. A rate is the median over the rounds; a ratio is the median of
+the ratios within each round, so that drifting speed favours nobody. Run it on a machine that has nothing else to do.
 
 What is equal. Both CartPole policies are two tanh networks of 64x64 for policy and value at their first weights; both
 sides sample actions, store log-probabilities and values, and end each batch with the bootstrap value and GAE, for
@@ -62,6 +62,7 @@ from rlframe.envs.single import register_atari
 from rlframe.models import ModelConfig
 from rlframe.ops.returns import generalized_advantage
 from rlframe.samplers import SerialSampler
+from rlframe.system.threads import limit_spinning
 
 BATCH_T = 128  # time steps a batch
 PONG, PONG_B = "ALE/Pong-v5", 8
@@ -372,8 +373,8 @@ def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = Fa
 
     Args:
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
-        small: one very short round.    out: JSON file for all that was measured.
-    """
+        small: one very short round.    out: JSON file for all that was measured."""
+    limit_spinning()
     known = groups(8 if small else BATCH_T)
     chosen = [name for name in only.split(",") if name] or list(known)
     if unknown := set(chosen) - set(known):

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
+from rlframe.system.threads import limit_spinning
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads")  # keys that a resumed run may change
@@ -52,6 +53,7 @@ def _help() -> int:
 
 def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
+    limit_spinning()
     from rlframe import experiment as experiments
     from rlframe.record import logger_context
     from rlframe.record.snapshot import load_snapshot, resolve_snapshot

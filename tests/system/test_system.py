@@ -1,0 +1,61 @@
+"""Tests of signals, threads and memory: what the process asks of the machine, and what is asked of the process."""
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from rlframe.core.errors import Interrupted
+from rlframe.system.memory import keep_freed_memory
+from rlframe.system.signals import stop_request
+from rlframe.system.threads import limit_spinning
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_breaks_in(signum):
+    with stop_request() as stop:
+        assert not stop
+        os.kill(os.getpid(), signum)
+        assert stop
+        assert stop.signum == signum
+        with pytest.raises(Interrupted) as caught:
+            os.kill(os.getpid(), signum)
+    assert caught.value.exit_status == 128 + signum
+
+
+def test_the_handlers_from_before_come_back_also_after_an_error():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="inside"), stop_request():
+        raise ValueError("inside")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_outside_the_main_thread_nothing_is_installed():
+    found = []
+
+    def run() -> None:
+        with stop_request() as stop:
+            found.append(bool(stop))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(timeout=10)
+    assert found == [False]
+
+
+def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
+def test_freed_memory_is_kept_where_the_c_library_can():
+    assert keep_freed_memory()
