@@ -246,6 +246,7 @@ def test_every_preset_is_a_valid_experiment_and_states_its_claim(name):
     content = yaml.safe_load((presets_dir() / f"{name}.yaml").read_text())
     assert set(content["expect"]) == {"metric", "bound", "env_steps"}
     assert set(content["measured"]) >= {"seeds", "reached", "machine", "wall_s"}
+    assert content["measured"]["wall_s"] > 0
     assert content["expect"]["env_steps"] <= experiment.runner.n_steps
     assert f"experiment={name}" in content["command"]
 
