@@ -57,12 +57,12 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos.parts import values
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.envs.atari import ALE_DEFAULTS, n_cpus
+from rlframe.envs.atari import ALE_DEFAULTS
 from rlframe.envs.single import register_atari
 from rlframe.models import ModelConfig
 from rlframe.ops.returns import generalized_advantage
 from rlframe.samplers import SerialSampler
-from rlframe.system.threads import limit_spinning
+from rlframe.system.threads import limit_spinning, n_cpus
 
 BATCH_T = 128  # time steps a batch
 PONG, PONG_B = "ALE/Pong-v5", 8
@@ -101,7 +101,7 @@ def make_sampler(env_id: str, n: int, backend: str, T: int) -> SerialSampler:
 def cartpole(n: int, backend: str, T: int) -> Unit:
     """Collect a batch, then bootstrap value and advantages; counts valid rows."""
     sampler = make_sampler("CartPole-v1", n, backend, T)
-    agent: Any = sampler.collector.agent
+    agent: Any = sampler.collector.actors[0].agent
 
     def unit() -> int:
         samples = sampler.collect()

@@ -22,7 +22,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment import Experiment, choose_device, from_flat, load_weights, make_agent
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.samplers import Evaluator
-from rlframe.samplers.collector import Collector
+from rlframe.samplers.collector import local_collector
 from rlframe.samplers.evaluator import summarize
 
 _KEYS = ("n_episodes", "n_envs", "explore", "seed", "video", "out", "device", "traceback")
@@ -113,7 +113,7 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
     except OSError as error:
         raise ConfigError(f"video={folder} cannot be made: {error.strerror}") from None
     envs = make_envs(drawn, 1, env_seeds(seed, Role.EVAL_ENV, 1))
-    collector = Collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], explore)
+    collector = local_collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], explore)
     episodes: list[Trajectory] = []
     try:
         while len(episodes) < n_episodes:

@@ -244,7 +244,7 @@ def build(experiment: Experiment) -> Built:
         ConfigError: something does not fit together; nothing is left open that was opened here.
     """
     device = choose_device(experiment.device)
-    envs = experiment.sampler.make_envs(experiment.env_config(), experiment.seed)
+    envs = experiment.sampler.make_envs(experiment.env_config(), experiment.seed, ())
     try:
         threads = experiment.threads or (torch.get_num_threads() if has_images(envs.observation_space) else 1)
         torch.set_num_threads(threads)

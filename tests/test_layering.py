@@ -15,8 +15,8 @@ PACKAGE = ROOT / "rlframe"
 # each other, and so algos and samplers never meet.
 LAYERS: list[set[str]] = [
     {"core"},
-    {"ops", "distributions", "envs", "system", "record"},
-    {"models", "replay"},
+    {"ops", "distributions", "system", "record"},
+    {"envs", "models", "replay"},
     {"agents"},
     {"algos", "samplers"},
     {"runners"},

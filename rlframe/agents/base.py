@@ -39,10 +39,11 @@ class Agent(nn.Module, ABC):
 class NoiseBuffer:
     """A batch of noise [T, B, ...] in one place, redrawn column by column from each environment's own generator."""
 
-    def __init__(self, agent: Agent, T: int, rngs: Sequence[np.random.Generator]) -> None:
+    def __init__(self, agent: Agent, T: int, B: int, rngs: Sequence[np.random.Generator]) -> None:
+        """`rngs`: one generator per environment.    B: columns, at least as many; those beyond stay zero."""
         self.agent, self.T, self.rngs = agent, T, rngs
         example = agent.noise(np.random.default_rng(0), ())
-        self.arrays = zeros_like(example, (T, len(rngs)))
+        self.arrays = zeros_like(example, (T, B))
         self.columns = [map_tree(lambda x, env=env: x[:, env], self.arrays) for env in range(len(rngs))]
 
     def draw(self) -> None:

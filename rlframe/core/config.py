@@ -33,6 +33,18 @@ def count(default: int, doc: str) -> Any:
     return chz.field(default=default, doc=doc, blueprint_cast=_count)
 
 
+AUTO = -1  # of a field that may be a count or `auto`
+
+
+def _count_or_auto(text: str) -> int:
+    return AUTO if text == "auto" else _count(text)
+
+
+def count_or_auto(doc: str) -> Any:
+    """A field for a whole number, or `auto`: to be settled when the hardware is known."""
+    return chz.field(default=AUTO, doc=doc, blueprint_cast=_count_or_auto)
+
+
 def option(default: Any, doc: str) -> Any:
     """A field with its documentation."""
     return chz.field(default=default, doc=doc)

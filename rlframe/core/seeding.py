@@ -27,6 +27,11 @@ def generator(root: int, role: Role, *key: int, rank: int = 0) -> np.random.Gene
     return np.random.default_rng(seed_sequence(root, role, *key, rank=rank))
 
 
+def generators(root: int, role: Role, n: int, first: int = 0) -> list[np.random.Generator]:
+    """One generator for each of the environments from `first` on, whichever process they are in."""
+    return [generator(root, role, first + env) for env in range(n)]
+
+
 def seed_int(root: int, role: Role, *key: int, rank: int = 0) -> int:
     """A seed below 2**31 for libraries that take an int (environments, torch)."""
     return int(seed_sequence(root, role, *key, rank=rank).generate_state(1, np.uint64)[0] >> np.uint64(33))

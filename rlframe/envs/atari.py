@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +48,7 @@ _LEAST = {"noop_max": 0, "thread_affinity_offset": -1}  # of whole numbers; 1 fo
 
 
 def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> AtariEnvs:
-    """The games of one `ALE/...-v5` id.
+    """The games of one `ALE/...-v5` id; `kwargs` has at least num_threads.
 
     Raises:
         ConfigError: an unknown or refused option.
@@ -60,7 +58,7 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
     options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs}
     episodic_life = options.pop("episodic_life", EPISODIC_LIFE)
     clip = options.pop("reward_clipping", REWARD_CLIPPING)
-    n_threads = options.setdefault("num_threads", min(len(seeds), n_cpus()))
+    n_threads = options["num_threads"]
     try:
         env = gymnasium.make_vec(
             spec,
@@ -93,11 +91,6 @@ def _check_option(id_: str, name: str, value: Any) -> None:
         wanted = f"a whole number, at least {least}"
     if not fits:
         raise ConfigError(f"env_kwargs.{name}={value!r} must be {wanted}")
-
-
-def n_cpus() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 class AtariEnvs(Envs):

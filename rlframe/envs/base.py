@@ -21,6 +21,7 @@ class EnvConfig:
     id: str | Callable[..., Any]  # a Gymnasium id, "package.module:callable", or a picklable callable
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "auto"  # auto | native | envpool | python
+    n_threads: int = 0  # of a native vector environment; 0: one per CPU of the process, at most one per environment
 
 
 @dataclass(frozen=True, eq=False)

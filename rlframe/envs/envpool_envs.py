@@ -13,7 +13,6 @@ from gymnasium.vector import VectorEnv
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, map_tree
-from rlframe.envs.atari import n_cpus
 from rlframe.envs.native import NativeEnvs
 
 # Checked against Gymnasium 1.4: the same spaces, time limit and NEXT_STEP autoreset (EnvPool 1.2.5). One difference is
@@ -46,8 +45,8 @@ def is_installed() -> bool:
     return importlib.util.find_spec("envpool") is not None
 
 
-def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> NativeEnvs:
-    """EnvPool's task of this very name and version.
+def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], first: int = 0) -> NativeEnvs:
+    """EnvPool's task of this very name and version; `kwargs` has at least num_threads.
 
     Raises:
         ConfigError: it is not among those checked, or refuses `kwargs`.
@@ -59,7 +58,7 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> N
         )
     import envpool
 
-    n_threads = int(kwargs.get("num_threads", min(len(seeds), n_cpus())))
+    n_threads = int(kwargs["num_threads"])
     known = envpool.make_spec(id_).config._fields
     for name in kwargs:
         if name not in known or name in ("num_envs", "batch_size", "seed", "env_seed"):
@@ -67,13 +66,14 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> N
     with warnings.catch_warnings():
         # EnvPool states float32 boxes by float64 bounds, at each construction.
         warnings.filterwarnings("ignore", message=".*precision lowered by casting", category=UserWarning)
-        options = {**kwargs, "num_envs": len(seeds), "seed": list(seeds), "num_threads": n_threads}
+        options = {**kwargs, "num_envs": len(seeds), "seed": list(seeds)}
         try:
             env = envpool.make(id_, env_type="gymnasium", **options)
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ConfigError(f"EnvPool's {id_} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
         pool = _Pool(env)
-        return NativeEnvs(pool, None, list(seeds), f"envpool, {n_threads} thread{'s' if n_threads > 1 else ''}")
+        backend = f"envpool, {n_threads} thread{'s' if n_threads > 1 else ''}"
+        return NativeEnvs(pool, None, list(seeds), backend, first)
 
 
 class _Pool(VectorEnv):

@@ -14,6 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs import atari, envpool_envs, native, single
 from rlframe.envs.base import EnvConfig, Envs
 from rlframe.envs.python_envs import PythonEnvs
+from rlframe.system.threads import n_cpus
 
 BACKENDS = ("auto", "native", "envpool", "python")
 
@@ -23,10 +24,11 @@ BACKENDS = ("auto", "native", "envpool", "python")
 MIN_BATCH = 8  # environments from which a native vector environment or EnvPool is chosen; ALE always is
 
 
-def make_envs(config: EnvConfig, n: int, seeds: Sequence[int]) -> Envs:
+def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -> Envs:
     """The fastest available batch of `n` environments, one seed each, or the backend that `config` names.
 
-    The choice depends on the id, its arguments, `n` and what is installed, never on a measurement.
+    The choice depends on the id, its arguments, `n` and what is installed, never on a measurement. Messages number the
+    environments from `first` on.
 
     Raises:
         ConfigError: an unknown id, backend or argument, a missing package, an unsupported space.
@@ -35,31 +37,41 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int]) -> Envs:
     """
     if n < 1 or len(seeds) != n:
         raise ValueError(f"n={n} environments need n >= 1 and as many seeds, got {len(seeds)}")
-    if config.backend not in BACKENDS:
-        raise ConfigError(
-            f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
-        )
     seeds = [int(seed) for seed in seeds]
     target = single.resolve(config.id)
     try:
         with single.missing_packages_named(target):
-            return _make(_chosen(config, target, n), config, target, seeds)
+            return _make(_chosen(config, target, n), config, target, seeds, first)
     except ValueError as error:  # from core.spaces
         raise ConfigError(f"env={single.name(config.id)}: {error}") from error
 
 
-def _make(backend: str, config: EnvConfig, target: single.Target, seeds: list[int]) -> Envs:
+def fixed_backend(config: EnvConfig, n: int) -> str:
+    """The backend that serves a batch of `n`: for parts of a batch, which must not choose by their own size.
+
+    Raises:
+        ConfigError: an unknown id or backend.
+    """
+    return _chosen(config, single.resolve(config.id), n)
+
+
+def _make(backend: str, config: EnvConfig, target: single.Target, seeds: list[int], first: int) -> Envs:
+    n_threads = config.n_threads or min(len(seeds), n_cpus())
     if isinstance(target, EnvSpec) and backend == "native":
         if is_atari(target):
-            return atari.make_atari(target, config.kwargs, seeds)
-        return native.make_native(target, config.kwargs, seeds)
+            return atari.make_atari(target, {"num_threads": n_threads, **config.kwargs}, seeds)
+        return native.make_native(target, config.kwargs, seeds, first)
     if isinstance(target, EnvSpec) and backend == "envpool":
-        return envpool_envs.make_envpool(target.id, config.kwargs, seeds)
+        return envpool_envs.make_envpool(target.id, {"num_threads": n_threads, **config.kwargs}, seeds, first)
     maker, time_limit = single.maker(target, config.kwargs)
-    return PythonEnvs([maker] * len(seeds), seeds, time_limit)
+    return PythonEnvs([maker] * len(seeds), seeds, time_limit, first)
 
 
 def _chosen(config: EnvConfig, target: single.Target, n: int) -> str:
+    if config.backend not in BACKENDS:
+        raise ConfigError(
+            f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
+        )
     available = backends(target)
     if config.backend == "auto":
         return _fastest(config, target, n, available)

@@ -21,7 +21,7 @@ from rlframe.envs.observations import Misfit, batch_checker, batch_writer
 _REMEDY = "compare with backend=python, and correct the environment"
 
 
-def make_native(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> NativeEnvs:
+def make_native(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int], first: int = 0) -> NativeEnvs:
     """The vector environment that `spec` registers.
 
     Raises:
@@ -33,7 +33,7 @@ def make_native(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) 
         raise ConfigError(f"{spec.id} (backend=native) cannot be made: {error}") from error
     # One generator serves all the environments, so their seeds are folded into one.
     seed = seeds[0] if len(seeds) == 1 else int(np.random.SeedSequence(list(seeds)).generate_state(1)[0] >> 1)
-    return NativeEnvs(env, seed, list(seeds), f"native {type(env.unwrapped).__name__}")
+    return NativeEnvs(env, seed, list(seeds), f"native {type(env.unwrapped).__name__}", first)
 
 
 def check_next_step(env: VectorEnv, name: str) -> None:
@@ -51,10 +51,10 @@ def check_next_step(env: VectorEnv, name: str) -> None:
 class NativeEnvs(Envs):
     """Owns one vector environment. Each step's observations are copied once, into the rows."""
 
-    def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str) -> None:
+    def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str, first: int = 0) -> None:
         """Args:
             seed: what the first `env.reset` takes; None if the environment has its seeds already.
-            seeds: one per environment, for messages.
+            seeds: one per environment, for messages, which number the environments from `first` on.
         Raises:
             ConfigError: `env` does not speak NEXT_STEP.
             ValueError: a space is not supported.
@@ -64,7 +64,7 @@ class NativeEnvs(Envs):
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         spaces.check_observation_space(self.observation_space)
         spaces.check_action_space(self.action_space)
-        self._env, self._seed, self._seeds = env, seed, seeds
+        self._env, self._seed, self._seeds, self._first = env, seed, seeds, first
         self._decode = spaces.action_decoder(self.action_space)
         self._write = batch_writer(self.observation_space, self.n)
         self._check = batch_checker(self.observation_space)
@@ -121,7 +121,7 @@ class NativeEnvs(Envs):
             index = error.index
             reset = self._ended[index] or isinstance(actions, str)
             return fault(
-                f"environment {index} of {self.backend} returned what its spaces forbid: {error}",
+                f"environment {self._first + index} of {self.backend} returned what its spaces forbid: {error}",
                 _REMEDY,
                 seed=self._seeds[index],
                 step=int(self._elapsed[index]) + 1,

@@ -27,12 +27,15 @@ class PythonEnvs(Envs):
     Per env step this adds about 0.5 us to the environment's own time, and checks everything it returns.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]], seeds: Sequence[int], time_limit: int) -> None:
+    def __init__(
+        self, makers: Sequence[Callable[[], gymnasium.Env]], seeds: Sequence[int], time_limit: int, first: int = 0
+    ) -> None:
         """Make the environments.
 
         Args:
             makers: one callable per environment.
             time_limit: steps after which an episode is truncated; 0 for none (or where environments count themselves).
+            first: the number of the first environment in messages.
         Raises:
             ConfigError: from a maker.
             EnvError: a maker raised something else, or made an environment with other spaces than the first.
@@ -40,7 +43,7 @@ class PythonEnvs(Envs):
         """
         self.n = len(makers)
         self.backend = f"python, {self.n} environment{'s one by one' if self.n > 1 else ''}"
-        self._seeds = list(seeds)
+        self._seeds, self._first = list(seeds), first
         self._envs: list[gymnasium.Env] = []
         for make in makers:
             self._envs.append(self._made(make))
@@ -63,7 +66,7 @@ class PythonEnvs(Envs):
         except Exception as error:
             index = len(self._envs)
             self.close()
-            what = f"environment {index} could not be made: {type(error).__name__}: {error}"
+            what = f"environment {self._first + index} could not be made: {type(error).__name__}: {error}"
             raise fault(what, "correct its constructor or env_kwargs", seed=self._seeds[index]) from error
 
     def _check_spaces(self) -> None:
@@ -73,7 +76,7 @@ class PythonEnvs(Envs):
             if env.observation_space != self.observation_space or env.action_space != self.action_space:
                 found = f"{env.observation_space} and {env.action_space}"
                 raise fault(
-                    f"environment {index} has other spaces than environment 0: {found}",
+                    f"environment {self._first + index} has other spaces than environment {self._first}: {found}",
                     "give every environment of a batch the same spaces",
                     seed=self._seeds[index],
                 )
@@ -178,7 +181,7 @@ class PythonEnvs(Envs):
         text = str(error) if isinstance(error, Misfit) else f"{type(error).__name__}: {error}"
         verb = "returned what its spaces forbid" if isinstance(error, Misfit) else "raised"
         return fault(
-            f"environment {index} {verb}: {text}",
+            f"environment {self._first + index} {verb}: {text}",
             _REMEDY,
             seed=self._seeds[index],
             episode=self._episodes[index],

@@ -1,145 +1,111 @@
-"""The time-step loop: steps a batch of environments with an agent, writes the rows and follows the episodes."""
+"""The time-step loop: acting and stepping in turn, group by group, over the memory of one batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+
+from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.agents.base import NoiseBuffer
 from rlframe.core import spaces
-from rlframe.core.struct import Struct, Tree, leaves, map_tree, write, zeros_like
-from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
-from rlframe.envs import Envs, EnvStep
-
-
-class EpisodeTracker:
-    """Follows every environment's running episode and keeps those that ended."""
-
-    def __init__(self, envs: Envs) -> None:
-        self.envs = envs
-        self.return_ = np.zeros(envs.n)
-        self.length = np.zeros(envs.n, np.int64)
-        self.finished: list[Trajectory] = []
-
-    def follow(self, row: EnvStep) -> None:
-        """Account for one step of all environments."""
-        self.return_ += row.score
-        self.length += row.valid
-        if row.ended.any():
-            for env in np.flatnonzero(row.ended):
-                self._close(int(env), bool(row.terminated[env]))
-
-    def _close(self, env: int, terminated: bool) -> None:
-        diagnostics = self.envs.pop_diagnostics(env)
-        length = int(self.length[env])
-        self.finished.append(Trajectory(float(self.return_[env]), length, terminated, env, diagnostics))
-        self.return_[env], self.length[env] = 0.0, 0
-
-    def pop(self) -> list[Trajectory]:
-        """The finished episodes; forgets them."""
-        finished, self.finished = self.finished, []
-        return finished
+from rlframe.core.struct import map_tree, write
+from rlframe.core.types import Samples
+from rlframe.envs import Envs
+from rlframe.envs.remote import remote_steppers
+from rlframe.envs.rows import empty_rows
+from rlframe.envs.stepper import LocalStepper, Stepper
+from rlframe.envs.workers import EnvWorkers
+from rlframe.samplers.actor import Actor, block_of
+from rlframe.samplers.batch import Batch, empty_answers, empty_batch
+from rlframe.samplers.episodes import EpisodeTracker
+from rlframe.system.shared import share
 
 
 class Collector:
-    """One batch of memory, allocated once, and the loop that fills it. The agent acts on its own device."""
+    """Fills a batch, whose memory it is given. While one group of environments steps, it acts for the others."""
 
-    def __init__(
-        self, envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True
-    ) -> None:
-        self.envs, self.agent, self.explore = envs, agent, explore
-        self.batch_spec = BatchSpec(T, envs.n)
-        self.device = next(agent.parameters()).device
-        self.tracker = EpisodeTracker(envs)
-        self.noise = NoiseBuffer(agent, T, rngs)
-        self.state: Tree = agent.initial_state(range(envs.n))
-        self._allocate(T, envs.n)
-        self.restart()
-
-    def _allocate(self, T: int, B: int) -> None:
-        """Actions and rewards have T+1 rows: row t+1 of the buffer is action[t], and prev_action[t+1]."""
-        action = spaces.zeros(self.envs.action_space, (T + 1, B))
-        reward = np.zeros((T + 1, B), np.float32)
-        inputs = AgentInputs(
-            observation=spaces.zeros(self.envs.observation_space, (T + 1, B)),
-            prev_action=action,
-            prev_reward=reward,
-            first=np.zeros((T + 1, B), bool),
-        )
-        step = self.agent.step(inputs[0].torch().to(self.device), self.state, self._noise_rows()[0])
-        info: Struct = map_tree(lambda x: np.zeros((T, *x.shape), x.cpu().numpy().dtype), step.info)
-        self.array = Samples(
-            inputs=inputs,
-            action=map_tree(lambda x: x[1:], action),
-            reward=reward[1:],
-            terminated=np.zeros((T, B), bool),
-            truncated=np.zeros((T, B), bool),
-            valid=np.zeros((T, B), bool),
-            info=info,
-            state=zeros_like(map_tree(lambda x: x.cpu().numpy(), self.state), ()),
-            final_state=zeros_like(map_tree(lambda x: x.cpu().numpy(), self.state), ()),
-        )
-        self.samples = self.array.torch()
-        score, ended = np.zeros(B, np.float32), np.zeros(B, bool)
-        self.rows = [self._env_row(t, score, ended) for t in range(T)]
-        self.inputs = [self.samples.inputs[t] for t in range(T)]
-        self.actions = [map_tree(lambda x, t=t: x[t], self.array.action) for t in range(T)]
-        self.infos = [info[t] for t in range(T)]
-        self.noises = self._noise_rows()
-        self.has_state = bool(leaves(self.state))
-
-    def _noise_rows(self) -> list[Tree]:
-        noise = map_tree(torch.from_numpy, self.noise.arrays)
-        return [map_tree(lambda x, t=t: x[t].to(self.device), noise) for t in range(self.noise.T)]
-
-    def _env_row(self, t: int, score: np.ndarray, ended: np.ndarray) -> EnvStep:
-        array = self.array
-        return EnvStep(
-            observation=map_tree(lambda x: x[t + 1], array.inputs.observation),
-            first=array.inputs.first[t + 1],
-            reward=array.reward[t],
-            terminated=array.terminated[t],
-            truncated=array.truncated[t],
-            valid=array.valid[t],
-            score=score,
-            ended=ended,
-        )
+    def __init__(self, batch: Batch, actors: Sequence[Actor], steppers: Sequence[Stepper]) -> None:
+        self.batch, self.samples = batch, batch.samples()
+        self.actors, self.steppers = list(actors), list(steppers)
+        self.tracker = EpisodeTracker(batch.rows.B)
+        self._last, self._next = batch.inputs()[-1], batch.inputs()[0]
 
     def collect(self) -> Samples:
-        """Fill the batch: row T of the last one becomes row 0 of this one."""
-        self.array.inputs[0] = self.array.inputs[-1]
-        if self.explore:
-            self.noise.draw()
-        if self.has_state:
-            write(self.array.state, self.state)
-        on_cpu = self.device.type == "cpu"
-        noises = self.noises if on_cpu else self._noise_rows()
-        for t, row in enumerate(self.rows):
-            inputs = self.inputs[t] if on_cpu else self.inputs[t].to(self.device)
-            step = self.agent.step(inputs, self.state, noises[t])
-            self.state = step.state
-            write(self.actions[t], step.action)
-            write(self.infos[t], step.info)
-            self.envs.step(self.actions[t], row)
-            self.tracker.follow(row)
-        if self.has_state:
-            write(self.array.final_state, self.state)
+        """Fill the batch and follow its episodes."""
+        self.begin()
+        self.run(0)
+        self.tracker.follow(self.batch.rows, [stepper.events() for stepper in self.steppers])
         return self.samples
+
+    def begin(self) -> None:
+        """Row T of the last batch becomes row 0 of this one, and the agent's state the one it starts from."""
+        write(self._next, self._last)
+        for actor in self.actors:
+            actor.begin()
+
+    def run(self, start: int) -> None:
+        """Carry out the steps from `start` on."""
+        T, pairs = self.batch.rows.T, list(zip(self.actors, self.steppers, strict=True))
+        for actor in self.actors:
+            actor.draw()
+        for t in range(start, T):
+            for actor, stepper in pairs:
+                if t > start:
+                    stepper.finish(t - 1)
+                actor.act(t)
+                stepper.begin(t)
+        for actor, stepper in pairs:
+            if start < T:
+                stepper.finish(T - 1)
+            actor.end()
 
     def restart(self) -> None:
         """Begin new episodes everywhere; what was running is forgotten."""
-        self.envs.reset(self.rows[-1])
-        self.tracker = EpisodeTracker(self.envs)
+        for stepper in self.steppers:
+            stepper.reset()
+        self.tracker = EpisodeTracker(self.batch.rows.B)
 
-    def decorrelate(self, n_steps: int, rng: np.random.Generator) -> None:
-        """Take random steps, so that the environments do not march in step."""
-        row = self.rows[-1]
+    def decorrelate(self, n_steps: int, action_space: Space, rngs: Sequence[np.random.Generator]) -> None:
+        """Take random steps, each environment by its own generator, so that they do not march in step.
+
+        Episodes that they are part of are not told.
+        """
+        if not n_steps:
+            return
+        rows, last = self.batch.rows, self.batch.rows.T - 1
         for _ in range(n_steps):
-            self.envs.step(spaces.random_action(self.envs.action_space, rng, self.envs.n), row)
-            self.tracker.follow(row)
-        if n_steps:
-            row.first[...] = True  # the agent's own part of the episode begins here
-            self.tracker.pop()  # episodes that random steps alone have played
+            drawn = [spaces.random_action(action_space, rng, 1) for rng in rngs]
+            write(rows.actions()[last], map_tree(lambda *each: np.concatenate(each), *drawn))
+            for stepper in self.steppers:
+                stepper.begin(last)
+            for stepper in self.steppers:
+                stepper.finish(last)
+        for stepper in self.steppers:
+            stepper.events()
+        rows.first[-1] = True  # the agent's own part of the episode begins here
+        self.tracker.partial[:] = True
+
+
+def local_collector(
+    envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True
+) -> Collector:
+    """Environments and agent in this process."""
+    batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n)
+    stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
+    stepper.reset()
+    return Collector(batch, [Actor(agent, batch, 0, rngs, explore, block_of(envs.n))], [stepper])
+
+
+def remote_collector(
+    workers: EnvWorkers, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool, n_groups: int
+) -> Collector:
+    """The agent in this process, its environments in groups of workers, one stepped while the others are acted for."""
+    shared = share(empty_rows(workers.observation_space, workers.action_space, T, workers.n), "rows")
+    batch = Batch(shared.tree, empty_answers(agent, shared.tree, range(workers.n)))
+    steppers = remote_steppers(workers, shared, n_groups)
+    actors = [
+        Actor(agent, batch.columns(s.lo, s.hi), s.lo, rngs[s.lo : s.hi], explore, block_of(workers.n)) for s in steppers
+    ]
+    return Collector(batch, actors, steppers)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
 
 from rlframe.agents import Agent
-from rlframe.core.config import count, option
+from rlframe.core.config import AUTO, count, count_or_auto, option
 from rlframe.core.errors import ConfigError
-from rlframe.core.seeding import Role, env_seeds, generator
+from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.types import Trajectory
-from rlframe.envs import EnvConfig, EnvError, make_envs
-from rlframe.samplers.collector import Collector
+from rlframe.envs import EnvConfig, EnvError, Envs, EnvWorkers, make_envs
+from rlframe.envs.workers import Supervision
+from rlframe.samplers.collector import local_collector, remote_collector
 
 _CHUNK = 16  # time steps between looks at what has finished
 
@@ -25,6 +26,7 @@ class EvalConfig:
     n_envs: int = count(8, "environments, stepped together")
     n_episodes: int = count(20, "episodes an evaluation, shared out evenly over the environments beforehand")
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="over env_kwargs, for evaluation only")
+    n_workers: int = count_or_auto("worker processes that step them; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise, as in training, instead of greedily")
     max_length: int = count(200_000, "env steps after which an episode that does not end is an error")
 
@@ -35,15 +37,30 @@ class Evaluator:
     Uses seeds that training never uses. Acting greedily is acting with zero noise.
     """
 
-    def __init__(self, env: EnvConfig, agent: Agent, config: EvalConfig, seed: int = 0) -> None:
+    def __init__(
+        self,
+        env: EnvConfig,
+        agent: Agent,
+        config: EvalConfig,
+        seed: int = 0,
+        cpus: Sequence[Sequence[int]] = (),
+        supervision: Supervision | None = None,
+    ) -> None:
+        """`cpus` and `supervision` are those of the workers, if there are any."""
         if config.n_episodes < 1 or config.n_envs < 1:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} and eval.n_envs={config.n_envs} must be at least 1")
         self.config = config
         n = min(config.n_envs, config.n_episodes)
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(n)]
-        self.envs = make_envs(env, n, env_seeds(seed, Role.EVAL_ENV, n))
-        rngs = [generator(seed, Role.EVAL_NOISE, env) for env in range(n)]
-        self.collector = Collector(self.envs, agent, _CHUNK, rngs, config.explore)
+        seeds, rngs = env_seeds(seed, Role.EVAL_ENV, n), generators(seed, Role.EVAL_NOISE, n)
+        self.envs: Envs | EnvWorkers
+        if config.n_workers in (AUTO, 0):
+            self.envs = make_envs(env, n, seeds)
+            self.collector = local_collector(self.envs, agent, _CHUNK, rngs, config.explore)
+        else:
+            n_workers = min(n, config.n_workers)
+            self.envs = EnvWorkers(env, n, seeds, n_workers, cpus[:n_workers], supervision)
+            self.collector = remote_collector(self.envs, agent, _CHUNK, rngs, config.explore, 1)
 
     def evaluate(self) -> list[Trajectory]:
         """Play new episodes with the agent as it is now; in order of environment, then of time.

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
 
 from rlframe.agents import Agent
-from rlframe.core.config import count
-from rlframe.core.errors import ConfigError
-from rlframe.core.seeding import Role, env_seeds, generator
+from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
-from rlframe.samplers.base import Sampler
-from rlframe.samplers.collector import Collector
+from rlframe.samplers.base import Sampler, SamplerConfig, load_noise, noise_state
+from rlframe.samplers.collector import local_collector
 
 
 @chz.chz
-class Config:
-    """Sizes of a batch."""
+class Config(SamplerConfig):
+    """Everything in one process: for environments that step in microseconds, and for debugging."""
 
-    batch_T: int = count(128, "time steps a batch, of each environment")
-    batch_B: int = count(8, "environments")
-    decorrelation_steps: int = count(0, "random steps first, so that episodes of varying length do not begin together")
-
-    @chz.validate
-    def _check(self) -> None:
-        if self.batch_T < 1 or self.batch_B < 1 or self.decorrelation_steps < 0:
-            raise ConfigError(
-                f"sampler.batch_T={self.batch_T} and sampler.batch_B={self.batch_B} must be at least 1, "
-                f"sampler.decorrelation_steps={self.decorrelation_steps} at least 0"
-            )
-
-    def make_envs(self, env: EnvConfig, seed: int) -> Envs:
+    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs:
         return make_envs(env, self.batch_B, env_seeds(seed, Role.ENV, self.batch_B))
 
     def make_sampler(self, envs: Envs, agent: Agent, seed: int) -> SerialSampler:
@@ -44,12 +30,12 @@ class SerialSampler(Sampler):
     """Shares the agent with the learner, so its data always come from the newest parameters."""
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
-        self.envs = envs
+        self.envs, self.backend = envs, envs.backend
         self.batch_spec = BatchSpec(batch_T, envs.n)
-        self.backend = envs.backend
-        self.rngs = [generator(seed, Role.NOISE, env) for env in range(envs.n)]
-        self.collector = Collector(envs, agent, batch_T, self.rngs)
-        self.collector.decorrelate(decorrelation_steps, generator(seed, Role.DECORRELATION))
+        self.rngs = generators(seed, Role.NOISE, envs.n)
+        self.collector = local_collector(envs, agent, batch_T, self.rngs)
+        moves = generators(seed, Role.DECORRELATION, envs.n)
+        self.collector.decorrelate(decorrelation_steps, envs.action_space, moves)
 
     def collect(self) -> Samples:
         return self.collector.collect()
@@ -61,11 +47,10 @@ class SerialSampler(Sampler):
         """Nothing to do: the agent is shared."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": [rng.bit_generator.state for rng in self.rngs]}
+        return {"noise": noise_state(self.rngs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for rng, saved in zip(self.rngs, state["noise"], strict=True):
-            rng.bit_generator.state = saved
+        load_noise(self.rngs, state["noise"])
 
     def close(self) -> None:
         self.envs.close()

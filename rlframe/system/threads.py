@@ -1,6 +1,7 @@
-"""How threads wait for each other: OpenMP's spin while idle, and take the cores that environments need."""
+"""How many threads there may be, and how they wait: OpenMP's spin while idle, and take the cores of environments."""
 
 import os
+import sys
 
 
 def limit_spinning() -> None:
@@ -10,3 +11,8 @@ def limit_spinning() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def n_cpus() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

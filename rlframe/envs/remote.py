@@ -1,0 +1,81 @@
+"""Stepping environments that live in worker processes: hand-over of one time step at a time, and what a death leaves."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from rlframe.envs.rows import Rows
+from rlframe.envs.stepper import Cut, Diagnostics, Events, LocalStepper, Stepper
+from rlframe.envs.worker import Site
+from rlframe.envs.workers import EnvWorkers, Job, Worker
+from rlframe.system.child import NOTES, PROGRESS, Handler
+from rlframe.system.shared import Shared
+
+STEP, RESET, CUT, EVENTS = range(4)  # commands
+
+
+def step_rows(site: Site) -> Handler:
+    """The program of a worker that only steps: its environments write their columns of the shared rows."""
+    rows: Rows = site.memory[0]
+    words = site.parent.words
+    stepper = LocalStepper(site.envs, rows.columns(site.lo, site.lo + site.envs.n), site.lo, words[PROGRESS:])
+    if site.incarnation == 0:
+        stepper.reset()
+
+    def handle(command: int, t: int) -> Any:
+        if command == STEP:
+            stepper.finish(t)
+            words[NOTES] = stepper.n_notes
+        elif command == RESET:
+            stepper.reset()
+        elif command == CUT:
+            stepper.cut(t)
+        else:
+            words[NOTES] = 0
+            return stepper.events().diagnostics
+        return None
+
+    return handle
+
+
+class RemoteStepper(Stepper):
+    """Some workers of `EnvWorkers`, side by side, that step their columns of shared rows at our word."""
+
+    def __init__(self, workers: EnvWorkers, group: list[Worker]) -> None:
+        self.workers, self.group = workers, group
+        self.lo, self.hi = group[0].lo, group[-1].hi
+        self._cuts: list[Cut] = []
+
+    def begin(self, t: int) -> None:
+        for place in self.group:
+            place.child.begin(STEP, t)
+
+    def finish(self, t: int) -> None:
+        for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
+            if not answer.done:
+                self.workers.call(place, CUT, t)
+                self._cuts.append(Cut(t, place.lo, place.hi))
+
+    def reset(self) -> None:
+        for place in self.group:
+            place.child.begin(RESET)
+        for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
+            if not answer.done:
+                self.workers.call(place, RESET)
+
+    def events(self) -> Events:
+        diagnostics: list[Diagnostics] = []
+        for place in self.group:
+            if place.child.n_notes:
+                diagnostics += self.workers.call(place, EVENTS)
+        cuts, self._cuts = self._cuts, []
+        return Events(diagnostics, cuts)
+
+
+def remote_steppers(workers: EnvWorkers, rows: Shared, n_groups: int) -> list[RemoteStepper]:
+    """Start the workers stepping on `rows`, in groups that can step while the others are acted for."""
+    workers.run(Job(step_rows, (rows,), ()))
+    places = workers.workers
+    bounds = [round(i * len(places) / n_groups) for i in range(n_groups + 1)]
+    return [RemoteStepper(workers, places[lo:hi]) for lo, hi in pairwise(bounds)]

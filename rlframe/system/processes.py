@@ -1,0 +1,314 @@
+"""One child process from start to end: it answers commands, cannot outlive its parent, and is watched while it works.
+
+Both start methods behave alike: a child gets its work as a cloudpickle (so lambdas and classes of a script travel by
+value), never imports the parent's main module, ignores Ctrl-C, and ends when its parent does, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from rlframe.core.errors import ConfigError
+from rlframe.system import child as child_side
+from rlframe.system.shared import Shared, share
+
+SLICE_S = 0.2  # between looks at whether a child that is waited for is alive
+_CLOSE_S = 2.0  # for a child to end in order
+_STACK_S = 1.0  # for a stuck child to write its stack
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+START_METHODS = ("forkserver", "spawn")
+
+_log = logging.getLogger("rlframe")
+
+
+class ChildDied(Exception):
+    """A child is gone, or was taken for hung and killed: the infrastructure's fault, not its work's."""
+
+
+class RemoteTraceback(Exception):
+    """The cause of an error that a child sent home: its traceback there, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+class Child:
+    """One child process, as its parent sees it.
+
+    `begin` hands over a command; then whoever waits calls `wait` and, while that is in vain, `check`. The child's log
+    goes to ours. An exception of the work is raised here; a death is `ChildDied`. Owned by one thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[..., None],
+        args: tuple[Any, ...],
+        cpus: Sequence[int] = (),
+        method: str = "forkserver",
+        preload: Sequence[str] = (),
+    ) -> None:
+        """Start `work(parent, *args)` in a process.
+
+        Args:
+            cpus: it is pinned to; none: not pinned.
+            preload: modules that the first child's server of forks imports once for all.
+        Raises:
+            ConfigError: the work cannot be pickled, or `method` is unknown.
+        """
+        if method not in START_METHODS:
+            raise ConfigError(f"start_method={method!r} is not one of {', '.join(START_METHODS)}")
+        self.name = name
+        payload = _pickled((work, args), name)
+        context = multiprocessing.get_context(method)
+        self._connection, theirs = context.Pipe()
+        line, self._line = context.Pipe(duplex=False)  # which the child reads to learn that we are gone
+        self._go, self._done = context.Semaphore(0), context.Semaphore(0)
+        self._shared = share(np.zeros(child_side.N_WORDS, np.int64), f"{name}-words")
+        self._stack = share(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
+        self._words = self._shared.tree
+        self._seen, self._idle_s = -1, 0.0  # its progress when last looked at, and for how long it has been that
+        process = context.Process(  # type: ignore[attr-defined]
+            target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name, daemon=True
+        )
+        if method == "forkserver":
+            multiprocessing.set_forkserver_preload(["rlframe.system.child", *preload])
+        with _start_environment():
+            process.start()
+        self._process = process
+        theirs.close()
+        line.close()
+        with self._while_alive():
+            self._shared.hand_over(self._connection)
+            self._stack.hand_over(self._connection)
+            self._connection.send_bytes(pickle.dumps((_environment(), payload)))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_alive()
+
+    @property
+    def progress(self) -> int:
+        """How far the child says it has come with its command; -1 at its beginning."""
+        return int(self._words[child_side.PROGRESS])
+
+    @property
+    def n_notes(self) -> int:
+        """How much the child says it has to tell."""
+        return int(self._words[child_side.NOTES])
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the child has worked on commands since its start."""
+        return float(self._words[child_side.BUSY_NS]) / 1e9
+
+    def send(self, value: Any) -> None:
+        """Hand over a value, which the child's work `receive`s: NumPy arrays, configs, functions."""
+        payload = _pickled(value, self.name)
+        with self._while_alive():
+            self._connection.send_bytes(payload)
+
+    def hand_over(self, shared: Shared) -> None:
+        """Hand over memory, which the child's work takes in the same order."""
+        with self._while_alive():
+            shared.hand_over(self._connection)
+
+    def begin(self, command: int, argument: int = 0) -> None:
+        """Let the child carry out a command."""
+        self._words[child_side.PROGRESS] = self._seen = -1
+        self._idle_s = 0.0
+        self._words[child_side.COMMAND] = command
+        self._words[child_side.ARGUMENT] = argument
+        self._go.release()
+
+    def wait(self, slice_s: float) -> bool:
+        """Whether the command that was begun is done within `slice_s`."""
+        return self._done.acquire(True, slice_s)
+
+    def check(self, waited_s: float, timeout_s: float) -> bool:
+        """Look at a child that was not done for another `waited_s`; True if it is done after all.
+
+        Slices are added up instead of reading a clock, so that a machine that slept does not look like a child that
+        hangs.
+
+        Args:
+            timeout_s: without any progress, after which the child is taken for hung and killed.
+        Raises:
+            ChildDied: it died, or hung.    The work's own exception: it raised.
+        """
+        self._pump()
+        if not self.alive:
+            if self._done.acquire(False):  # it finished this command before it died; the next one will tell
+                return True
+            raise ChildDied(self._epitaph())
+        self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
+        self._seen = self.progress
+        if self._idle_s >= timeout_s:
+            raise ChildDied(self._shoot(timeout_s))
+        return False
+
+    def answer(self, timeout_s: float) -> Any:
+        """What the command that is done answers.
+
+        Raises:
+            As `check`.
+        """
+        return self.receive(timeout_s) if self._words[child_side.ANSWERED] else None
+
+    def receive(self, timeout_s: float) -> Any:
+        """The next value that the child's work sends.
+
+        Raises:
+            As `check`.
+        """
+        waited_s = 0.0
+        while True:
+            with self._while_alive():
+                if self._connection.poll(SLICE_S):
+                    found = self._read()
+                    if found:
+                        return found[0]
+                    continue
+            waited_s += SLICE_S
+            if waited_s >= timeout_s:
+                raise ChildDied(self._shoot(timeout_s))
+
+    def _pump(self) -> None:
+        """Take the child's log and errors home while its work goes on."""
+        with contextlib.suppress(EOFError, OSError):
+            while self._connection.poll(0):
+                self._read()
+
+    def _read(self) -> list[Any]:
+        """Read one message: [value], or [] if it was a line of the log; raises an error that was sent."""
+        kind, value = cloudpickle.loads(self._connection.recv_bytes())
+        if kind == child_side.VALUE:
+            return [value]
+        if kind == child_side.LOG:
+            level, text = value
+            _log.log(level, f"{self.name}: {text}")
+            return []
+        error, text = value
+        raise error from RemoteTraceback(text)
+
+    @contextlib.contextmanager
+    def _while_alive(self) -> Iterator[None]:
+        """Turn a broken line into what broke it: the child's error, if it sent one, or its death."""
+        try:
+            yield
+        except (EOFError, ConnectionError, BrokenPipeError):
+            self._process.join(_CLOSE_S)
+            self._pump()
+            raise ChildDied(self._epitaph()) from None
+
+    def _epitaph(self) -> str:
+        self._process.join(_CLOSE_S)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            hint = " (by somebody, or for want of memory)" if code == -signal.SIGKILL else ""
+            return f"was killed by {signal.Signals(-code).name}{hint}"
+        return f"ended with exit status {code}"
+
+    def _shoot(self, timeout_s: float) -> str:
+        """Kill a child that hangs, and say where it stood."""
+        stack = self._stack_text()
+        self.kill()
+        return f"gave no sign for {timeout_s:g} s and was killed; it stood at\n{stack}"
+
+    def _stack_text(self) -> str:
+        """What the child's threads are doing, from its signal handler: also where Python cannot run."""
+        if not self.alive or not hasattr(signal, "SIGUSR1"):
+            return "(unknown)"
+        os.kill(self.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + _STACK_S
+        length = 0
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            written = int(np.count_nonzero(self._stack.tree))
+            if written and written == length:
+                break
+            length = written
+        return bytes(self._stack.tree[:length]).decode(errors="replace").rstrip() or "(unknown)"
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        with contextlib.suppress(OSError, ValueError):
+            self._process.kill()
+
+    def stop(self) -> None:
+        """Ask it to end in order; `close` waits for that."""
+        if not self._connection.closed and self.alive:
+            self.begin(child_side.STOP)
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+                line.shutdown(socket.SHUT_WR)  # to a child that waits for a value instead
+
+    def close(self, grace_s: float = _CLOSE_S) -> None:
+        """Wait `grace_s` for its end, then kill it; frees what it held. May be called twice."""
+        if self._connection.closed:
+            return
+        self._process.join(grace_s)
+        self.kill()
+        self._process.join()
+        self._pump_quietly()
+        for connection in (self._connection, self._line):
+            connection.close()
+        self._shared.close()
+        self._stack.close()
+
+    def _pump_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # what a child says while it is being thrown away must not hide why
+            self._pump()
+
+
+def _pickled(value: Any, name: str) -> bytes:
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:  # pickling runs foreign code, which may raise anything
+        raise ConfigError(
+            f"{name} cannot be sent its work: {type(error).__name__}: {error}; an environment or agent for worker "
+            f"processes must not hold locks, open files or windows: make those in its constructor, inside the worker"
+        ) from error
+
+
+def _environment() -> dict[str, str]:
+    """Ours as it is now; a server of forks would still have that of its own start."""
+    return {name: value for name, value in os.environ.items() if name not in _THREADS}
+
+
+@contextlib.contextmanager
+def _start_environment() -> Iterator[None]:
+    """One compute thread a child, and no import of the parent's main module, which may load torch or start a run."""
+    threads = {name: os.environ.get(name) for name in _THREADS}
+    main = sys.modules["__main__"]
+    os.environ.update(dict.fromkeys(threads, "1"))
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for name, value in threads.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+

@@ -1,0 +1,74 @@
+"""Serial, CPU-parallel and GPU-batched samplers fill the same batches, array for array, however columns are split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, EnvWorkers, make_envs, probe
+from rlframe.envs.workers import Supervision
+from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
+from tests.samplers.made import agent_for, assert_equal, copied
+
+B, T, N_BATCHES = 5, 7, 4
+SPLITS = ["cpu1", "cpu2", "cpu3", "gpu1", "gpu2", "gpu3", "alternating2", "alternating3"]
+
+
+def sampler(how: str, env: Any, kwargs: dict[str, Any], seed: int, method: str = "forkserver", **model: Any) -> Any:
+    """A sampler and its agent; `how` is serial, or a kind and a number of workers."""
+    config, seeds = EnvConfig(env, kwargs, "python"), env_seeds(seed, Role.ENV, B)
+    n_workers = int(how[-1]) if how != "serial" else 0
+    supervision = Supervision(timeout_s=30, start_method=method)
+    envs: Any
+    if n_workers:
+        envs = EnvWorkers(config, B, seeds, n_workers, (), supervision, ("rlframe.samplers.acting",))
+    else:
+        envs = make_envs(config, B, seeds)
+    agent = agent_for(envs.observation_space, envs.action_space, seed, **model)
+    if how == "serial":
+        return SerialSampler(envs, agent, T, seed, decorrelation_steps=3), agent
+    if how.startswith("cpu"):
+        return CpuSampler(envs, agent, T, seed, decorrelation_steps=3), agent
+    return GpuSampler(envs, agent, T, seed, 3, 2 if how.startswith("alternating") else 1), agent
+
+
+def history(made: tuple[Sampler, Any]) -> Iterator[Any]:
+    """Batches and episodes; the parameters change between batches."""
+    each, agent = made
+    with closing(each):
+        for _ in range(N_BATCHES):
+            samples = copied(each.collect())
+            agent.observe(samples.inputs.observation)
+            for parameter in agent.parameters():
+                parameter.data += 0.01
+            each.refresh(agent)
+            yield samples, each.trajectories()
+
+
+MODELS: list[dict[str, Any]] = [{}, {"memory": "lstm", "feed_back": True}, {"normalize_observation": True}]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
+@pytest.mark.parametrize("how", SPLITS)
+def test_every_sampler_gives_the_batches_of_the_serial_one(how: str, model: dict[str, Any]) -> None:
+    kwargs = {"max_episode_steps": 9}
+    one = list(history(sampler("serial", "Pendulum-v1", kwargs, 3, **model)))
+    other = list(history(sampler(how, "Pendulum-v1", kwargs, 3, **model)))
+    assert any(trajectories for _, trajectories in one), "there are ends of episodes inside"
+    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
+        assert_equal(samples, others)
+        assert trajectories == other_trajectories
+
+
+@pytest.mark.parametrize("how", ["cpu2", "alternating2"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_start_method_changes_nothing(how: str, method: str) -> None:
+    one = list(history(sampler("serial", probe.memory, {}, 1)))
+    other = list(history(sampler(how, probe.memory, {}, 1, method)))
+    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
+        assert_equal(samples, others)
+        assert trajectories == other_trajectories

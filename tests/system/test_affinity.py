@@ -1,0 +1,398 @@
+"""Tests of affinity: known answers on recorded machines, what must hold on all of them, refusals, and the reading."""
+
+import logging
+import math
+import os
+import pickle
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from rlframe.core.errors import ConfigError
+from rlframe.system.affinity import Affinity, Cpu, Gpu, Topology, pin, plan, read_topology
+
+LAPTOP = Topology(tuple(Cpu(i, i % 4, 0, 0) for i in range(8)), (), math.inf)  # siblings 0/4, 1/5, 2/6, 3/7
+HYBRID = Topology(  # an i7-1260P: four cores with siblings 0/1, 2/3, 4/5, 6/7, and eight without
+    (*(Cpu(i, i // 2, 0, 0) for i in range(8)), *(Cpu(i, i, 0, 0) for i in range(8, 16))), (Gpu(0, -1),), math.inf
+)
+SERVER = Topology(  # two sockets of 32 cores, siblings 0/64 ... 63/127; four GPUs to each
+    tuple(Cpu(i, i % 32, i % 64 // 32, i % 64 // 32) for i in range(128)),
+    tuple(Gpu(i, i // 4) for i in range(8)),
+    math.inf,
+)
+GAPS = Topology((Cpu(5, 5, 0, 0), Cpu(11, 11, 0, 0)), (), math.inf)
+QUOTA = Topology(tuple(Cpu(i, i, 0, 0) for i in range(64)), (), 1.5)
+CPUSET = Topology(  # of the server: twelve cores on its first socket and four on its second, where the GPU is
+    tuple(Cpu(i, i % 64, i % 64 // 32, i % 64 // 32) for i in (*range(4, 16), *range(40, 44))), (Gpu(0, 1),), math.inf
+)
+MACHINES = {"laptop": LAPTOP, "hybrid": HYBRID, "server": SERVER, "gaps": GAPS, "quota": QUOTA, "cpuset": CPUSET}
+
+
+def slots(code: str, topology: Topology, n_workers: int = 0) -> list[Affinity]:
+    n = plan(code, topology, n_workers).n_slots
+    return [plan(code, topology, n_workers, slot) for slot in range(n)]
+
+
+def cores_of(affinity: Affinity, topology: Topology) -> set[tuple[int, int]]:
+    return {(cpu.socket, cpu.core) for cpu in topology.cpus if cpu.id in affinity.master}
+
+
+def test_a_laptop_gives_each_worker_a_core_with_both_siblings():
+    assert plan("auto", LAPTOP) == Affinity(
+        master=tuple(range(8)), workers=((0, 4), (1, 5), (2, 6), (3, 7)), threads=4, gpus=(), slot=0, n_slots=1
+    )
+
+
+def test_efficiency_cores_have_no_siblings_and_count_as_cores():
+    affinity = plan("auto", HYBRID)
+    assert affinity.workers[2:6] == ((4, 5), (6, 7), (8,), (9,))
+    assert (len(affinity.workers), affinity.threads, affinity.gpus) == (12, 12, (0,))
+
+
+def test_more_workers_than_cores_wrap_around():
+    assert plan("auto", LAPTOP, n_workers=6).workers == ((0, 4), (1, 5), (2, 6), (3, 7), (0, 4), (1, 5))
+
+
+def test_fewer_workers_than_cores_spread_over_the_nodes():
+    assert plan("0gpu", SERVER, n_workers=4).workers == ((0, 64), (32, 96), (1, 65), (33, 97))
+
+
+def test_fewer_workers_than_cores_sit_near_the_gpu_first():
+    assert plan("auto", CPUSET, n_workers=6).workers == ((40,), (41,), (42,), (43,), (4,), (5,))
+
+
+def test_none_pins_nothing_and_is_otherwise_auto():
+    auto, none = plan("auto", SERVER, n_workers=3), plan("none", SERVER, n_workers=3)
+    assert (none.master, none.workers) == ((), ((), (), ()))
+    assert (none.threads, none.gpus, none.slot, none.n_slots) == (auto.threads, auto.gpus, auto.slot, auto.n_slots)
+
+
+def test_ids_with_gaps_are_used_as_they_are():
+    affinity = plan("auto", GAPS)
+    assert (affinity.master, affinity.workers, affinity.threads) == ((5, 11), ((5,), (11,)), 2)
+
+
+def test_a_quota_bounds_threads_and_workers():
+    affinity = plan("auto", QUOTA)
+    assert (affinity.threads, len(affinity.workers)) == (1, 1)
+    assert len(plan("auto", QUOTA, n_workers=4).workers) == 4
+
+
+def test_slots_share_the_quota():
+    topology = Topology(SERVER.cpus, (), 16.0)
+    assert {affinity.threads for affinity in slots("16cpr", topology)} == {4}
+
+
+def test_under_a_quota_auto_leaves_the_cpus_to_the_scheduler_and_a_code_does_not():
+    assert plan("auto", QUOTA).master == ()
+    assert plan("auto", QUOTA, n_workers=2).workers == ((), ())
+    assert plan("2cpu", QUOTA).master == (0, 1)
+
+
+def test_nothing_is_pinned_where_the_operating_system_cannot():
+    topology = Topology(LAPTOP.cpus, (), math.inf, pinnable=False)
+    affinity = plan("2cpr", topology, slot=1)
+    assert (affinity.master, affinity.workers, affinity.threads) == ((), ((), ()), 2)
+
+
+def test_eight_runs_of_one_gpu_get_eight_cores_each_on_its_node():
+    runs = slots("64cpu_8gpu_1gpr", SERVER)
+    assert [affinity.gpus for affinity in runs] == [(i,) for i in range(8)]
+    assert [affinity.master[:8] for affinity in runs] == [tuple(range(8 * i, 8 * i + 8)) for i in range(8)]
+    assert runs[4].workers[0] == (32, 96)
+
+
+def test_few_cores_are_taken_from_the_nodes_of_the_gpus():
+    assert [affinity.master for affinity in slots("8cpu_8gpu", SERVER)] == [
+        (i, i + 64) for i in (*range(4), *range(32, 36))
+    ]
+
+
+def test_runs_that_find_no_core_near_their_gpu_take_the_others():
+    assert [min(affinity.master) for affinity in slots("64cpu_4gpu_1gpr", SERVER)] == [0, 16, 32, 48]
+
+
+def test_a_run_with_gpus_on_two_nodes_has_cores_on_both():
+    topology = Topology(SERVER.cpus, (Gpu(0, 0), Gpu(1, 1)), math.inf)
+    assert plan("4cpu_2gpu_2gpr", topology).workers == ((0, 64), (32, 96), (1, 65), (33, 97))
+
+
+def test_runs_without_gpus_stay_on_one_node_where_they_fit():
+    runs = slots("0gpu_12cpr", SERVER)
+    assert [min(affinity.master) for affinity in runs] == [0, 32, 12, 44, 24]
+    assert runs[4].master[:8] == tuple(range(24, 32))
+
+
+@pytest.mark.parametrize(
+    ("code", "n_slots", "n_cores", "gpus_of_last"),
+    [
+        ("16cpu", 1, 16, tuple(range(8))),
+        ("16cpr", 4, 16, (6, 7)),
+        ("4cpr", 16, 4, (7,)),
+        ("8gpu", 8, 8, (7,)),
+        ("2gpr", 4, 16, (6, 7)),
+        ("3gpr", 2, 32, (3, 4, 5)),
+        ("2rpg", 16, 4, (7,)),
+        ("1gpu_3rpg", 3, 21, (0,)),
+        ("1gpr_4cpr", 8, 4, (7,)),
+        ("4cpr_16cpu_1gpr_4gpu", 4, 4, (3,)),
+        ("2gpr_2rpg", 8, 8, (6, 7)),
+        ("4res_1gpr", 8, 7, (7,)),
+        ("24cpr_0gpu", 2, 24, ()),
+        ("4cpr_8cpu_1gpr_2gpu", 2, 4, (1,)),
+        ("64cpu_4gpu_4cpr", 16, 4, (3,)),
+    ],
+)
+def test_what_a_code_means_on_the_server(code: str, n_slots: int, n_cores: int, gpus_of_last: tuple[int, ...]):
+    runs = slots(code, SERVER)
+    assert len(runs) == n_slots
+    assert {len(cores_of(affinity, SERVER)) for affinity in runs} == {n_cores}
+    assert runs[-1].gpus == gpus_of_last
+
+
+def test_reserved_cores_are_the_first_ones():
+    assert plan("1res", LAPTOP).master == (1, 2, 3, 5, 6, 7)
+
+
+def test_workers_and_slot_can_stand_in_the_code():
+    affinity = plan("2cpr_3wkr_1slt", LAPTOP, slot=0)
+    assert (affinity.slot, affinity.workers) == (1, ((2, 6), (3, 7), (2, 6)))
+
+
+def test_the_order_of_tokens_does_not_matter():
+    assert plan("8gpu_1gpr_64cpu", SERVER, slot=5) == plan("64cpu_8gpu_1gpr", SERVER, slot=5)
+
+
+@pytest.mark.parametrize(
+    ("code", "topology", "message"),
+    [
+        ("16cpu_4gpu_3gpr", SERVER, "4 GPUs cannot be dealt 3 to a run; use 1gpr, 2gpr or 4gpr"),
+        ("16cpu", GAPS, "16cpu is more than the 2 cores of this process; use at most 2cpu"),
+        ("2gpu", HYBRID, "2gpu is more than the 1 GPUs of this process; use at most 1gpu"),
+        ("4cpu_1res", LAPTOP, "4cpu is more than the 4 cores less 1 reserved of this process; use at most 3cpu"),
+        ("4res", LAPTOP, "4res leaves no core of the 4"),
+        ("1gpr", LAPTOP, "a run cannot get 1 GPUs of 0"),
+        ("8cpr", LAPTOP, "a run cannot get 8 cores of 4"),
+        ("4cpu_3cpr", LAPTOP, "4 cores cannot be dealt 3 to a run; use 1cpr, 2cpr or 4cpr"),
+        ("10cpu_4gpu", SERVER, "10 cores cannot be dealt evenly to 4 runs; use 8cpu"),
+        ("6cpr", SERVER, "8 GPUs cannot be dealt evenly to 10 runs; use 0gpu, 1gpu, 2gpu or 5gpu"),
+        ("16cpu_4cpr_8gpu_1gpr", SERVER, "16 cores at 4 a run make 4 runs, but 8 GPUs at 1 a run make 8"),
+        ("64cpu_4cpr_8gpu_4rpg", SERVER, "make 16 runs, but 8 GPUs at 1 a run, each shared by 4, make 32"),
+        ("12cpu_4cpr_2rpg", SERVER, "3 runs cannot share GPUs 2 to each; use 1rpg or 3rpg"),
+        ("13rpg", HYBRID, "13 runs cannot get a core each of 12"),
+        ("2cpr_2slt", LAPTOP, "no slot 2: 2 runs of 2 cores and 0 GPUs fit side by side, so slots go from 0 to 1"),
+        ("4cpu_2cpu", LAPTOP, "4cpu and 2cpu: cpu can be given once only"),
+        ("0cpr", LAPTOP, r"0cpr \(cores per run\) must be at least 1cpr"),
+        ("4cpus", LAPTOP, "'4cpus' is no number before one of .*did you mean cpu"),
+        ("cpu4", LAPTOP, "'cpu4' is no number"),
+        ("2xyz", LAPTOP, "write auto, none or a code such as 16cpu_4gpu"),
+        ("atuo", LAPTOP, "did you mean auto"),
+        ("", LAPTOP, "'' is no number"),
+    ],
+)
+def test_what_does_not_work_out_is_refused_with_the_arithmetic(code: str, topology: Topology, message: str):
+    with pytest.raises(ConfigError, match=f"^affinity={code}: .*{message}"):
+        plan(code, topology)
+
+
+@pytest.mark.parametrize("slot", [-1, 1])
+def test_auto_has_one_slot(slot: int):
+    with pytest.raises(ConfigError, match=f"no slot {slot}"):
+        plan("auto", LAPTOP, slot=slot)
+
+
+def test_two_counts_of_workers_are_refused():
+    with pytest.raises(ConfigError, match="2wkr contradicts n_workers=4"):
+        plan("2wkr", LAPTOP, n_workers=4)
+    with pytest.raises(ConfigError, match="n_workers=-1 must be at least 0"):
+        plan("auto", LAPTOP, n_workers=-1)
+
+
+CODES = [
+    "_".join(tokens)
+    for tokens in product(
+        ["1cpr", "2cpr", "5cpr", "8cpu", "1res"], ["0gpu", "1gpr", "2gpr", "4gpu", "1rpg"], ["1wkr", "9wkr"]
+    )
+]
+
+
+@pytest.mark.parametrize("topology", MACHINES.values(), ids=MACHINES)
+def test_slots_are_equal_and_disjoint_and_hold_their_workers(topology: Topology):
+    n_planned = 0
+    for code in ["auto", *CODES]:
+        try:
+            runs = slots(code, topology)
+        except ConfigError:
+            continue
+        n_planned += 1
+        held = [cpu for affinity in runs for cpu in affinity.master]
+        assert len(held) == len(set(held)), code
+        assert set(held) <= {cpu.id for cpu in topology.cpus}, code
+        used = [cores_of(affinity, topology) for affinity in runs]
+        assert len({len(cores) for cores in used}) == 1, code
+        assert sum(map(len, used)) == len(set().union(*used)), f"{code}: siblings are parted"
+        for affinity in runs:
+            assert affinity.threads >= 1
+            assert all(set(cpus) <= set(affinity.master) for cpus in affinity.workers), code
+            assert set(affinity.gpus) <= {gpu.index for gpu in topology.gpus}, code
+        n_gpus = len({gpu for affinity in runs for gpu in affinity.gpus})
+        assert "rpg" in code or "cpr" in code or n_gpus == sum(len(affinity.gpus) for affinity in runs), code
+    assert n_planned >= 5
+
+
+def test_the_description_is_short_and_says_everything():
+    assert plan("64cpu_8gpu_2gpr", SERVER, slot=2).describe().splitlines() == [
+        "affinity: slot 2 of 4",
+        "  master   32-47,96-111",
+        "  workers  16: 32,96 | 33,97 | 34,98 | 35,99 | ... | 47,111",
+        "  threads  16",
+        "  gpus     4-5",
+    ]
+    assert plan("none", LAPTOP).describe().splitlines()[1:3] == ["  master   not pinned", "  workers  4: not pinned"]
+    assert plan("none", LAPTOP).describe().endswith("gpus     none")
+
+
+def test_a_plan_can_be_sent_to_another_process():
+    affinity = plan("auto", LAPTOP)
+    assert pickle.loads(pickle.dumps(affinity)) == affinity
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n", encoding="utf-8")
+    return root
+
+
+def cpu_files(id_: int, siblings: str, socket: int, node: int, core_id: int) -> dict[str, str]:
+    folder = f"sys/devices/system/cpu/cpu{id_}"
+    return {
+        f"{folder}/topology/thread_siblings_list": siblings,
+        f"{folder}/topology/physical_package_id": str(socket),
+        f"{folder}/topology/core_id": str(core_id),
+        f"{folder}/node{node}/cpulist": "",
+    }
+
+
+def gpu_files(address: str, node: int) -> dict[str, str]:
+    return {
+        f"proc/driver/nvidia/gpus/{address}/information": "Model: NVIDIA H200",
+        f"sys/bus/pci/devices/{address}/numa_node": str(node),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _all_gpus_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_siblings_sockets_and_nodes_are_read(tmp_path):
+    files = cpu_files(0, "0,4", 0, 0, 0) | cpu_files(4, "0,4", 0, 0, 0)
+    files |= cpu_files(2, "2-3", 1, 1, 0) | cpu_files(3, "2-3", 1, 1, 0)  # the same core_id on another socket
+    topology = read_topology(write(tmp_path, files), allowed=[4, 3, 2, 0])
+    assert topology.cpus == (Cpu(0, 0, 0, 0), Cpu(2, 2, 1, 1), Cpu(3, 2, 1, 1), Cpu(4, 0, 0, 0))
+    assert plan("auto", topology).workers == ((0, 4), (2, 3))
+
+
+def test_only_allowed_cpus_are_read_also_if_their_siblings_are_not(tmp_path):
+    files = cpu_files(5, "1,5", 0, 0, 1) | cpu_files(1, "1,5", 0, 0, 1) | cpu_files(11, "3,11", 0, 0, 3)
+    topology = read_topology(write(tmp_path, files), allowed={5, 11})
+    assert plan("auto", topology).workers == ((5,), (11,))
+
+
+def test_without_sysfs_each_cpu_is_a_core(tmp_path):
+    topology = read_topology(tmp_path, allowed=range(3))
+    assert topology == Topology(tuple(Cpu(i, i, 0, 0) for i in range(3)), (), math.inf)
+    assert plan("auto", topology).workers == ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("visible", "nodes"),
+    [("1,0", [1, 0]), ("1", [1]), ("", []), ("-1", []), ("0,-1,1", [0]), ("7", []), ("GPU-8932f937,MIG-1", [-1, -1])],
+)
+def test_gpus_are_numbered_as_cuda_sees_them(tmp_path, monkeypatch, visible: str, nodes: list[int]):
+    write(tmp_path, gpu_files("0000:d1:00.0", 1) | gpu_files("0000:1b:00.0", 0))
+    assert read_topology(tmp_path, [0]).gpus == (Gpu(0, 0), Gpu(1, 1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert read_topology(tmp_path, [0]).gpus == tuple(Gpu(i, node) for i, node in enumerate(nodes))
+
+
+def test_gpus_of_unknown_node_are_found_by_their_device_files(tmp_path):
+    write(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": "", "dev/nvidia-uvm": ""})
+    assert read_topology(tmp_path, [0]).gpus == (Gpu(0, -1), Gpu(1, -1))
+
+
+def test_visible_devices_without_a_driver_are_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert read_topology(tmp_path, [0]).gpus == ()
+
+
+V1 = "sys/fs/cgroup/cpu"
+HOST_V1 = "4:memory:/m\n1:cpu,cpuacct:/docker/a1\n0::/"
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, math.inf),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "400000 100000"}, 4.0),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/cpu.max": "400000 100000",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000",
+                "sys/fs/cgroup/a/c/cpu.max": "100000 100000",
+            },
+            4.0,
+        ),
+        ({"proc/self/cgroup": "0::/../a", "sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5),
+        ({"proc/self/cgroup": HOST_V1, f"{V1}/cpu.cfs_quota_us": "-1", f"{V1}/cpu.cfs_period_us": "100000"}, math.inf),
+        ({"proc/self/cgroup": HOST_V1, f"{V1}/cpu.cfs_quota_us": "300000", f"{V1}/cpu.cfs_period_us": "100000"}, 3.0),
+        (
+            {
+                "proc/self/cgroup": HOST_V1,
+                f"{V1},cpuacct/docker/a1/cpu.cfs_quota_us": "250000",
+                f"{V1},cpuacct/docker/a1/cpu.cfs_period_us": "100000",
+                f"{V1}/m/cpu.cfs_quota_us": "1",  # of the cgroup that limits our memory only
+                f"{V1}/m/cpu.cfs_period_us": "100000",
+            },
+            2.5,
+        ),
+        ({"sys/fs/cgroup/cpu.max": "garbage"}, math.inf),
+    ],
+)
+def test_the_tightest_quota_on_the_way_to_our_cgroup_holds(tmp_path, files: dict[str, str], quota: float):
+    assert read_topology(write(tmp_path, files), [0]).quota == quota
+
+
+def test_this_machine_can_be_read_and_planned():
+    topology = read_topology()
+    affinity = plan("auto", topology)
+    assert 1 <= affinity.threads <= len(topology.cpus)
+    assert set(affinity.master) <= {cpu.id for cpu in topology.cpus}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins")
+def test_pinning_keeps_to_the_cpus_and_none_leaves_all():
+    before = os.sched_getaffinity(0)
+    try:
+        pin(())
+        assert os.sched_getaffinity(0) == before
+        pin((max(before),))
+        assert os.sched_getaffinity(0) == {max(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins")
+def test_a_kernel_that_refuses_is_a_warning(monkeypatch, caplog):
+    def refuse(pid: int, cpus: tuple[int, ...]) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with caplog.at_level(logging.WARNING, "rlframe"):
+        pin((4, 5, 6))
+    assert "not pinned to CPUs 4-6" in caplog.text
