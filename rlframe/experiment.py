@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import chz
 import torch
 import yaml
+from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, module_part, nearest, option
@@ -23,12 +24,16 @@ from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import Runner
 from rlframe.samplers import EvalConfig, Evaluator
+from rlframe.samplers.base import SamplerConfig
+from rlframe.samplers.workers import WorkersConfig
+from rlframe.system.affinity import Affinity
 
 PARTS = {
     "algo": "rlframe.algos",
     "sampler": "rlframe.samplers",
     "runner": "rlframe.runners",
 }  # key: where its names are
+_SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # which all samplers have
 _FREE = ("env_kwargs.", "eval.env_kwargs.")  # keys below these are the environment's own
 
 
@@ -41,11 +46,12 @@ class Experiment:
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="the environment's own: env_kwargs.name=value")
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
-    sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "serial"), doc="who steps the environments")
+    sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "auto"), doc="who steps the environments")
     runner: Any = chz.field(meta_factory=module_part(PARTS["runner"], "minibatch_rl_eval"), doc="the training loop")
     eval: EvalConfig
+    affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
-    threads: int = count(0, "torch threads; 0: all cores for images, else one")
+    threads: int = count(0, "torch threads; 0: for images one a core, else one")
     seed: int = count(0, "root of every random stream")
     name: str = option("", "of the run; default: algorithm and environment")
     run_ID: int = count(0, "number of the run in its directory")
@@ -116,7 +122,8 @@ def _plain(value: Any) -> Any:
 def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     """The experiment that some layers of key: value describe, later ones first in rank.
 
-    A layer that names another algo, sampler or runner than a layer below it hides that layer's fields of the part.
+    A layer that names another algo, sampler or runner than a layer below it hides that layer's fields of the part, but
+    for the sizes of the sampler's batch.
 
     Raises:
         ConfigError: an unknown key or name (with the nearest), a wrong type or value.
@@ -125,7 +132,7 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     for layer in layers:
         for part in PARTS:
             if part in layer and part in merged and merged[part] != layer[part]:
-                merged = {k: v for k, v in merged.items() if not k.startswith(f"{part}.")}
+                merged = {k: v for k, v in merged.items() if not k.startswith(f"{part}.") or k in _SIZES}
         merged |= layer
     arguments: dict[str, Any] = {}
     for key, value in merged.items():
@@ -208,14 +215,14 @@ def presets_for(env: str) -> list[str]:
     return [name for name in preset_names() if load_preset(name).get("env") == env]
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto`: the first GPU if there is one.
+def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
+    """`auto`: the first of `gpus`, or of all, if there is one.
 
     Raises:
         ConfigError: no such device here.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(f"cuda:{gpus[0]}" if gpus else "cuda") if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -237,22 +244,27 @@ class Built:
         self.runner.close()
 
 
-def build(experiment: Experiment) -> Built:
-    """From configs to live objects.
+def torch_threads(experiment: Experiment, affinity: Affinity, observation_space: Space) -> int:
+    """Threads that the main process computes with."""
+    return experiment.threads or (affinity.threads if has_images(observation_space) else 1)
+
+
+def build(experiment: Experiment, affinity: Affinity) -> Built:
+    """From configs, which the hardware has settled, to live objects.
 
     Raises:
         ConfigError: something does not fit together; nothing is left open that was opened here.
     """
-    device = choose_device(experiment.device)
-    envs = experiment.sampler.make_envs(experiment.env_config(), experiment.seed, ())
+    device = choose_device(experiment.device, affinity.gpus)
+    envs = experiment.sampler.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
     try:
-        threads = experiment.threads or (torch.get_num_threads() if has_images(envs.observation_space) else 1)
+        threads = torch_threads(experiment, affinity, envs.observation_space)
         torch.set_num_threads(threads)
         agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
         sampler = experiment.sampler.make_sampler(envs, agent, experiment.seed)
         n_steps = experiment.runner.n_steps
         algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
-        runner = experiment.runner.make_runner(sampler, agent, algo, lambda: _evaluator(experiment, agent))
+        runner = experiment.runner.make_runner(sampler, agent, algo, lambda: _evaluator(experiment, agent, affinity))
     except ValueError as error:
         envs.close()
         raise ConfigError(str(error)) from error
@@ -267,8 +279,10 @@ def build(experiment: Experiment) -> Built:
     return Built(runner, facts)
 
 
-def _evaluator(experiment: Experiment, agent: Agent) -> Evaluator:
-    return Evaluator(experiment.eval_env_config(), agent, experiment.eval, experiment.seed)
+def _evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:
+    config, sampler = experiment.eval, experiment.sampler
+    supervision = sampler.supervision() if isinstance(sampler, WorkersConfig) else None
+    return Evaluator(experiment.eval_env_config(), agent, config, experiment.seed, affinity.workers, supervision)
 
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:

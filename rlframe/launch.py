@@ -12,10 +12,11 @@ from typing import Any
 
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
+from rlframe.system.affinity import pin
 from rlframe.system.threads import limit_spinning
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
-_ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads")  # keys that a resumed run may change
+_ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity")  # what a resumed run may change
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
 _USAGE = """\
@@ -28,8 +29,9 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch resume=RUN_DIR                    go on with a run
   python -m rlframe.launch init=RUN_DIR env=...              a new run from trained weights
 
-keys beside those below: experiment=NAME, resume=RUN_DIR, dry_run=true (print the config and stop),
-traceback=true (show where an error came from)
+keys beside those below: experiment=NAME, resume=RUN_DIR, dry_run=true (print the config and who would run where,
+and stop), tune_sampler=true (measure every sampler for real and take the fastest), traceback=true (show where an
+error came from)
 """
 
 
@@ -55,21 +57,25 @@ def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
     limit_spinning()
     from rlframe import experiment as experiments
+    from rlframe import hardware
     from rlframe.record import logger_context
     from rlframe.record.snapshot import load_snapshot, resolve_snapshot
     from rlframe.system.memory import keep_freed_memory
 
-    dry_run = words.flag("dry_run")
+    dry_run, tune = words.flag("dry_run"), words.flag("tune_sampler")
     resume = words.text("resume")
     layers, notes = _resumed(resume, words.rest) if resume else _fresh(words)
     experiment = experiments.from_flat(*layers, words.rest)
-    flat = experiments.to_flat(experiment)
-    if dry_run:
-        print(json.dumps(flat, indent=2))
-        return 0
     saved = load_snapshot(resolve_snapshot(Path(resume)))[0] if resume else {}
     keep_freed_memory()
-    built = experiments.build(experiment)
+    settled = hardware.settle(experiment, tune)
+    flat = experiments.to_flat(settled.experiment)
+    if dry_run:
+        print(json.dumps(flat, indent=2))
+        print(hardware.describe_processes(settled))
+        return 0
+    pin(settled.affinity.master)
+    built = experiments.build(settled.experiment, settled.affinity)
     try:
         with logger_context(
             log_dir=resume or experiment.log_dir,
@@ -80,7 +86,8 @@ def _launch(argv: list[str]) -> int:
             snapshot_gap=experiment.snapshot_gap,
             resume=bool(resume),
         ) as run:
-            for note in [*notes, *(f"{name}: {fact}" for name, fact in built.facts.items()), f"run: {run.directory}"]:
+            facts = [f"{name}: {fact}" for name, fact in built.facts.items()]
+            for note in [*notes, *settled.notes, settled.affinity.describe(), *facts, f"run: {run.directory}"]:
                 logging.getLogger("rlframe").info(note)
             if saved:
                 built.runner.resume(saved)

@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"algos", "samplers"},
     {"runners"},
     {"experiment"},
+    {"hardware"},
     {"launch", "evaluate"},
 ]
 ALLOWED: dict[str, set[str]] = {

@@ -60,8 +60,8 @@ class Words:
 def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run `body` and turn what it raises into one readable message and an exit status.
 
-    A ReadableError needs no traceback; `traceback=true` among the words shows it all the same. Any other exception is
-    a bug, ours or the user's, and keeps its traceback.
+    A ReadableError needs no traceback but that of foreign code behind it; `traceback=true` among the words shows it all
+    the same. Any other exception is a bug, ours or the user's, and keeps its traceback.
     """
     show_traceback = "traceback=true" in argv
     try:
@@ -69,6 +69,8 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
     except ReadableError as error:
         if show_traceback:
             traceback.print_exc()
+        elif error.shows_cause and error.__cause__:
+            print("".join(traceback.format_exception(error.__cause__, chain=False)), file=sys.stderr)
         print(f"{error.prefix}: {error}", file=sys.stderr)
         return error.exit_status
     except Interrupted as stop:

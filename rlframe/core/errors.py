@@ -10,6 +10,7 @@ class ReadableError(Exception):
 
     prefix = "error"
     exit_status = 1
+    shows_cause = False  # whether the traceback of its cause, somebody else's code, is part of what a user needs
 
 
 class ConfigError(ReadableError):

@@ -42,7 +42,12 @@ class EnvStep(Struct):
 
 
 class EnvError(ReadableError):
-    """An environment raised, or returned what its spaces forbid. Names environment index, seed, step and action."""
+    """An environment raised, or returned what its spaces forbid. Names environment index, seed, step and action.
+
+    The cause is the environment's own exception, if there was one.
+    """
+
+    shows_cause = True
 
 
 def fault(what: str, remedy: str, **facts: Any) -> EnvError:

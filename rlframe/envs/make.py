@@ -55,6 +55,22 @@ def fixed_backend(config: EnvConfig, n: int) -> str:
     return _chosen(config, single.resolve(config.id), n)
 
 
+def can_split(config: EnvConfig, n: int) -> bool:
+    """Whether parts of the batch in different processes are what the whole would be.
+
+    Gymnasium's own vector environments draw for all their environments from one generator, so theirs are not.
+    """
+    target = single.resolve(config.id)
+    return fixed_backend(config, n) != "native" or (isinstance(target, EnvSpec) and is_atari(target))
+
+
+def steps_on_threads(config: EnvConfig, n: int) -> bool:
+    """Whether the batch is stepped by threads of its own."""
+    target = single.resolve(config.id)
+    backend = fixed_backend(config, n)
+    return backend == "envpool" or (backend == "native" and isinstance(target, EnvSpec) and is_atari(target))
+
+
 def _make(backend: str, config: EnvConfig, target: single.Target, seeds: list[int], first: int) -> Envs:
     n_threads = config.n_threads or min(len(seeds), n_cpus())
     if isinstance(target, EnvSpec) and backend == "native":

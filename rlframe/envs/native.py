@@ -16,7 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import BatchMeans
-from rlframe.envs.observations import Misfit, batch_checker, batch_writer
+from rlframe.envs.observations import Misfit, batch_checker, batch_writer, foreign
 
 _REMEDY = "compare with backend=python, and correct the environment"
 
@@ -78,7 +78,7 @@ class NativeEnvs(Envs):
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
-            raise self._fault(error, "the reset") from error
+            raise self._fault(error, "the reset") from foreign(error)
         self._seed = None
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
@@ -94,7 +94,7 @@ class NativeEnvs(Envs):
             if not np.isfinite(out.score).all():
                 raise Misfit(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.score))))
         except Exception as error:
-            raise self._fault(error, actions) from error
+            raise self._fault(error, actions) from foreign(error)
         out.reward[...] = out.score
         out.terminated[...] = terminated
         out.truncated[...] = truncated

@@ -24,6 +24,11 @@ class Misfit(Exception):
         self.index = index
 
 
+def foreign(error: Exception) -> Exception | None:
+    """`error` as a cause to show: none if it is our own finding, which says all in words."""
+    return None if isinstance(error, Misfit) else error
+
+
 def row_writer(space: Space, name: str = "the observation") -> Write:
     """A function (rows, index, observation) that checks one environment's observation and writes it into its row.
 

@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import Means
-from rlframe.envs.observations import Misfit, batch_checker, row_writer
+from rlframe.envs.observations import Misfit, batch_checker, foreign, row_writer
 
 _FLAGS = frozenset({bool, np.bool_})
 _REMEDY = "reproduce it with a batch of one environment of this seed, and correct the environment"
@@ -97,7 +97,7 @@ class PythonEnvs(Envs):
             try:
                 self._restart(index, out.observation)
             except Exception as error:
-                raise self._fault(error, index, "the reset") from error
+                raise self._fault(error, index, "the reset") from foreign(error)
         self._ended, self._ended_rows[:], self._elapsed[:] = [False] * self.n, False, 0
         self._seeded = True
         out.first[...] = True
@@ -127,7 +127,7 @@ class PythonEnvs(Envs):
                 if info:
                     self._means[index].add(info)
         except Exception as error:
-            raise self._fault(error, index, "the reset" if ended[index] else actions[index]) from error
+            raise self._fault(error, index, "the reset" if ended[index] else actions[index]) from foreign(error)
         self._check_scalars(actions)
         self._write_flags(out)
         self._check_values(out, actions)

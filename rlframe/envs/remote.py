@@ -1,4 +1,4 @@
-"""Stepping environments that live in worker processes: hand-over of one time step at a time, and what a death leaves."""
+"""Stepping environments of worker processes: the hand-over of one time step at a time, and what a death leaves."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.envs import worker
@@ -42,7 +43,8 @@ class Supervision:
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.max_restarts < 0:
             raise ConfigError(
-                f"sampler.timeout_s={self.timeout_s} must be above 0, sampler.max_restarts={self.max_restarts} at least 0"
+                f"sampler.timeout_s={self.timeout_s} must be above 0, and "
+                f"sampler.max_restarts={self.max_restarts} at least 0"
             )
 
 
@@ -94,6 +96,10 @@ class EnvWorkers:
     Owned by one thread. `restarts` counts the processes that replaced one that died.
     """
 
+    observation_space: Space  # of one environment
+    action_space: Space
+    backend: str  # for the log
+
     def __init__(
         self,
         config: EnvConfig,
@@ -127,7 +133,7 @@ class EnvWorkers:
         self._preload = ("rlframe.envs.worker", *preload)
         self._recent: deque[float] = deque()  # when they were, within the window
         self._job: Job | None = None
-        self._introduction: tuple[Any, ...] = ()  # spaces and backend, as worker 0 gave them
+        self._introduction: list[Any] = []  # spaces and backend, as worker 0 gave them
         self.workers = [
             Worker(i, (lo, hi), seeds[lo:hi], cpus[i] if cpus else ()) for i, (lo, hi) in enumerate(split(n, n_workers))
         ]
@@ -137,6 +143,7 @@ class EnvWorkers:
         except BaseException:
             self.close()
             raise
+        backend: str
         self.observation_space, self.action_space, backend = self._introduction
         self.backend = f"{n_workers} worker{'s' if n_workers > 1 else ''} of {backend}"
 
@@ -158,7 +165,7 @@ class EnvWorkers:
 
     def _introduce(self, place: Worker) -> None:
         """Take in what a worker that has been started says of its environments."""
-        answer = self._receive(place)
+        answer = list(self._receive(place))
         self._introduction = self._introduction or answer
         if answer[:2] != self._introduction[:2]:
             raise EnvError(

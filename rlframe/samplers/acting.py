@@ -17,6 +17,7 @@ from rlframe.samplers.batch import Batch
 from rlframe.samplers.collector import Collector
 from rlframe.system import board
 from rlframe.system.child import PROGRESS, Handler
+from rlframe.system.memory import keep_freed_memory
 
 COLLECT, GO_ON, NOISE, LOAD_NOISE = range(4)  # commands
 
@@ -47,6 +48,7 @@ def collect_batches(site: Site) -> Handler:
 class _Worker:
     def __init__(self, site: Site) -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()
         whole, self.board = site.memory
         agent, seed, decorrelation_steps, block = site.arguments
         n, lo = site.envs.n, site.lo

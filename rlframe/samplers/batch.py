@@ -44,7 +44,7 @@ class Batch(Struct):
         return Batch(self.rows.columns(lo, hi), self.answers.columns(lo, hi))
 
     def inputs(self) -> AgentInputs:
-        """What the agent sees [T+1, B]. Actions and rewards have T+1 rows: row t+1 is action[t], and prev_action[t+1]."""
+        """What the agent sees [T+1, B]: row t+1 of actions and rewards is action[t], and prev_action[t+1]."""
         rows = self.rows
         return AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
 

@@ -25,7 +25,7 @@ from rlframe.system.shared import share
 
 @chz.chz
 class Config(WorkersConfig):
-    """For environments that are slow next to the policy: no hand-over within a batch, no core ever waits for another."""
+    """For environments that are slow next to the policy: nothing is handed over, and no core waits, within a batch."""
 
     def preload(self) -> tuple[str, ...]:
         return ("rlframe.samplers.acting",)

@@ -82,7 +82,7 @@ class Evaluator:
         try:
             self.collector.collect()
         except EnvError as error:
-            raise EnvError(f"in evaluation, {error}") from error
+            raise EnvError(f"in evaluation, {error}") from error.__cause__
 
     def _check_length(self) -> None:
         length = self.collector.tracker.length

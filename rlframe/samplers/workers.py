@@ -1,4 +1,4 @@
-"""What samplers with worker processes have in common: how many workers, on which CPUs, and what happens when they die."""
+"""What samplers with worker processes have in common: how many, on which CPUs, and what happens when they die."""
 
 from __future__ import annotations
 

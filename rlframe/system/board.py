@@ -1,4 +1,4 @@
-"""A board of parameters in shared memory: one writer, many readers, and a version that tells a new posting from an old."""
+"""A board of parameters in shared memory: one writer, many readers, and a version that tells of each new posting."""
 
 from __future__ import annotations
 

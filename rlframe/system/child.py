@@ -20,6 +20,8 @@ from typing import Any
 
 import cloudpickle
 
+from rlframe.core.errors import ReadableError
+from rlframe.system.affinity import pin
 from rlframe.system.shared import Shared
 
 COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES = range(6)  # words that parent and child share
@@ -75,7 +77,8 @@ class Parent:
 
     def fail(self, error: Exception) -> None:
         """Send home an error of the work, which ends this process."""
-        text = "".join(traceback.format_exception(error.__cause__ or error))
+        foreign = error.__cause__ if isinstance(error, ReadableError) else error
+        text = "".join(traceback.format_exception(foreign)) if foreign else ""
         try:
             pickle.loads(cloudpickle.dumps(error))
         except Exception:  # whatever its constructor demands
@@ -107,8 +110,7 @@ def main(connection: Connection, line: Connection, go: Any, done: Any, cpus: tup
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to the whole group: the parent decides what becomes of it
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cpus)
+    pin(cpus)
     try:
         parent = Parent(connection, go, done)
         stack = Shared.take(connection)

@@ -17,7 +17,6 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -209,7 +208,7 @@ class Child:
             _log.log(level, f"{self.name}: {text}")
             return []
         error, text = value
-        raise error from RemoteTraceback(text)
+        raise error from (RemoteTraceback(text) if text else None)
 
     @contextlib.contextmanager
     def _while_alive(self) -> Iterator[None]:
@@ -311,4 +310,3 @@ def _start_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-

@@ -1,0 +1,154 @@
+"""Settling what depends on the machine - affinity, sampler, workers - and the plan of processes that follows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import chz
+import psutil
+import torch
+from gymnasium import Space
+
+from rlframe.agents import Agent
+from rlframe.core.config import AUTO
+from rlframe.core.errors import ConfigError
+from rlframe.core.struct import leaves
+from rlframe.envs.make import can_split, steps_on_threads
+from rlframe.envs.workers import Supervision, split
+from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
+from rlframe.samplers import auto, cpu
+from rlframe.samplers.base import Sampler
+from rlframe.samplers.batch import empty_batch
+from rlframe.samplers.workers import WorkersConfig
+from rlframe.system.affinity import Affinity, plan, read_topology
+
+_TUNE_S = 2.0  # that each candidate samples for
+_TORCH_BYTES = 200e6  # that a process which acts needs beyond one that only steps
+
+_log = logging.getLogger("rlframe")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An experiment that says what the machine will do, and the part of the machine that it gets."""
+
+    experiment: Experiment
+    affinity: Affinity
+    notes: tuple[str, ...]
+
+
+def settle(experiment: Experiment, tune: bool = False) -> Settled:
+    """Replace every `auto` that the hardware decides. `tune` chooses the sampler by measuring all candidates.
+
+    Raises:
+        ConfigError: the affinity does not fit the machine, or the environment cannot be made.
+    """
+    topology = read_topology()
+    asked = max(0, getattr(experiment.sampler, "n_workers", 0))
+    affinity = plan(experiment.affinity, topology, asked)
+    n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
+    notes: tuple[str, ...] = ()
+    if isinstance(experiment.sampler, auto.Config):
+        choice = _choose(experiment, affinity, n_workers, tune)
+        experiment, notes = chz.replace(experiment, sampler=choice.config), (f"sampler: {choice.reason}",)
+    elif tune:
+        raise ConfigError("tune_sampler=true measures the samplers that sampler=auto chooses from; leave out sampler=")
+    if isinstance(experiment.sampler, WorkersConfig):
+        experiment = chz.replace(experiment, sampler=chz.replace(experiment.sampler, n_workers=n_workers))
+        affinity = plan(experiment.affinity, topology, n_workers)
+    else:
+        n_workers = 0
+        affinity = replace(affinity, workers=())
+    if experiment.eval.n_workers == AUTO:
+        experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
+    return Settled(experiment, affinity, notes)
+
+
+def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
+    config: auto.Config = experiment.sampler
+    env = experiment.env_config()
+    only_serial = auto.candidates(config, n_workers)["serial"]
+    if config.batch_B == 1:
+        return auto.Choice(only_serial, "serial: there is one environment")
+    if not can_split(env, config.batch_B):
+        return auto.Choice(only_serial, "serial: its vector environment steps all in one call, and cannot be split")
+    with closing(auto.Probe(env, config.supervision())) as probe:
+        agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
+        threads = torch_threads(experiment, affinity, probe.observation_space)
+        if tune:
+            return _tuned(experiment, affinity, n_workers, agent)
+        costs = auto.measure(probe, agent, auto.rows_of(config, n_workers), threads)
+    machine = auto.Machine(n_workers, affinity.threads, steps_on_threads(env, config.batch_B))
+    return auto.choose(config, costs, machine)
+
+
+def _agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
+    device = choose_device(experiment.device, affinity.gpus)
+    return make_agent(chz.replace(experiment, init=""), observation_space, action_space, device)
+
+
+def _tuned(experiment: Experiment, affinity: Affinity, n_workers: int, agent: Agent) -> auto.Choice:
+    """Let every candidate sample for real, and take the fastest."""
+    config, rates = experiment.sampler, {}
+    found = auto.candidates(config, n_workers)
+    print(f"{'sampler':<28} {'env_steps/s':>12}")
+    for name, candidate in found.items():
+        rates[name] = auto.rate(_sampler_maker(experiment, candidate, affinity, agent), _TUNE_S)
+        print(f"{name:<28} {rates[name]:>12,.0f}")
+    best = max(rates, key=lambda name: rates[name])
+    return auto.Choice(found[best], f"{best}: the fastest of {len(rates)} that were measured")
+
+
+def _sampler_maker(experiment: Experiment, candidate: Any, affinity: Affinity, agent: Agent) -> Callable[[], Sampler]:
+    def make() -> Sampler:
+        n_workers = getattr(candidate, "n_workers", 0)
+        envs = candidate.make_envs(experiment.env_config(), experiment.seed, affinity.workers[:n_workers])
+        try:
+            torch.set_num_threads(torch_threads(experiment, affinity, envs.observation_space))
+            return candidate.make_sampler(envs, agent, experiment.seed)
+        except BaseException:
+            envs.close()
+            raise
+
+    return make
+
+
+def describe_processes(settled: Settled) -> str:
+    """Who runs where, with how many threads and how much memory: what `dry_run=true` prints. Starts one environment."""
+    experiment, affinity, config = settled.experiment, settled.affinity, settled.experiment.sampler
+    with closing(auto.Probe(experiment.env_config(), Supervision())) as probe:
+        agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
+        threads = torch_threads(experiment, affinity, probe.observation_space)
+        batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)
+        worker_mb = probe.memory_mb()
+    batch_bytes = sum(array.nbytes for array in leaves(batch))
+    device = next(agent.parameters()).device
+    n_workers = getattr(config, "n_workers", 0)
+    acts = not isinstance(config, cpu.Config)
+    work = "learns" if not acts else "acts and learns" if n_workers else "steps, acts and learns"
+    lines = [*settled.notes, affinity.describe(), "processes:"]
+    plural = "s" if threads > 1 else ""
+    lines.append(f"  main          {work} on {device}, {threads} torch thread{plural}; a batch of {_size(batch_bytes)}")
+    for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
+        does = "steps" if acts else "acts and steps"
+        lines.append(f"  worker {index:<6} {does} environments {lo} to {hi - 1}; 1 thread")
+    n_eval = min(experiment.eval.n_workers, experiment.eval.n_envs)
+    if n_eval > 0:
+        lines.append(f"  evaluation    {n_eval} workers, which step {experiment.eval.n_envs} environments")
+    each = worker_mb * 1e6 + (0.0 if acts else _TORCH_BYTES)
+    here = psutil.Process().memory_info().rss
+    workers = n_workers * each + max(0, n_eval) * worker_mb * 1e6
+    lines.append(
+        f"memory: about {_size(here + batch_bytes + workers)}: main {_size(here)}, the batch {_size(batch_bytes)}, "
+        f"{n_workers + max(0, n_eval)} workers {_size(workers)}"
+    )
+    return "\n".join(lines)
+
+
+def _size(n_bytes: float) -> str:
+    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if n_bytes >= unit), (1e3, "kB"))
+    return f"{n_bytes / unit:,.1f} {name}"
