@@ -19,8 +19,8 @@ The ways differ in what carries a wake-up, `go` to each worker and `done` back, 
 A token posted before its waiter sleeps is still there: no wake-up is lost. Who spins tries to take the very token that
 it would sleep for: no flag, no fence, and faster from Python than reading a flag in shared memory. All are memory
 barriers: data written before a post are seen after the wait. Every sleep but a pipe's ends after SLICE_S, as it must if
-deaths are to be noticed. Left out, as they took as long as semaphores or longer: os.eventfd, unnamed semaphores in a
-memfd (sem_init), and futexes (one call wakes all, FUTEX_WAKE_OP counts them in), the latter two through ctypes.
+deaths are to be noticed. Left out, as they gained nothing for few workers and lost for many: os.eventfd, unnamed
+semaphores in a memfd (sem_init) and futexes (FUTEX_WAKE_OP counts those done), the latter two through ctypes.
 
 How. Workers are spawned for each W and pinned to the cores in turn; the master may run on all. A turn is some hundred
 steps of one way; the ways take turns, for `rounds` rounds, in each scenario: in a step each worker computes for `work`

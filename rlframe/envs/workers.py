@@ -81,6 +81,13 @@ class Worker:
         self.incarnation = 0
         self.fruitless = 0  # deaths since it last finished a command
         self.child: Any = None  # Child, from the first start on
+        self._busy_s = 0.0
+
+    def busy_s(self) -> float:
+        """Seconds that its process has worked since this was last asked."""
+        now = self.child.busy_s
+        spent, self._busy_s = max(0.0, now - self._busy_s), now
+        return spent
 
     def next_seeds(self) -> None:
         """Fresh seeds, derived from those before."""
@@ -277,8 +284,10 @@ class EnvWorkers:
         self._start(place)
 
     def counters(self) -> dict[str, float]:
-        """How many processes were replaced since the start."""
-        return {"sampler/restarts": self.restarts}
+        """Processes replaced since the start; the busiest worker's time over the mean, since the last call."""
+        busy = [place.busy_s() for place in self.workers]
+        mean = sum(busy) / len(busy)
+        return {"sampler/restarts": self.restarts, "sampler/slowest_worker": max(busy) / mean if mean else 1.0}
 
     def close(self) -> None:
         """End all workers, in order if they can, by force if not. May be called twice."""

@@ -15,6 +15,7 @@ from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import summarize
+from rlframe.system.memory import resident_bytes
 from rlframe.system.signals import stop_request
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over
@@ -139,6 +140,8 @@ class Runner(ABC):
             "updates": self.algo.progress.updates,
             **evaluation,
             **self._episodes(),
+            **self.sampler.counters(),
+            "memory/resident_mb": resident_bytes() / 1e6,
             **self.clock.flush(self.env_steps, self.algo.progress.updates),
             **self.metrics.flush(),
         }

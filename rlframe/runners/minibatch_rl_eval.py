@@ -47,7 +47,7 @@ class MinibatchRlEval(Runner):
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length."""
         trajectories = self.evaluator.evaluate()
-        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories)}
+        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.evaluator.counters()}
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

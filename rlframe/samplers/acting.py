@@ -59,7 +59,8 @@ class _Worker:
         else:
             self.rngs = generators(seed, Role.NOISE, n, lo)
         self.stepper = LocalStepper(site.envs, batch.rows, lo, site.parent.words[PROGRESS:])
-        self.collector = Collector(batch, [Actor(agent, batch, lo, self.rngs, True, block)], [self.stepper])
+        actor = Actor(agent, batch, lo, self.rngs, True, block)
+        self.collector = Collector(batch, [actor], [self.stepper], site.envs.observation_space)
         if site.incarnation == 0:
             self.stepper.reset()
             moves = generators(seed, Role.DECORRELATION, n, lo)

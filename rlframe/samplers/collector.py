@@ -18,6 +18,7 @@ from rlframe.envs.stepper import LocalStepper, Stepper
 from rlframe.envs.workers import EnvWorkers
 from rlframe.samplers.actor import Actor, block_of
 from rlframe.samplers.batch import Batch, empty_answers, empty_batch
+from rlframe.samplers.bounds import BoundsWatch
 from rlframe.samplers.episodes import EpisodeTracker
 from rlframe.system.shared import share
 
@@ -25,10 +26,12 @@ from rlframe.system.shared import share
 class Collector:
     """Fills a batch, whose memory it is given. While one group of environments steps, it acts for the others."""
 
-    def __init__(self, batch: Batch, actors: Sequence[Actor], steppers: Sequence[Stepper]) -> None:
+    def __init__(
+        self, batch: Batch, actors: Sequence[Actor], steppers: Sequence[Stepper], observation_space: Space
+    ) -> None:
         self.batch, self.samples = batch, batch.samples()
         self.actors, self.steppers = list(actors), list(steppers)
-        self.tracker = EpisodeTracker(batch.rows.B)
+        self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsWatch(observation_space)
         self._last, self._next = batch.inputs()[-1], batch.inputs()[0]
 
     def collect(self) -> Samples:
@@ -36,6 +39,7 @@ class Collector:
         self.begin()
         self.run(0)
         self.tracker.follow(self.batch.rows, [stepper.events() for stepper in self.steppers])
+        self.bounds.look(self.batch.rows.observation)
         return self.samples
 
     def begin(self) -> None:
@@ -94,7 +98,9 @@ def local_collector(
     batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n)
     stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
     stepper.reset()
-    return Collector(batch, [Actor(agent, batch, 0, rngs, explore, block_of(envs.n))], [stepper])
+    return Collector(
+        batch, [Actor(agent, batch, 0, rngs, explore, block_of(envs.n))], [stepper], envs.observation_space
+    )
 
 
 def remote_collector(
@@ -107,4 +113,4 @@ def remote_collector(
     actors = [
         Actor(agent, batch.columns(s.lo, s.hi), s.lo, rngs[s.lo : s.hi], explore, block_of(workers.n)) for s in steppers
     ]
-    return Collector(batch, actors, steppers)
+    return Collector(batch, actors, steppers, workers.observation_space)

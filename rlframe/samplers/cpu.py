@@ -17,6 +17,7 @@ from rlframe.samplers import acting
 from rlframe.samplers.actor import block_of
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.batch import Batch, empty_answers
+from rlframe.samplers.bounds import BoundsWatch
 from rlframe.samplers.episodes import EpisodeTracker
 from rlframe.samplers.workers import WorkersConfig
 from rlframe.system import board
@@ -47,7 +48,7 @@ class CpuSampler(Sampler):
         self.batch: Batch = shared.tree
         self.samples = self.batch.samples()
         self.board = board.make_board(acting.parameters(agent))
-        self.tracker = EpisodeTracker(envs.n)
+        self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n))
         envs.run(Job(acting.collect_batches, (shared, self.board), arguments))
@@ -62,6 +63,7 @@ class CpuSampler(Sampler):
             else:
                 events.append(self._completed(place, answer.value))
         self.tracker.follow(self.batch.rows, events)
+        self.bounds.look(self.batch.rows.observation)
         return self.samples
 
     def _completed(self, place: Worker, progress: int) -> Events:
@@ -82,7 +84,7 @@ class CpuSampler(Sampler):
         board.post(self.board.tree, acting.parameters(agent))
 
     def counters(self) -> dict[str, float]:
-        return self.envs.counters()
+        return {**self.envs.counters(), **self.bounds.counters()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"noise": [state for place in self.envs.workers for state in self.envs.call(place, acting.NOISE)]}

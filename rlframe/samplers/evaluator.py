@@ -92,6 +92,10 @@ class Evaluator:
                 f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
             )
 
+    def counters(self) -> dict[str, float]:
+        """How many worker processes were replaced since the start, where there are any."""
+        return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvWorkers) else {}
+
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()

@@ -71,7 +71,7 @@ class GpuSampler(Sampler):
         """Nothing to do: the agent is shared."""
 
     def counters(self) -> dict[str, float]:
-        return self.envs.counters()
+        return {**self.envs.counters(), **self.collector.bounds.counters()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"noise": noise_state(self.rngs)}

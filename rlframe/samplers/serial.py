@@ -46,6 +46,9 @@ class SerialSampler(Sampler):
     def refresh(self, agent: Agent) -> None:
         """Nothing to do: the agent is shared."""
 
+    def counters(self) -> dict[str, float]:
+        return self.collector.bounds.counters()
+
     def state_dict(self) -> dict[str, Any]:
         return {"noise": noise_state(self.rngs)}
 
