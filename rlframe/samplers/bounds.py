@@ -17,7 +17,7 @@ _log = logging.getLogger("rlframe")
 
 
 class BoundsWatch:
-    """A bound that does not hold stops nothing, but it spoils whatever is scaled by it: it is told once, and counted."""
+    """A bound that does not hold stops nothing, but spoils whatever is scaled by it: it is told once, and counted."""
 
     def __init__(self, space: Space) -> None:
         parts = action_parts(space, "observation")
