@@ -22,6 +22,7 @@ import cloudpickle
 
 from rlframe.core.errors import ReadableError
 from rlframe.system.affinity import pin
+from rlframe.system.handover import Signal
 from rlframe.system.shared import Shared
 
 COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES = range(6)  # words that parent and child share
@@ -37,7 +38,7 @@ Handler = Callable[[int, int], Any]  # (command, argument) -> an answer, or None
 class Parent:
     """The process that started this one, as its work sees it."""
 
-    def __init__(self, connection: Connection, go: Any, done: Any) -> None:
+    def __init__(self, connection: Connection, go: Signal, done: Signal) -> None:
         self._connection, self._go, self._done = connection, go, done
         self._lock = threading.Lock()  # the log may speak from any thread
         self.words = Shared.take(connection).tree
@@ -63,7 +64,7 @@ class Parent:
         """Carry out commands until told to stop. An answer is sent after the command counts as done."""
         words, go, done = self.words, self._go, self._done
         while True:
-            go.acquire()
+            go.wait(None)
             start = time.perf_counter_ns()
             command = int(words[COMMAND])
             if command == STOP:
@@ -71,7 +72,7 @@ class Parent:
             answer = handle(command, int(words[ARGUMENT]))
             words[ANSWERED] = answer is not None
             words[BUSY_NS] += time.perf_counter_ns() - start
-            done.release()
+            done.post()
             if answer is not None:
                 self.send(answer)
 
@@ -86,7 +87,7 @@ class Parent:
         error.__cause__ = error.__context__ = None
         self.words[ANSWERED] = True
         self._message(ERROR, (error.with_traceback(None), text))
-        self._done.release()
+        self._done.post()
 
     def log(self, level: int, text: str) -> None:
         """Let the parent log a line."""
@@ -104,7 +105,7 @@ class _LogHome(logging.Handler):
         self._parent.log(record.levelno, self.format(record))
 
 
-def main(connection: Connection, line: Connection, go: Any, done: Any, cpus: tuple[int, ...]) -> None:
+def main(connection: Connection, line: Connection, go: Signal, done: Signal, cpus: tuple[int, ...]) -> None:
     """The whole life of a child process; what to do comes over the connection."""
     _end_with_parent(line)
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to the whole group: the parent decides what becomes of it

@@ -24,6 +24,7 @@ import numpy as np
 
 from rlframe.core.errors import ConfigError
 from rlframe.system import child as child_side
+from rlframe.system.handover import Signal
 from rlframe.system.shared import Shared, share
 
 SLICE_S = 0.2  # between looks at whether a child that is waited for is alive
@@ -77,7 +78,7 @@ class Child:
         context = multiprocessing.get_context(method)
         self._connection, theirs = context.Pipe()
         line, self._line = context.Pipe(duplex=False)  # which the child reads to learn that we are gone
-        self._go, self._done = context.Semaphore(0), context.Semaphore(0)
+        self._go, self._done = Signal(context), Signal(context)
         self._shared = share(np.zeros(child_side.N_WORDS, np.int64), f"{name}-words")
         self._stack = share(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
         self._words = self._shared.tree
@@ -138,11 +139,11 @@ class Child:
         self._idle_s = 0.0
         self._words[child_side.COMMAND] = command
         self._words[child_side.ARGUMENT] = argument
-        self._go.release()
+        self._go.post()
 
     def wait(self, slice_s: float) -> bool:
         """Whether the command that was begun is done within `slice_s`."""
-        return self._done.acquire(True, slice_s)
+        return self._done.wait(slice_s)
 
     def check(self, waited_s: float, timeout_s: float) -> bool:
         """Look at a child that was not done for another `waited_s`; True if it is done after all.
@@ -157,7 +158,7 @@ class Child:
         """
         self._pump()
         if not self.alive:
-            if self._done.acquire(False):  # it finished this command before it died; the next one will tell
+            if self._done.take():  # it finished this command before it died; the next one will tell
                 return True
             raise ChildDied(self._epitaph())
         self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
@@ -273,6 +274,7 @@ class Child:
             connection.close()
         self._shared.close()
         self._stack.close()
+        del self._go, self._done  # whose names go with them
 
     def _pump_quietly(self) -> None:
         with contextlib.suppress(Exception):  # what a child says while it is being thrown away must not hide why
