@@ -1,8 +1,9 @@
-"""Acting for some columns of a batch: inputs to the agent's device, its answers back into the rows, its memory kept."""
+"""Acting for some columns of a batch: the rows to the agent, its answers back into them, its recurrent state kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from rlframe.agents.base import NoiseBuffer
 from rlframe.core.struct import Tree, leaves, map_tree, write
 from rlframe.core.types import AgentInputs
 from rlframe.samplers.batch import Batch
+from rlframe.samplers.device import DeviceStep
 
 # Rows are acted for in multiples of this, filled up with zeros: matrix products then give each row the same bits
 # however the environments are split over workers, groups and threads (checked for 1 to 64 rows, dense, convolutional
@@ -35,63 +37,81 @@ class Actor:
         rngs: a noise generator for each environment.    explore: act with noise instead of zeros.
         """
         self.agent, self.batch, self.explore = agent, batch, explore
-        self.device = next(agent.parameters()).device
-        self.n = batch.rows.B
+        self.n, T = batch.rows.B, batch.rows.T
         self.n_rows = -(-self.n // block) * block
-        self.noise = NoiseBuffer(agent, batch.rows.T, self.n_rows, rngs)
-        env_ids = [lo + min(row, self.n - 1) for row in range(self.n_rows)]
-        self.state: Tree = map_tree(lambda x: x.to(self.device), agent.initial_state(env_ids))
-        self.has_state = bool(leaves(self.state))
+        self.noise = NoiseBuffer(agent, T, self.n_rows, rngs)
         inputs = batch.inputs()
-        self._inputs = [inputs[t] for t in range(batch.rows.T)]
+        self._inputs = [inputs[t] for t in range(T)]
         self._actions = batch.rows.actions()
-        self._infos = [map_tree(lambda x, t=t: x[t], batch.answers.info) for t in range(batch.rows.T)]
-        self._allocate(inputs)
+        self._infos = [map_tree(lambda x, t=t: x[t], batch.answers.info) for t in range(T)]
+        env_ids = [lo + min(row, self.n - 1) for row in range(self.n_rows)]
+        block_inputs = inputs[0].map(lambda x: np.zeros((self.n_rows, *x.shape[1:]), x.dtype))
+        device = next(agent.parameters()).device
+        self._step: _HostStep | DeviceStep
+        self._direct: list[
+            Callable[[Tree], tuple[Tree, Tree]]
+        ] = []  # of each step, where the batch has no gaps to fill
+        if device.type == "cpu":
+            self._step = step = _HostStep(agent, block_inputs, agent.initial_state(env_ids))
+            if self.n == self.n_rows:
+                self._direct = [partial(step.on, row.torch()) for row in self._inputs]
+        else:
+            state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids))
+            self._step = DeviceStep(agent, block_inputs, state, self._noise_rows(device)[0])
+        self._device = device
+        self._own_inputs = self._step.inputs[: self.n]
+        self._noises = self._noise_rows(device)
+        self.has_state = bool(leaves(self._step.state))
 
-    def _allocate(self, inputs: AgentInputs) -> None:
-        """Where the rows are those of a block, the agent sees the batch itself."""
-        self._direct = self.n == self.n_rows
-        self._block = inputs[0].map(lambda x: np.zeros((self.n_rows, *x.shape[1:]), x.dtype))
-        self._rows_of_block = self._block[: self.n]
-        self._torch_block = self._block.torch()
-        self._torch_inputs = [row.torch() for row in self._inputs] if self._direct else []
-        self._on_cpu = self.device.type == "cpu"
-        self._noises = self._noise_rows()
-
-    def _noise_rows(self) -> list[Tree]:
-        noise = map_tree(torch.from_numpy, self.noise.arrays)
-        on_device = map_tree(lambda x: x.to(self.device), noise)
-        return [map_tree(lambda x, t=t: x[t], on_device) for t in range(self.noise.T)]
+    def _noise_rows(self, device: torch.device) -> list[Tree]:
+        noise = map_tree(lambda x: torch.from_numpy(x).to(device), self.noise.arrays)
+        return [map_tree(lambda x, t=t: x[t], noise) for t in range(self.noise.T)]
 
     def draw(self) -> None:
         """Draw the noise of a batch."""
         if self.explore:
             self.noise.draw()
-            if not self._on_cpu:
-                self._noises = self._noise_rows()
+            if self._device.type != "cpu":
+                self._noises = self._noise_rows(self._device)
 
     def begin(self) -> None:
         """Keep the state that a batch starts from."""
         if self.has_state:
-            write(self.batch.answers.state, self._own(self.state))
+            write(self.batch.answers.state, self._own(self._step.state))
 
     def act(self, t: int) -> None:
         """Write the actions and infos of step t."""
-        if self._direct:
-            inputs = self._torch_inputs[t]
+        if self._direct:  # the agent sees the batch itself
+            action, info = self._direct[t](self._noises[t])
         else:
-            write(self._rows_of_block, self._inputs[t])
-            inputs = self._torch_block
-        step = self.agent.step(inputs if self._on_cpu else inputs.to(self.device), self.state, self._noises[t])
-        self.state = step.state
-        write(self._actions[t], self._own(step.action))
-        write(self._infos[t], self._own(step.info))
+            write(self._own_inputs, self._inputs[t])
+            action, info = self._step(self._noises[t])
+        write(self._actions[t], self._own(action))
+        write(self._infos[t], self._own(info))
 
     def _own(self, answer: Tree) -> Tree:
         """Without the rows that fill up the block."""
-        return answer if self._direct else map_tree(lambda x: x[: self.n], answer)
+        return answer if self.n == self.n_rows else map_tree(lambda x: x[: self.n], answer)
 
     def end(self) -> None:
         """Keep the state that the next batch starts from."""
         if self.has_state:
-            write(self.batch.answers.final_state, self._own(self.state))
+            write(self.batch.answers.final_state, self._own(self._step.state))
+
+
+class _HostStep:
+    """`agent.step` on the CPU; the counterpart of DeviceStep."""
+
+    def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree) -> None:
+        self.agent, self.inputs, self.state = agent, inputs, state
+        self._torch_inputs = inputs.torch()
+
+    def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
+        """Act on what was written into `inputs`."""
+        return self.on(self._torch_inputs, noise)
+
+    def on(self, inputs: AgentInputs, noise: Tree) -> tuple[Tree, Tree]:
+        """Act on these."""
+        step = self.agent.step(inputs, self.state, noise)
+        self.state = step.state
+        return step.action, step.info

@@ -1,0 +1,93 @@
+"""Acting on a GPU: observations through pinned memory, the whole step as one CUDA graph, one wait for its answers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlframe.agents import Agent
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
+from rlframe.core.types import AgentInputs, AgentStep
+
+_WARM_UPS = 3  # steps before capture, in which libraries choose their kernels and allocate
+
+_log = logging.getLogger("rlframe")
+
+
+class DeviceStep:
+    """`agent.step` for a fixed number of rows. Inputs, noise, state and answers have fixed places on the device.
+
+    Replaying a graph spares the launch of each kernel; parameters and statistics are read where the learner updates
+    them, in place. A model that cannot be captured (one that looks at values to decide what to do) runs as it is.
+    `device` may be the CPU, where nothing is pinned or captured: so the sequence is tested without a GPU.
+    """
+
+    def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree, noise: Tree) -> None:
+        """Args:
+        inputs: NumPy rows [n] as an example.    state, noise: rows [n] on the agent's device, to begin with.
+        """
+        self.agent, self.device = agent, next(agent.parameters()).device
+        self._on_gpu = self.device.type == "cuda"
+        self._host_inputs = inputs.map(lambda x: self._host(torch.from_numpy(x)))
+        self.inputs: AgentInputs = self._host_inputs.map(as_numpy)  # where to write the next rows
+        self._inputs = self._host_inputs.map(lambda x: x.to(self.device, copy=True))
+        self._noise, self._state = map_tree(torch.clone, noise), map_tree(torch.clone, state)
+        self._graph: Any = None
+        self._step = self._captured() if self._on_gpu else self._eager()
+        self._answer = map_tree(self._host, (self._step.action, self._step.info))
+        _copy(self._state, state)
+
+    def _host(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._on_gpu)
+
+    @property
+    def state(self) -> Tree:
+        """The agent's state after the last step, on the device; changes with each."""
+        return self._state
+
+    def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
+        """Act on what was written into `inputs`: NumPy (action, info), valid until the next call."""
+        _copy(self._inputs, self._host_inputs)
+        _copy(self._noise, noise)
+        if self._graph is None:
+            self._step = self._eager()
+        else:
+            self._graph.replay()
+        _copy(self._answer, (self._step.action, self._step.info))
+        if self._on_gpu:
+            torch.cuda.current_stream(self.device).synchronize()
+        return map_tree(as_numpy, self._answer)
+
+    @torch.inference_mode()
+    def _eager(self) -> AgentStep:
+        """One step, whose state takes the place of the one before."""
+        step = self.agent.step(self._inputs, self._state, self._noise)
+        _copy(self._state, step.state)
+        return step
+
+    def _captured(self) -> AgentStep:
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                step = self._eager()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(self.device), torch.cuda.graph(graph):
+                step = self._eager()
+        except RuntimeError as error:
+            _log.warning(f"acting runs without a CUDA graph, for the agent's step cannot be captured: {error}")
+            torch.cuda.synchronize(self.device)
+            return self._eager()
+        self._graph = graph
+        return step
+
+
+def _copy(target: Tree, source: Tree) -> None:
+    """Between tensors in the same places, without waiting."""
+    for to, from_ in zip(leaves(target), leaves(source), strict=True):
+        to.copy_(from_, non_blocking=True)

@@ -1,0 +1,84 @@
+"""DeviceStep gives what the agent's own step gives: staged on the CPU here, captured where there is a GPU."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.core.struct import map_tree, write
+from rlframe.core.types import AgentInputs
+from rlframe.envs import EnvConfig, EnvWorkers, make_envs
+from rlframe.samplers import GpuSampler, SerialSampler
+from rlframe.samplers.device import DeviceStep
+from tests.samplers.made import agent_for, assert_equal, copied
+
+OBSERVATION, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+MODELS: list[dict[str, Any]] = [{}, {"memory": "lstm", "feed_back": True}, {"normalize_observation": True}]
+
+
+def rows(rng: np.random.Generator) -> AgentInputs:
+    return AgentInputs(
+        observation=rng.standard_normal((4, 3)).astype(np.float32),
+        prev_action=rng.standard_normal((4, 2)).astype(np.float32),
+        prev_reward=rng.standard_normal(4).astype(np.float32),
+        first=rng.random(4) < 0.3,
+    )
+
+
+def check_steps(device: str, model: dict[str, Any], tolerance: float) -> DeviceStep:
+    """Several steps, with the parameters changed between, against the agent on the CPU."""
+    agent, here = agent_for(OBSERVATION, ACTION, **model), agent_for(OBSERVATION, ACTION, **model)
+    agent.to(device)
+    rng = np.random.default_rng(0)
+    state = here.initial_state(range(4))
+    noise = torch.from_numpy(agent.noise(rng, (4,)))
+    step = DeviceStep(
+        agent, rows(rng), map_tree(lambda x: x.to(device), agent.initial_state(range(4))), noise.to(device)
+    )
+    for _ in range(5):
+        inputs, noise = rows(rng), torch.from_numpy(agent.noise(rng, (4,)))
+        write(step.inputs, inputs)
+        action, info = step(noise.to(device))
+        expected = here.step(inputs.torch(), state, noise)
+        state = expected.state
+        np.testing.assert_allclose(action, expected.action.numpy(), atol=tolerance)
+        np.testing.assert_allclose(info.log_prob, expected.info.log_prob.numpy(), atol=10 * tolerance)
+        np.testing.assert_allclose(info.value, expected.info.value.numpy(), atol=tolerance)
+        for each in (agent, here):
+            each.observe(torch.from_numpy(inputs.observation).to(next(each.parameters()).device))
+            for parameter in each.parameters():
+                parameter.data += 0.01
+    return step
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
+def test_a_staged_step_is_the_agents_own(model: dict[str, Any]) -> None:
+    check_steps("cpu", model, 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
+def test_a_captured_step_is_the_agents_own_and_sees_new_parameters(model: dict[str, Any]) -> None:
+    assert check_steps("cuda:0", model, 1e-4)._graph is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_acting_on_a_gpu_for_workers_gives_the_serial_samples_of_that_gpu(n_groups: int) -> None:
+    config, seeds = EnvConfig("CartPole-v1", {}, "python"), env_seeds(0, Role.ENV, 8)
+    histories = []
+    for parallel in (False, True):
+        envs: Any = EnvWorkers(config, 8, seeds, 2) if parallel else make_envs(config, 8, seeds)
+        agent = agent_for(envs.observation_space, envs.action_space, memory="lstm").to("cuda:0")
+        sampler: Any = GpuSampler(envs, agent, 16, n_groups=n_groups) if parallel else SerialSampler(envs, agent, 16)
+        with closing(sampler):
+            histories.append([copied(sampler.collect()) for _ in range(3)])
+    for one, other in zip(*histories, strict=True):
+        assert_equal(one.action, other.action)
+        assert_equal(one.inputs.observation, other.inputs.observation)
