@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import chz
 
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
-from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
-from rlframe.samplers.base import Sampler, SamplerConfig, load_noise, noise_state
+from rlframe.samplers.base import SamplerConfig
+from rlframe.samplers.central import CentralSampler
 from rlframe.samplers.collector import local_collector
 
 
@@ -26,34 +25,11 @@ class Config(SamplerConfig):
         return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
 
 
-class SerialSampler(Sampler):
-    """Shares the agent with the learner, so its data always come from the newest parameters."""
+class SerialSampler(CentralSampler):
+    """Environments step in this process, one after another or on threads of their own."""
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
-        self.envs, self.backend = envs, envs.backend
-        self.batch_spec = BatchSpec(batch_T, envs.n)
-        self.rngs = generators(seed, Role.NOISE, envs.n)
-        self.collector = local_collector(envs, agent, batch_T, self.rngs)
-        moves = generators(seed, Role.DECORRELATION, envs.n)
-        self.collector.decorrelate(decorrelation_steps, envs.action_space, moves)
-
-    def collect(self) -> Samples:
-        return self.collector.collect()
-
-    def trajectories(self) -> list[Trajectory]:
-        return self.collector.tracker.pop()
-
-    def refresh(self, agent: Agent) -> None:
-        """Nothing to do: the agent is shared."""
-
-    def counters(self) -> dict[str, float]:
-        return self.collector.bounds.counters()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"noise": noise_state(self.rngs)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        load_noise(self.rngs, state["noise"])
-
-    def close(self) -> None:
-        self.envs.close()
+        rngs, moves = generators(seed, Role.NOISE, envs.n), generators(seed, Role.DECORRELATION, envs.n)
+        collector = local_collector(envs, agent, batch_T, rngs)
+        collector.decorrelate(decorrelation_steps, envs.action_space, moves)
+        super().__init__(envs, collector, rngs, envs.backend)
