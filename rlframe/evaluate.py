@@ -25,13 +25,14 @@ from rlframe.samplers import Evaluator
 from rlframe.samplers.collector import local_collector
 from rlframe.samplers.evaluator import summarize
 
-_KEYS = ("n_episodes", "n_envs", "explore", "seed", "video", "out", "device", "traceback")
+_KEYS = ("n_episodes", "n_envs", "n_workers", "explore", "seed", "video", "out", "device", "traceback")
 _FRAMES_PER_SECOND = 30
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
 
   n_episodes=10    episodes, shared out evenly over the environments beforehand
   n_envs=8         environments stepped together
+  n_workers=0      processes that step them; 0: this one
   explore=false    act with exploration noise, as in training
   seed=0           of the evaluation; its environments never share a seed with training
   video=DIR        film every episode as DIR/episode_<n>.mp4, one after another
@@ -52,6 +53,7 @@ def _evaluate(argv: list[str]) -> int:
     path = Path(argv[0])
     words = Words(argv[1:])
     n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
+    n_workers = words.count("n_workers", 0)
     explore, seed = words.flag("explore"), words.count("seed", 0)
     video, out, device = words.text("video"), words.text("out"), words.text("device", "auto")
     words.refuse_rest(_KEYS)
@@ -62,7 +64,7 @@ def _evaluate(argv: list[str]) -> int:
     experiment = chz.replace(from_flat(_config(snapshot)), seed=seed, init="")
     state, meta = load_snapshot(snapshot)
     env = experiment.eval_env_config()
-    config = chz.replace(experiment.eval, n_episodes=n_episodes, n_envs=n_envs, explore=explore)
+    config = chz.replace(experiment.eval, n_episodes=n_episodes, n_envs=n_envs, n_workers=n_workers, explore=explore)
     agent = _load(experiment, env, state["agent"], device, str(snapshot))
     print(f"{experiment.title()}: {snapshot}, trained for {int(meta['env_steps']):,} env_steps")
     if video:

@@ -18,7 +18,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
-from rlframe.envs.workers import Supervision, split
+from rlframe.envs.workers import split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
 from rlframe.samplers import auto, cpu
 from rlframe.samplers.base import Sampler
@@ -59,7 +59,7 @@ def settle(experiment: Experiment, tune: bool = False) -> Settled:
         raise ConfigError("tune_sampler=true measures the samplers that sampler=auto chooses from; leave out sampler=")
     if isinstance(experiment.sampler, WorkersConfig):
         experiment = chz.replace(experiment, sampler=chz.replace(experiment.sampler, n_workers=n_workers))
-        affinity = plan(experiment.affinity, topology, n_workers)
+        affinity = replace(affinity, workers=affinity.workers[:n_workers])
     else:
         n_workers = 0
         affinity = replace(affinity, workers=())
@@ -76,7 +76,7 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
         return auto.Choice(only_serial, "serial: there is one environment")
     if not can_split(env, config.batch_B):
         return auto.Choice(only_serial, "serial: its vector environment steps all in one call, and cannot be split")
-    with closing(auto.Probe(env, config.supervision())) as probe:
+    with closing(auto.Probe(env, config.batch_B, -(-config.batch_B // n_workers), config.timeout_s)) as probe:
         agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         if tune:
@@ -120,7 +120,7 @@ def _sampler_maker(experiment: Experiment, candidate: Any, affinity: Affinity, a
 def describe_processes(settled: Settled) -> str:
     """Who runs where, with how many threads and how much memory: what `dry_run=true` prints. Starts one environment."""
     experiment, affinity, config = settled.experiment, settled.affinity, settled.experiment.sampler
-    with closing(auto.Probe(experiment.env_config(), Supervision())) as probe:
+    with closing(auto.Probe(experiment.env_config(), config.batch_B, 1)) as probe:
         agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)
@@ -138,10 +138,11 @@ def describe_processes(settled: Settled) -> str:
         lines.append(f"  worker {index:<6} {does} environments {lo} to {hi - 1}; 1 thread")
     n_eval = min(experiment.eval.n_workers, experiment.eval.n_envs)
     if n_eval > 0:
-        lines.append(f"  evaluation    {n_eval} workers, which step {experiment.eval.n_envs} environments")
+        many = f"{n_eval} workers" if n_eval > 1 else "1 worker"
+        lines.append(f"  evaluation    {many} to step {experiment.eval.n_envs} environments")
     each = worker_mb * 1e6 + (0.0 if acts else _TORCH_BYTES)
     here = psutil.Process().memory_info().rss
-    workers = n_workers * each + max(0, n_eval) * worker_mb * 1e6
+    workers = (n_workers + max(0, n_eval)) * each  # evaluation's are forks of the same server
     lines.append(
         f"memory: about {_size(here + batch_bytes + workers)}: main {_size(here)}, the batch {_size(batch_bytes)}, "
         f"{n_workers + max(0, n_eval)} workers {_size(workers)}"

@@ -16,7 +16,8 @@ from rlframe.system.affinity import pin
 from rlframe.system.threads import limit_spinning
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
-_ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity")  # what a resumed run may change
+_ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # by a resumed run
+_FIXED = ("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps")  # all samplers give the same samples
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
 _USAGE = """\
@@ -114,7 +115,7 @@ def _fresh(words: Words) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The config of the run to go on with."""
-    fixed = [key for key in words if not key.startswith(_ADJUSTABLE)]
+    fixed = [key for key in words if not key.startswith(_ADJUSTABLE) or key in _FIXED]
     if fixed:
         raise ConfigError(
             f"resume goes on with the run as it is: {', '.join(fixed)} cannot change "

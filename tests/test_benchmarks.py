@@ -5,23 +5,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
-def smoke(tmp_path: Path, only: str) -> dict[str, list[dict[str, object]]]:
+def smoke(tmp_path: Path, only: str) -> dict[str, list[dict[str, Any]]]:
     """A smoke run of benchmarks/sampling.py: what it wrote to out=."""
     out = tmp_path / "sampling.json"
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/sampling.py"), "small=true", f"only={only}", f"out={out}"],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr
     return json.loads(out.read_text())
 
 
@@ -32,9 +35,27 @@ def test_sampling_is_measured_beside_stable_baselines3(tmp_path: Path) -> None:
     assert [(ratio["group"], ratio["asked"]) for ratio in found["ratios"]] == [("cartpole8", 1.5)]
 
 
+def test_what_a_worker_costs_is_told_beside_rates(tmp_path: Path) -> None:
+    found = smoke(tmp_path, "alternating,worker")
+    assert [ratio["asked"] for ratio in found["ratios"]] == [1.3]
+    assert [fact["asked"] for fact in found["facts"] if fact["asked"]] == [1.0, 60.0, 1.0, 60.0]
+
+
 @pytest.mark.slow
-def test_sampling_on_pong_is_measured_beside_its_parts(tmp_path: Path) -> None:
-    pytest.importorskip("ale_py")
-    found = smoke(tmp_path, "pong8")
-    assert len(found["rates"]) == 4
-    assert [ratio["asked"] for ratio in found["ratios"]] == [0.9, 0.0]
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("group", "package", "n_contenders", "asked"),
+    [
+        ("synthetic", "torch", 5, [0.9, 0.9]),
+        ("cheetah", "mujoco", 5, [0.0, 0.0, 0.85]),
+        ("pong", "ale_py", 9, [0.0] * 5 + [0.9]),
+        ("subprocess", "stable_baselines3", 6, [5.0] * 8),
+    ],
+)
+def test_samplers_with_workers_are_measured(
+    tmp_path: Path, group: str, package: str, n_contenders: int, asked: list[float]
+) -> None:
+    pytest.importorskip(package)
+    found = smoke(tmp_path, group)
+    assert len(found["rates"]) == n_contenders
+    assert [ratio["asked"] for ratio in found["ratios"]] == asked

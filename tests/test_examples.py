@@ -76,7 +76,32 @@ def test_example_3_is_one_file_of_under_120_lines() -> None:
     assert len((ROOT / "examples/example_3.py").read_text(encoding="utf-8").splitlines()) < 120
 
 
-@pytest.mark.parametrize("name", ["example_1.py", "example_2.py", "example_3.py"])
+def test_example_4_samples_and_evaluates_in_workers_and_leaves_a_run_that_the_commands_understand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = run_example("example_4.py", tmp_path, n_steps=4_000, n_workers=2)
+    assert_is_run_directory(directory)
+    assert column(directory, "env_steps")[-1] >= 4_000
+    assert column(directory, "eval/n_episodes") == [16, 16, 16]
+    assert column(directory, "sampler/restarts") == column(directory, "eval/restarts") == [0, 0, 0]
+    config = json.loads((directory / "params.json").read_text())["config"]
+    assert (config["sampler"], config["sampler.n_workers"], config["eval.n_workers"]) == ("cpu", 2, 2)
+    assert evaluate.main([str(directory), "n_episodes=2"]) == 0
+    assert "Episode #1: return:" in capsys.readouterr().out
+    assert launch.main([f"resume={directory}", "runner.n_steps=6_000", "eval.n_episodes=2"]) == 0
+    assert column(directory, "env_steps")[-1] >= 6_000
+
+
+def test_example_5_alternates_with_memory(tmp_path: Path) -> None:
+    directory = run_example("example_5.py", tmp_path, n_steps=2_000)
+    assert_is_run_directory(directory)
+    assert column(directory, "env_steps")[0] == 0
+    assert column(directory, "sampler/restarts")[-1] == 0
+    config = json.loads((directory / "params.json").read_text())["config"]
+    assert (config["sampler"], config["sampler.n_groups"], config["model.memory"]) == ("gpu", 2, "lstm")
+
+
+@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 6)])
 def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')

@@ -37,8 +37,7 @@ class PolicyAgent(Agent):
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         params, value, state = self.model(inputs, state)
-        action = self.distribution.sample(params, noise)
-        log_prob = self.distribution.log_prob(params, action)  # as training will compute it, also where tanh saturates
+        action, log_prob = self.distribution.act(params, noise)
         return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:

@@ -1,6 +1,7 @@
 """Every generator of a run comes from here: one root seed, spread by who asks, so that no two streams overlap."""
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,24 @@ def generator(root: int, role: Role, *key: int, rank: int = 0) -> np.random.Gene
 def generators(root: int, role: Role, n: int, first: int = 0) -> list[np.random.Generator]:
     """One generator for each of the environments from `first` on, whichever process they are in."""
     return [generator(root, role, first + env) for env in range(n)]
+
+
+_MASK = 2**64 - 1
+STATE_WORDS = 6  # of a generator's state as uint64: PCG64 counts in two numbers of 128 bits
+
+
+def pack_state(rng: np.random.Generator) -> list[int]:
+    """The state of one of our generators as STATE_WORDS words of 64 bits, for shared memory."""
+    found = rng.bit_generator.state
+    state, inc = found["state"]["state"], found["state"]["inc"]
+    return [state >> 64, state & _MASK, inc >> 64, inc & _MASK, found["has_uint32"], found["uinteger"]]
+
+
+def unpack_state(words: np.ndarray) -> dict[str, Any]:
+    """What `pack_state` packed, as `bit_generator.state` takes it."""
+    high, low, inc_high, inc_low, has_uint32, uinteger = (int(word) for word in words)
+    state = {"state": high << 64 | low, "inc": inc_high << 64 | inc_low}
+    return {"bit_generator": "PCG64", "state": state, "has_uint32": has_uint32, "uinteger": uinteger}
 
 
 def seed_int(root: int, role: Role, *key: int, rank: int = 0) -> int:

@@ -122,9 +122,19 @@ def _box_decoder(box: spaces.Box) -> Decoder:
     canonical_low = np.where(bounded, -1.0, low).astype(np.float32)
     canonical_high = np.where(bounded, 1.0, high).astype(np.float32)
 
+    as_is = bool((scale == 1).all() and (offset == 0).all())  # the box is canonical already
+
     def decode(action: np.ndarray) -> np.ndarray:
-        decoded = np.clip(action, canonical_low, canonical_high) * scale + offset
-        return np.clip(decoded, box.low, box.high).astype(box.dtype, copy=False)
+        decoded = np.maximum(action, canonical_low)  # ufuncs: np.clip takes 3 us more
+        np.minimum(decoded, canonical_high, out=decoded)
+        if as_is:
+            return decoded.astype(box.dtype, copy=False)
+        decoded *= scale
+        decoded += offset
+        decoded = decoded.astype(box.dtype, copy=False)
+        np.maximum(decoded, box.low, out=decoded)  # rounding may have left the box
+        np.minimum(decoded, box.high, out=decoded)
+        return decoded
 
     return decode
 

@@ -70,7 +70,12 @@ def as_numpy(leaf: Any) -> np.ndarray:
     """A NumPy view of an array or CPU tensor; a tensor of another device is copied."""
     if isinstance(leaf, np.ndarray):
         return leaf
-    return leaf.detach().cpu().numpy() if _is_tensor(leaf) else np.asarray(leaf)
+    if not _is_tensor(leaf):
+        return np.asarray(leaf)
+    try:
+        return leaf.numpy()  # half the time of the general way: acting does this for each leaf of each step
+    except (RuntimeError, TypeError):  # it has a gradient, or lies on another device
+        return leaf.detach().cpu().numpy()
 
 
 def _is_tensor(leaf: Any) -> bool:

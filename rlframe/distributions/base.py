@@ -40,6 +40,11 @@ class Distribution(ABC):
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
         """KL(params || other) in nats [...]."""
 
+    def act(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
+        """A sample, and its log-probability as `log_prob` will find it again from the action."""
+        action = self.sample(params, noise)
+        return action, self.log_prob(params, action)
+
     def sample_log_prob(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
         """A sample and its log-probability together."""
         action = self.sample(params, noise)

@@ -20,7 +20,7 @@ def step_rows(site: Site) -> Handler:
     rows: Rows = site.memory[0]
     words = site.parent.words
     stepper = LocalStepper(site.envs, rows.columns(site.lo, site.lo + site.envs.n), site.lo, words[PROGRESS:])
-    if site.incarnation == 0:
+    if not site.takes_over:
         stepper.reset()
 
     def handle(command: int, t: int) -> Any:
@@ -49,13 +49,15 @@ class RemoteStepper(Stepper):
 
     def begin(self, t: int) -> None:
         for place in self.group:
-            place.child.begin(STEP, t)
+            place.child.begin(CUT if place.took_over else STEP, t)
 
     def finish(self, t: int) -> None:
         for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
             if not answer.done:
                 self.workers.call(place, CUT, t)
+            if place.took_over:
                 self._cuts.append(Cut(t, place.lo, place.hi))
+                place.took_over = False
 
     def reset(self) -> None:
         for place in self.group:
@@ -63,6 +65,7 @@ class RemoteStepper(Stepper):
         for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
             if not answer.done:
                 self.workers.call(place, RESET)
+            place.took_over = False
 
     def events(self) -> Events:
         diagnostics: list[Diagnostics] = []

@@ -20,6 +20,7 @@ from rlframe.envs.base import EnvConfig, EnvError
 from rlframe.envs.make import fixed_backend
 from rlframe.system.processes import SLICE_S, Child, ChildDied
 from rlframe.system.shared import Shared
+from rlframe.system.threads import n_cpus
 
 _WINDOW_S = 3600.0  # that Supervision.max_restarts is counted over
 _FRUITLESS = 5  # deaths in a row of one worker, none of which finished a command
@@ -80,6 +81,8 @@ class Worker:
         self.name = f"worker {index}"
         self.incarnation = 0
         self.fruitless = 0  # deaths since it last finished a command
+        self.begun = False  # whether its environments have been reset
+        self.took_over = False  # whether its process is new and waits to begin episodes in place of those that were cut
         self.child: Any = None  # Child, from the first start on
         self._busy_s = 0.0
 
@@ -135,7 +138,8 @@ class EnvWorkers:
         if cpus and len(cpus) != n_workers:
             raise ValueError(f"cpus for {len(cpus)} workers were given, and there are {n_workers}")
         self.n, self.supervision = n, supervision or Supervision()
-        self.config = replace(config, backend=fixed_backend(config, n))
+        n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per CPU it is pinned to
+        self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
         self.restarts = 0
         self._preload = ("rlframe.envs.worker", *preload)
         self._recent: deque[float] = deque()  # when they were, within the window
@@ -166,7 +170,7 @@ class EnvWorkers:
                 self._revive(place, death)
 
     def _start(self, place: Worker) -> None:
-        arguments = (self.config, place.seeds, place.lo, place.incarnation)
+        arguments = (self.config, place.seeds, place.lo, place.incarnation, place.begun)
         method = self.supervision.start_method
         place.child = Child(place.name, worker.work, arguments, place.cpus, method, self._preload)
 
@@ -186,8 +190,12 @@ class EnvWorkers:
         Raises:
             As `finish`.
         """
+        if self._job is not None:
+            raise ConfigError("these workers have a sampler already; make EnvWorkers for each sampler")
         self._job = job
         self._begin_all(self._brief, self._receive)
+        for place in self.workers:
+            place.begun = True
 
     def _brief(self, place: Worker) -> None:
         """Hand a worker that has introduced itself its program, which it acknowledges."""
@@ -205,8 +213,8 @@ class EnvWorkers:
     def finish(self, places: Sequence[Worker]) -> list[Answer]:
         """Wait for the commands that were begun on some workers.
 
-        Where a process died or hung over it, another with fresh seeds runs the program in its place afterwards; its
-        environments have not been reset.
+        Where a process died or hung over it, another with fresh seeds runs the program in its place afterwards: it
+        `took_over`, and its environments have not been reset.
 
         Raises:
             EnvError: an environment failed.    WorkersFailed: deaths are too many.
@@ -217,10 +225,13 @@ class EnvWorkers:
                 place.fruitless = 0
         return answers
 
-    def call(self, place: Worker, command: int, argument: int = 0) -> Any:
-        """Carry out a command, again if need be in another process; its answer."""
+    def call(self, place: Worker, command: int, argument: int = 0, values: Sequence[Any] = ()) -> Any:
+        """Carry out a command, again if need be in another process; its answer. The work receives the `values`."""
         while True:
             place.child.begin(command, argument)
+            with contextlib.suppress(ChildDied):  # which `_finish` will find again
+                for value in values:
+                    place.child.send(value)
             (answer,) = self._finish([place])
             if answer.done:
                 return answer.value
@@ -280,6 +291,7 @@ class EnvWorkers:
         if place.fruitless > 1:
             time.sleep(_BACK_OFF_S * 2.0 ** (place.fruitless - 2))
         place.next_seeds()
+        place.took_over = place.begun
         _log.warning(f"{what}; restarted with fresh seeds {place.seeds} (restart {self.restarts})")
         self._start(place)
 
@@ -291,7 +303,6 @@ class EnvWorkers:
 
     def close(self) -> None:
         """End all workers, in order if they can, by force if not. May be called twice."""
-        atexit.unregister(self.close)
         children = [place.child for place in self.workers if place.child is not None]
         for child in children:
             child.stop()
@@ -301,3 +312,4 @@ class EnvWorkers:
         if self._job is not None:
             for shared in self._job.memory:
                 shared.close()
+        atexit.unregister(self.close)  # last: who interrupts us here leaves the rest to the exit

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 
 from rlframe.agents import Agent
-from rlframe.core.seeding import Role, generator, generators
+from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
 from rlframe.core.struct import Tree, as_numpy, write
 from rlframe.envs.stepper import LocalStepper
 from rlframe.envs.worker import Site
 from rlframe.samplers.actor import Actor
-from rlframe.samplers.base import load_noise, noise_state
+from rlframe.samplers.base import load_noise
 from rlframe.samplers.batch import Batch
 from rlframe.samplers.collector import Collector
 from rlframe.system import board
 from rlframe.system.child import PROGRESS, Handler
 from rlframe.system.memory import keep_freed_memory
 
-COLLECT, GO_ON, NOISE, LOAD_NOISE = range(4)  # commands
+COLLECT, GO_ON, LOAD_NOISE = range(3)  # commands
 
 
 def parameters(agent: Agent) -> Tree:
@@ -37,10 +37,7 @@ def collect_batches(site: Site) -> Handler:
             return worker.collect()
         if command == GO_ON:
             return worker.go_on(argument)
-        if command == NOISE:
-            return noise_state(worker.rngs)
-        load_noise(worker.rngs, site.parent.receive())
-        return None
+        return worker.load_noise()
 
     return handle
 
@@ -49,22 +46,27 @@ class _Worker:
     def __init__(self, site: Site) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
-        whole, self.board = site.memory
+        whole, self.board, noise = site.memory
         agent, seed, decorrelation_steps, block = site.arguments
         n, lo = site.envs.n, site.lo
         batch: Batch = whole.columns(lo, lo + n)
         self.batch, self.parameters, self.version = batch, _views(agent), -1
+        self.noise = noise[lo : lo + n]  # [n, STATE_WORDS] of the generators after the last batch
         if site.incarnation:
             self.rngs = [generator(seed, Role.NOISE, lo + env, site.incarnation) for env in range(n)]
         else:
             self.rngs = generators(seed, Role.NOISE, n, lo)
-        self.stepper = LocalStepper(site.envs, batch.rows, lo, site.parent.words[PROGRESS:])
+        self.progress = site.parent.words[PROGRESS:]
+        self.stepper = LocalStepper(site.envs, batch.rows, lo, self.progress)
         actor = Actor(agent, batch, lo, self.rngs, True, block)
         self.collector = Collector(batch, [actor], [self.stepper], site.envs.observation_space)
-        if site.incarnation == 0:
+        if not site.takes_over:
             self.stepper.reset()
             moves = generators(seed, Role.DECORRELATION, n, lo)
-            self.collector.decorrelate(decorrelation_steps, site.envs.action_space, moves)
+            for step in range(decorrelation_steps):
+                self.collector.decorrelate(1, site.envs.action_space, moves)
+                self.progress[0] = -step  # a sign of life
+        self._tell_noise()
 
     def _refresh(self) -> None:
         self.version = board.read(self.board, self.parameters, self.version)
@@ -72,20 +74,35 @@ class _Worker:
     def collect(self) -> Any:
         """A batch; what happened in it, if anything did."""
         self._refresh()
-        self.collector.begin()
-        self.collector.run(0)
+        self._begin()
+        return self._run(0)
+
+    def _run(self, start: int) -> Any:
+        self.collector.run(start)
+        self._tell_noise()
         return self.stepper.events() if self.stepper.n_notes else None
+
+    def _tell_noise(self) -> None:
+        """Where the parent finds it, also when we shall be gone."""
+        self.noise[...] = [pack_state(rng) for rng in self.rngs]
+
+    def load_noise(self) -> None:
+        """Take on what the parent has written there."""
+        load_noise(self.rngs, [unpack_state(words) for words in self.noise])
+
+    def _begin(self) -> None:
+        self.collector.begin()
+        self.progress[0] = 0  # from now on row T may change, and row 0 stays
 
     def go_on(self, progress: int) -> Any:
         """Complete a batch that a dead process left after `progress` steps (-1: perhaps not even begun)."""
         self._refresh()
         if progress < 0:
-            self.collector.begin()
+            self._begin()
             write(self.batch.answers.state, self.batch.answers.final_state)
         t = min(max(progress, 0), self.batch.rows.T - 1)
         self.stepper.cut(t)
-        self.collector.run(t + 1)
-        return self.stepper.events() if self.stepper.n_notes else None
+        return self._run(t + 1)
 
 
 def _views(agent: Agent) -> Tree:

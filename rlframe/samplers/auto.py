@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import chz
 import numpy as np
@@ -15,21 +15,18 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core import spaces
-from rlframe.core.seeding import Role, generators
-from rlframe.core.struct import write
+from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig, EnvWorkers
-from rlframe.envs.remote import remote_steppers
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.workers import Supervision
+from rlframe.envs.make import fixed_backend
+from rlframe.envs.timing import time_steps
+from rlframe.envs.workers import Job, Supervision
 from rlframe.samplers import cpu, gpu, serial
 from rlframe.samplers.actor import Actor, block_of
 from rlframe.samplers.base import Sampler, SamplerConfig
 from rlframe.samplers.batch import empty_batch
 from rlframe.samplers.workers import WorkersConfig
-from rlframe.system.shared import share
 
-_ENV_BUDGET_S, _POLICY_BUDGET_S = 0.2, 0.07  # for timing the environment, and each of four numbers of rows
+_ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # for timing the environment, twice, and each of a few numbers of rows
 _HANDOVER_S = 15e-6  # to one worker and back (benchmarks/handover.py)
 _WORTH = 1.25  # what another sampler must gain over the serial one, which is simpler to debug
 
@@ -124,32 +121,28 @@ def _readable(seconds: float) -> str:
 
 
 class Probe:
-    """One environment in a process of its own, so that one that hangs or dies cannot take us along."""
+    """Some environments in a process of its own, so that one that hangs or dies cannot take us along.
 
-    def __init__(self, env: EnvConfig, supervision: Supervision) -> None:
-        """Raises:
-        EnvError, ConfigError: it cannot be made.
+    It is spawned: the server of forks is for those who come after, and may be asked to load what they need.
+    """
+
+    def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
+        """Args:
+            n_all: environments in the whole batch, which decide what steps them.    n: to make here.
+        Raises:
+            EnvError, ConfigError: they cannot be made.    WorkersFailed: the process dies of them, or they hang.
         """
-        self._workers = EnvWorkers(EnvConfig(env.id, env.kwargs, env.backend, 1), 1, [0], 1, (), supervision)
+        config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
+        supervision = Supervision(timeout_s, start_method="spawn")
+        self._workers = EnvWorkers(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
         self.observation_space: Space = self._workers.observation_space
         self.action_space: Space = self._workers.action_space
 
     def step_s(self) -> float:
-        """Seconds of a step, resets included, under random actions."""
-        T = 64
-        shared = share(empty_rows(self.observation_space, self.action_space, T, 1), "probe")
-        (stepper,) = remote_steppers(self._workers, shared, 1)
-        child, rng, actions = self._workers.workers[0].child, np.random.default_rng(0), shared.tree.actions()
-        n, before, deadline = 0, child.busy_s, time.perf_counter() + _ENV_BUDGET_S
-        while time.perf_counter() < deadline or n == 0:
-            t = n % T
-            write(actions[t], spaces.random_action(self.action_space, rng, 1))
-            stepper.begin(t)
-            stepper.finish(t)
-            n += 1
-            if n == 1:
-                before, first_s = child.busy_s, child.busy_s - before  # the first step of many environments is slow
-        return (child.busy_s - before) / (n - 1) if n > 1 else first_s
+        """Seconds of a step of one environment on one thread, resets included, under random actions."""
+        self._workers.run(Job(time_steps, (), ()))
+        found = [self._workers.call(self._workers.workers[0], round(_ENV_BUDGET_S * 1e3)) for _ in range(2)]
+        return found[-1] / self._workers.n  # the first steps of many environments are slow
 
     def memory_mb(self) -> float:
         """Resident memory of the process."""

@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import chz
+import numpy as np
 
 from rlframe.agents import Agent
+from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.stepper import Cut, Events
 from rlframe.envs.workers import EnvWorkers, Job, Worker
 from rlframe.samplers import acting
 from rlframe.samplers.actor import block_of
-from rlframe.samplers.base import Sampler
+from rlframe.samplers.base import Sampler, load_noise
 from rlframe.samplers.batch import Batch, empty_answers
 from rlframe.samplers.bounds import BoundsWatch
 from rlframe.samplers.episodes import EpisodeTracker
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.workers import WorkersConfig, check_workers
 from rlframe.system import board
 from rlframe.system.shared import share
 
@@ -41,6 +43,7 @@ class CpuSampler(Sampler):
     def __init__(
         self, envs: EnvWorkers, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0
     ) -> None:
+        check_workers(envs, "CpuSampler")
         self.envs, self.backend = envs, f"{envs.backend}, each acting for its own"
         self.batch_spec = BatchSpec(batch_T, envs.n)
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
@@ -51,17 +54,22 @@ class CpuSampler(Sampler):
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n))
-        envs.run(Job(acting.collect_batches, (shared, self.board), arguments))
+        noise = share(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
+        self.noise: np.ndarray = noise.tree  # of the workers' generators, as of the last batch
+        envs.run(Job(acting.collect_batches, (shared, self.board, noise), arguments))
 
     def collect(self) -> Samples:
-        for place in self.envs.workers:
+        ready = [place for place in self.envs.workers if not place.took_over]
+        left = {place: -1 for place in self.envs.workers if place.took_over}  # batches to complete, after which step
+        for place in ready:
             place.child.begin(acting.COLLECT)
         events: list[Events] = []
-        for place, answer in zip(self.envs.workers, self.envs.finish(self.envs.workers), strict=True):
-            if answer.done:
-                events += [answer.value] if answer.value else []
-            else:
-                events.append(self._completed(place, answer.value))
+        for place, answer in zip(ready, self.envs.finish(ready), strict=True):
+            if not answer.done:
+                left[place] = answer.value
+            elif answer.value:
+                events.append(answer.value)
+        events += [self._completed(place, progress) for place, progress in left.items()]
         self.tracker.follow(self.batch.rows, events)
         self.bounds.look(self.batch.rows.observation)
         return self.samples
@@ -74,6 +82,7 @@ class CpuSampler(Sampler):
             place.child.begin(acting.GO_ON, progress)
             (answer,) = self.envs.finish([place])
             if answer.done:
+                place.took_over = False
                 return Events(answer.value.diagnostics if answer.value else [], cuts)
             progress = max(progress, answer.value)
 
@@ -87,11 +96,13 @@ class CpuSampler(Sampler):
         return {**self.envs.counters(), **self.bounds.counters()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": [state for place in self.envs.workers for state in self.envs.call(place, acting.NOISE)]}
+        return {"noise": [unpack_state(words) for words in self.noise]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        rngs = generators(0, Role.NOISE, self.envs.n)
+        load_noise(rngs, state["noise"])
+        self.noise[...] = [pack_state(rng) for rng in rngs]
         for place in self.envs.workers:
-            place.child.send(state["noise"][place.lo : place.hi])
             self.envs.call(place, acting.LOAD_NOISE)
 
     def close(self) -> None:

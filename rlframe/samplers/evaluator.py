@@ -47,6 +47,8 @@ class Evaluator:
         supervision: Supervision | None = None,
     ) -> None:
         """`cpus` and `supervision` are those of the workers, if there are any."""
+        if config.n_workers < AUTO:
+            raise ConfigError(f"eval.n_workers={config.n_workers} must be at least 0, or auto")
         if config.n_episodes < 1 or config.n_envs < 1:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} and eval.n_envs={config.n_envs} must be at least 1")
         self.config = config
@@ -59,7 +61,8 @@ class Evaluator:
             self.collector = local_collector(self.envs, agent, _CHUNK, rngs, config.explore)
         else:
             n_workers = min(n, config.n_workers)
-            self.envs = EnvWorkers(env, n, seeds, n_workers, cpus[:n_workers], supervision)
+            pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
+            self.envs = EnvWorkers(env, n, seeds, n_workers, pinned, supervision)
             self.collector = remote_collector(self.envs, agent, _CHUNK, rngs, config.explore, 1)
 
     def evaluate(self) -> list[Trajectory]:

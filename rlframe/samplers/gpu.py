@@ -11,7 +11,7 @@ from rlframe.core.seeding import Role, generators
 from rlframe.envs.workers import EnvWorkers
 from rlframe.samplers.central import CentralSampler
 from rlframe.samplers.collector import remote_collector
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.workers import WorkersConfig, check_workers
 
 
 @chz.chz
@@ -44,6 +44,7 @@ class GpuSampler(CentralSampler):
         decorrelation_steps: int = 0,
         n_groups: int = 1,
     ) -> None:
+        check_workers(envs, "GpuSampler")
         if not 1 <= n_groups <= len(envs.workers):
             raise ConfigError(
                 f"sampler.n_groups={n_groups} must be from 1 to sampler.n_workers={len(envs.workers)}: "

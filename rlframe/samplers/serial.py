@@ -8,7 +8,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
-from rlframe.envs import EnvConfig, Envs, make_envs
+from rlframe.envs import EnvConfig, Envs, EnvWorkers, make_envs
 from rlframe.samplers.base import SamplerConfig
 from rlframe.samplers.central import CentralSampler
 from rlframe.samplers.collector import local_collector
@@ -29,6 +29,8 @@ class SerialSampler(CentralSampler):
     """Environments step in this process, one after another or on threads of their own."""
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
+        if isinstance(envs, EnvWorkers):
+            raise TypeError("SerialSampler steps environments of this process: give it make_envs(...)")
         rngs, moves = generators(seed, Role.NOISE, envs.n), generators(seed, Role.DECORRELATION, envs.n)
         collector = local_collector(envs, agent, batch_T, rngs)
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)

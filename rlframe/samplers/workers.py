@@ -44,3 +44,11 @@ class WorkersConfig(SamplerConfig):
     def preload(self) -> tuple[str, ...]:
         """What the workers need beside their environments."""
         return ()
+
+
+def check_workers(envs: object, sampler: str) -> None:
+    """Raises:
+    TypeError: `envs` are not in worker processes.
+    """
+    if not isinstance(envs, EnvWorkers):
+        raise TypeError(f"{sampler} needs environments in worker processes: give it EnvWorkers(...)")

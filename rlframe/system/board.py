@@ -23,7 +23,7 @@ def make_board(values: Tree) -> Shared:
 def post(board: _Board, values: Tree) -> int:
     """Replace what the board says; its new version. Values may be tensors of any device."""
     version = board["version"]
-    version[0] += 1  # odd: being written
+    version[0] |= 1  # odd: being written, perhaps since a posting that was interrupted
     write(board["values"], values)
     version[0] += 1
     return int(version[0])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import faulthandler
+import fcntl
 import logging
 import mmap
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -25,12 +26,12 @@ from rlframe.system.affinity import pin
 from rlframe.system.handover import Signal
 from rlframe.system.shared import Shared
 
-COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES = range(6)  # words that parent and child share
+COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES, LINES = range(7)  # words that parent and child share
 N_WORDS = 8
 STOP = -1  # the command to end
 STACK_BYTES = 16 * mmap.PAGESIZE  # for the stacks of a stuck child's threads
 VALUE, LOG, ERROR = range(3)  # kinds of messages home
-_PR_SET_PDEATHSIG = 1  # prctl.h of Linux
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or a job
 
 Handler = Callable[[int, int], Any]  # (command, argument) -> an answer, or None for none
 
@@ -41,7 +42,7 @@ class Parent:
     def __init__(self, connection: Connection, go: Signal, done: Signal) -> None:
         self._connection, self._go, self._done = connection, go, done
         self._lock = threading.Lock()  # the log may speak from any thread
-        self.words = Shared.take(connection).tree
+        self.words = self.take().tree
 
     def send(self, value: Any) -> None:
         """Send a value."""
@@ -49,15 +50,18 @@ class Parent:
 
     def receive(self) -> Any:
         """The next value that the parent sends."""
-        return cloudpickle.loads(self._connection.recv_bytes())
+        with _ending_without_parent():
+            message = self._connection.recv_bytes()
+        return cloudpickle.loads(message)
 
     def take(self) -> Shared:
         """The next memory that the parent hands over."""
-        return Shared.take(self._connection)
+        with _ending_without_parent():
+            return Shared.take(self._connection)
 
     def _message(self, kind: int, value: Any) -> None:
         message = cloudpickle.dumps((kind, value))
-        with self._lock:
+        with self._lock, _ending_without_parent():
             self._connection.send_bytes(message)
 
     def serve(self, handle: Handler) -> None:
@@ -80,18 +84,20 @@ class Parent:
         """Send home an error of the work, which ends this process."""
         foreign = error.__cause__ if isinstance(error, ReadableError) else error
         text = "".join(traceback.format_exception(foreign)) if foreign else ""
-        try:
-            pickle.loads(cloudpickle.dumps(error))
-        except Exception:  # whatever its constructor demands
-            error = RuntimeError(f"{type(error).__name__}: {error}")
+        summary = "".join(traceback.format_exception_only(error)).strip()
         error.__cause__ = error.__context__ = None
+        try:
+            pickled = cloudpickle.dumps(error.with_traceback(None))
+        except Exception:  # whatever it holds
+            pickled = b""
         self.words[ANSWERED] = True
-        self._message(ERROR, (error.with_traceback(None), text))
+        self._message(ERROR, (pickled, summary, text))
         self._done.post()
 
     def log(self, level: int, text: str) -> None:
         """Let the parent log a line."""
         self._message(LOG, (level, text))
+        self.words[LINES] += 1
 
 
 class _LogHome(logging.Handler):
@@ -102,54 +108,82 @@ class _LogHome(logging.Handler):
         self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._parent.log(record.levelno, self.format(record))
+        try:
+            self._parent.log(record.levelno, self.format(record))
+        except Exception:  # a line that does not format must not end an environment, here as little as elsewhere
+            self.handleError(record)
 
 
 def main(connection: Connection, line: Connection, go: Signal, done: Signal, cpus: tuple[int, ...]) -> None:
     """The whole life of a child process; what to do comes over the connection."""
     _end_with_parent(line)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to the whole group: the parent decides what becomes of it
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    _leave_signals_to_parent()
     pin(cpus)
-    try:
-        parent = Parent(connection, go, done)
-        stack = Shared.take(connection)
-        _write_stack_when_asked(stack)
-        environment, payload = pickle.loads(connection.recv_bytes())
-        os.environ.update(environment)
-    except (EOFError, ConnectionError):
-        return  # the parent has gone before we began
+    parent = Parent(connection, go, done)
+    stack = parent.take()
+    _write_stack_to(stack.fd)
+    environment, payload = parent.receive()
+    os.environ.update(environment)
     logging.getLogger().addHandler(_LogHome(parent))
     logging.getLogger("rlframe").setLevel(logging.INFO)
     warnings.showwarning = _warning_to(parent)
     try:
         work, args = cloudpickle.loads(payload)
         work(parent, *args)
-    except (EOFError, ConnectionError):
-        return
     except Exception as error:
         parent.fail(error)
         sys.exit(1)
 
 
+@contextlib.contextmanager
+def _ending_without_parent() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        sys.exit()  # in order: environments are closed
+
+
 def _end_with_parent(line: Connection) -> None:
-    """Two ways: the kernel's, which works while the environment holds the interpreter, and a thread's, everywhere."""
+    """Make the end of the parent ours, and of all processes that the work will have started.
+
+    Two ways: the kernel's, which also ends work that holds the interpreter, and a thread's, everywhere. (Linux's
+    PR_SET_PDEATHSIG would speak of the server of forks, or of the thread that started us.)
+    """
+    os.setpgid(0, 0)
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        fcntl.fcntl(line.fileno(), fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(line.fileno(), fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(line.fileno(), fcntl.F_SETFL, fcntl.fcntl(line.fileno(), fcntl.F_GETFL) | os.O_ASYNC)
 
     def wait() -> None:
-        try:
+        with contextlib.suppress(EOFError, OSError):
             line.recv_bytes()
-        except (EOFError, OSError):
-            os._exit(1)
+        os.killpg(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
-def _write_stack_when_asked(stack: Shared) -> None:
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, file=stack.fd, all_threads=True)
+def _leave_signals_to_parent() -> None:
+    """Do nothing on signals to whole groups of processes: the parent decides what becomes of them.
+
+    By a handler of ours: what is ignored would stay ignored in the programs that the work starts.
+    """
+    pid = os.getpid()
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != pid:  # in a fork that the work has made
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+    for signum in GROUP_SIGNALS:
+        signal.signal(signum, leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # which the parent had blocked for our start
+
+
+def _write_stack_to(fd: int) -> None:
+    """Let our threads' stacks be written when the parent asks, and when we crash."""
+    faulthandler.enable(fd)
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
 
 
 def _warning_to(parent: Parent) -> Callable[..., None]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +33,10 @@ from rlframe.system.shared import Shared, share
 SLICE_S = 0.2  # between looks at whether a child that is waited for is alive
 _CLOSE_S = 2.0  # for a child to end in order
 _STACK_S = 1.0  # for a stuck child to write its stack
+_starting = threading.Lock()  # a start changes the process's environment and main module for a moment
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 START_METHODS = ("forkserver", "spawn")
+_FREE, _BUSY, _FAILED, _CLOSED = "is free", "is still at another", "has failed", "is closed"
 
 _log = logging.getLogger("rlframe")
 
@@ -83,24 +88,25 @@ class Child:
         self._stack = share(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
         self._words = self._shared.tree
         self._seen, self._idle_s = -1, 0.0  # its progress when last looked at, and for how long it has been that
+        self._lines = 0  # of its log that have been taken home
+        self._values: list[Any] = []  # that it sent and nobody has received
+        self._state = _FREE
         process = context.Process(  # type: ignore[attr-defined]
-            target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name, daemon=True
+            target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name
         )
-        if method == "forkserver":
+        with _starting, _start_environment():
             multiprocessing.set_forkserver_preload(["rlframe.system.child", *preload])
-        with _start_environment():
             process.start()
-        self._process = process
+            assert process.pid
+            self._process, self.pid = process, process.pid
+            # At our exit, should nobody `close` before: multiprocessing would wait for it.
+            self._last_resort = multiprocessing.util.Finalize(self, process.kill, exitpriority=0)
         theirs.close()
         line.close()
-        with self._while_alive():
+        with contextlib.suppress(ConnectionError):  # a death, which whoever waits for an answer will find
             self._shared.hand_over(self._connection)
             self._stack.hand_over(self._connection)
             self._connection.send_bytes(pickle.dumps((_environment(), payload)))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
 
     @property
     def alive(self) -> bool:
@@ -134,7 +140,20 @@ class Child:
             shared.hand_over(self._connection)
 
     def begin(self, command: int, argument: int = 0) -> None:
-        """Let the child carry out a command."""
+        """Let the child carry out a command.
+
+        Raises:
+            RuntimeError: it is still at another command, has failed, or is closed.
+        """
+        if self._state is not _FREE:
+            raise RuntimeError(
+                f"{self.name} takes no command, it {self._state}; "
+                f"after an error or an interruption, close it and start anew"
+            )
+        self._state = _BUSY
+        self._command(command, argument)
+
+    def _command(self, command: int, argument: int = 0) -> None:
         self._words[child_side.PROGRESS] = self._seen = -1
         self._idle_s = 0.0
         self._words[child_side.COMMAND] = command
@@ -143,7 +162,10 @@ class Child:
 
     def wait(self, slice_s: float) -> bool:
         """Whether the command that was begun is done within `slice_s`."""
-        return self._done.wait(slice_s)
+        if self._done.wait(slice_s):
+            self._state = _FREE
+            return True
+        return False
 
     def check(self, waited_s: float, timeout_s: float) -> bool:
         """Look at a child that was not done for another `waited_s`; True if it is done after all.
@@ -158,14 +180,17 @@ class Child:
         """
         self._pump()
         if not self.alive:
-            if self._done.take():  # it finished this command before it died; the next one will tell
+            if self.wait(0.0):  # it finished this command before it died; the next one will tell
                 return True
             raise ChildDied(self._epitaph())
+        self._age(waited_s, timeout_s)
+        return False
+
+    def _age(self, waited_s: float, timeout_s: float) -> None:
         self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
         self._seen = self.progress
         if self._idle_s >= timeout_s:
             raise ChildDied(self._shoot(timeout_s))
-        return False
 
     def answer(self, timeout_s: float) -> Any:
         """What the command that is done answers.
@@ -173,7 +198,12 @@ class Child:
         Raises:
             As `check`.
         """
-        return self.receive(timeout_s) if self._words[child_side.ANSWERED] else None
+        if self._words[child_side.ANSWERED]:
+            return self.receive(timeout_s)
+        if self._words[child_side.LINES] != self._lines:
+            self._lines = int(self._words[child_side.LINES])
+            self._pump()
+        return None
 
     def receive(self, timeout_s: float) -> Any:
         """The next value that the child's work sends.
@@ -181,35 +211,48 @@ class Child:
         Raises:
             As `check`.
         """
-        waited_s = 0.0
-        while True:
+        self._idle_s = 0.0
+        while not self._values:
             with self._while_alive():
-                if self._connection.poll(SLICE_S):
-                    found = self._read()
-                    if found:
-                        return found[0]
-                    continue
-            waited_s += SLICE_S
-            if waited_s >= timeout_s:
-                raise ChildDied(self._shoot(timeout_s))
+                message = self._connection.recv_bytes() if self._connection.poll(SLICE_S) else b""
+            if message:
+                self._idle_s = 0.0
+                self._take(message)
+            elif not self.alive and not self._connection.poll(0):  # what it has started may hold the line open
+                raise ChildDied(self._epitaph())
+            else:
+                self._age(SLICE_S, timeout_s)
+        return self._values.pop(0)
 
     def _pump(self) -> None:
-        """Take the child's log and errors home while its work goes on."""
-        with contextlib.suppress(EOFError, OSError):
-            while self._connection.poll(0):
-                self._read()
+        """Take home what the child has sent while its work goes on."""
+        while True:
+            try:
+                if not self._connection.poll(0):
+                    return
+                message = self._connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            self._take(message)
 
-    def _read(self) -> list[Any]:
-        """Read one message: [value], or [] if it was a line of the log; raises an error that was sent."""
-        kind, value = cloudpickle.loads(self._connection.recv_bytes())
+    def _take(self, message: bytes) -> None:
+        """Keep a value, log a line, raise an error."""
+        kind, value = cloudpickle.loads(message)
         if kind == child_side.VALUE:
-            return [value]
-        if kind == child_side.LOG:
+            self._values.append(value)
+        elif kind == child_side.LOG:
             level, text = value
             _log.log(level, f"{self.name}: {text}")
-            return []
-        error, text = value
-        raise error from (RemoteTraceback(text) if text else None)
+        else:
+            self._raise(*value)
+
+    def _raise(self, pickled: bytes, summary: str, text: str) -> None:
+        try:
+            error = pickle.loads(pickled)
+        except Exception:  # its constructor may demand anything
+            error = RuntimeError(summary)
+        self._state = _FAILED
+        raise error from (RemoteTraceback(f"in {self.name} (process {self.pid})\n{text}") if text else None)
 
     @contextlib.contextmanager
     def _while_alive(self) -> Iterator[None]:
@@ -224,10 +267,11 @@ class Child:
     def _epitaph(self) -> str:
         self._process.join(_CLOSE_S)
         code = self._process.exitcode
-        if code is not None and code < 0:
-            hint = " (by somebody, or for want of memory)" if code == -signal.SIGKILL else ""
-            return f"was killed by {signal.Signals(-code).name}{hint}"
-        return f"ended with exit status {code}"
+        if code is None or code >= 0:
+            return f"ended with exit status {code}"
+        if code == -signal.SIGKILL:
+            return "was killed by SIGKILL (by somebody, or for want of memory)"
+        return f"was killed by {signal.Signals(-code).name}, at\n{self._stack_text()}"
 
     def _shoot(self, timeout_s: float) -> str:
         """Kill a child that hangs, and say where it stood."""
@@ -236,49 +280,46 @@ class Child:
         return f"gave no sign for {timeout_s:g} s and was killed; it stood at\n{stack}"
 
     def _stack_text(self) -> str:
-        """What the child's threads are doing, from its signal handler: also where Python cannot run."""
-        if not self.alive or not hasattr(signal, "SIGUSR1"):
-            return "(unknown)"
-        os.kill(self.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + _STACK_S
-        length = 0
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            written = int(np.count_nonzero(self._stack.tree))
-            if written and written == length:
-                break
-            length = written
-        return bytes(self._stack.tree[:length]).decode(errors="replace").rstrip() or "(unknown)"
+        """What the child's threads do, or did when it crashed: from its signal handlers, so also within C."""
+        written = 0
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+            deadline = time.monotonic() + _STACK_S
+            while time.monotonic() < deadline and not (0 < written == np.count_nonzero(self._stack.tree)):
+                written = int(np.count_nonzero(self._stack.tree))
+                time.sleep(0.05)
+        return bytes(self._stack.tree).rstrip(b"\0").decode(errors="replace").rstrip() or "(unknown)"
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
-        with contextlib.suppress(OSError, ValueError):
-            self._process.kill()
+        """End it at once, whatever it does, and with it what it has started."""
+        self._process.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """Ask it to end in order; `close` waits for that."""
-        if not self._connection.closed and self.alive:
-            self.begin(child_side.STOP)
+        if self._state is not _CLOSED and self.alive:
+            self._command(child_side.STOP)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
                 line.shutdown(socket.SHUT_WR)  # to a child that waits for a value instead
 
     def close(self, grace_s: float = _CLOSE_S) -> None:
         """Wait `grace_s` for its end, then kill it; frees what it held. May be called twice."""
-        if self._connection.closed:
+        if self._state is _CLOSED:
             return
         self._process.join(grace_s)
         self.kill()
         self._process.join()
-        self._pump_quietly()
+        self._last_resort.cancel()
+        self._state = _CLOSED
+        with contextlib.suppress(Exception):  # what a child says while it is thrown away must not hide why
+            self._pump()
         for connection in (self._connection, self._line):
             connection.close()
         self._shared.close()
         self._stack.close()
         del self._go, self._done  # whose names go with them
-
-    def _pump_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # what a child says while it is being thrown away must not hide why
-            self._pump()
 
 
 def _pickled(value: Any, name: str) -> bytes:
@@ -298,11 +339,17 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _start_environment() -> Iterator[None]:
-    """One compute thread a child, and no import of the parent's main module, which may load torch or start a run."""
+    """How a child starts, and the server of forks with the first.
+
+    With one compute thread, without an import of the parent's main module, which may load torch or start a run, and
+    with the signals blocked that the server would die of and the child not yet know to leave to us.
+    """
     threads = {name: os.environ.get(name) for name in _THREADS}
     main = sys.modules["__main__"]
+    multiprocessing.resource_tracker.ensure_running()  # whose start unblocks signals
     os.environ.update(dict.fromkeys(threads, "1"))
     sys.modules["__main__"] = types.ModuleType("__main__")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, child_side.GROUP_SIGNALS)
     try:
         yield
     finally:
@@ -312,3 +359,4 @@ def _start_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # last, for now a handler may raise

@@ -99,10 +99,10 @@ def share(example: Tree, label: str) -> Shared:
     fd = os.memfd_create(f"rlframe-{label}") if hasattr(os, "memfd_create") else _file()
     try:
         os.ftruncate(fd, n_bytes)
-        return Shared(fd, layout, n_bytes)
     except BaseException:
         os.close(fd)
         raise
+    return Shared(fd, layout, n_bytes)  # which owns it, also if it fails
 
 
 def _file() -> int:

@@ -73,7 +73,7 @@ def test_acting_tracks_no_gradient() -> None:
 def test_noise_of_an_environment_does_not_depend_on_its_company() -> None:
     agent = agent_for(spaces.Box(-1, 1, (3,)), probe.identity("dict").action_space)
     alone, together = (
-        NoiseBuffer(agent, 4, [np.random.default_rng(seed) for seed in seeds]) for seeds in ([7], [5, 7, 9])
+        NoiseBuffer(agent, 4, len(seeds), [np.random.default_rng(seed) for seed in seeds]) for seeds in ([7], [5, 7, 9])
     )
     for _ in range(2):
         alone.draw()

@@ -178,3 +178,15 @@ def test_squash_of_a_box_without_bounds_is_refused_with_the_remedy(box: spaces.B
 def test_an_unsupported_space_is_refused_by_name(space: Space) -> None:
     with pytest.raises(ValueError, match=f"{type(space).__name__}.*is not supported; use"):
         make_distribution(space)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_acting_gives_the_log_probability_that_training_finds_again(shape: tuple[int, ...], squash: bool) -> None:
+    dist = make_distribution(spaces.Box(-1, 1, shape), squash=squash)
+    rng = np.random.default_rng(0)
+    params = torch.from_numpy(rng.standard_normal((50, dist.param_size)).astype(np.float32))
+    noise = torch.from_numpy(dist.noise(rng, (50,)))
+    action, log_prob = dist.act(params, noise)
+    torch.testing.assert_close(action, dist.sample(params, noise))
+    torch.testing.assert_close(log_prob, dist.log_prob(params, action), rtol=0, atol=1e-4)

@@ -1,0 +1,1 @@
+"""What benchmarks/sampling.py is made of: who is measured, and how."""

@@ -1,0 +1,63 @@
+"""Work of a known cost: a loop that burns CPU time, and an environment that does so in every step. Without torch."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+STEP_S = 200e-6  # of a step of `Burning`
+SIZE, N_ACTIONS = 16, 4  # of its observations and actions
+_TRIES, _TOLERANCE = 50, 0.05  # for finding the number of turns
+
+
+def burn(n_turns: int) -> None:
+    """Compute for so many turns of a plain loop."""
+    for _ in range(n_turns):
+        pass
+
+
+def _seconds(n_turns: int) -> float:
+    """The fastest of many tries: others may have computed during some."""
+    times = []
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        burn(n_turns)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@functools.cache
+def turns(seconds: float) -> int:
+    """How many turns of the loop take that long in this process.
+
+    Raises:
+        RuntimeError: its speed is not the same for long enough to tell.
+    """
+    found = 10_000
+    for _ in range(10):
+        found = round(found * seconds / _seconds(found))
+        if abs(_seconds(found) / seconds - 1) < _TOLERANCE:
+            return found
+    raise RuntimeError(f"no number of turns takes {seconds * 1e6:.0f} us twice; is this machine busy?")
+
+
+class Burning(gymnasium.Env):
+    """A step takes `STEP_S`; nothing else happens, ever."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
+    action_space = gymnasium.spaces.Discrete(N_ACTIONS)
+
+    def __init__(self) -> None:
+        self._n_turns = turns(STEP_S)
+        self._observation = np.zeros(SIZE, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        burn(self._n_turns)
+        return self._observation, 0.0, False, False, {}

@@ -1,0 +1,202 @@
+"""Measuring contenders in turns: each in processes of its own, built and warmed up before anything is timed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from rlframe.system.memory import keep_freed_memory
+
+DEADLINE_S = 300  # for one answer of a contender
+CLOSE_S = 30  # for its end
+
+Unit = Callable[[], int]  # does some work; returns the env steps in it
+Make = Callable[[ExitStack], Unit]  # what it opens, it leaves to the stack to close
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who is measured, and on what. Several processes do the same side by side, and the slowest counts for all."""
+
+    name: str
+    make: Make
+    n_threads: int = 1  # torch threads of a process
+    n_cores: int = 1  # that a process is pinned to, with those that it starts
+    n_processes: int = 1  # on cores of their own
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rate of the fastest of ours over that of the fastest of theirs.
+
+    Each of theirs is made of parts that are measured one by one, and whose times for a step add up.
+    """
+
+    name: str
+    ours: tuple[str, ...]  # contenders
+    theirs: tuple[tuple[str, ...], ...]
+    asked: float = 0.0  # at least; 0: nothing
+
+    def ratios(self, rounds: Sequence[Mapping[str, float]]) -> list[float]:
+        """One for each round; who is fastest is what all rounds say together."""
+        ours = [[row[name] for row in rounds] for name in self.ours]
+        theirs = [[1 / sum(1 / row[part] for part in parts) for row in rounds] for parts in self.theirs]
+        best = (max(each, key=statistics.median) for each in (ours, theirs))
+        return [mine / other for mine, other in zip(*best, strict=True)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is measured together."""
+
+    contenders: list[Contender]
+    comparisons: list[Comparison]
+    needs: tuple[str, ...] = ()  # packages
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the result: a rate in steps/s, a ratio, or a fact."""
+
+    group: str
+    name: str
+    median: float
+    rounds: list[float]
+    where: str = ""  # cores and threads of a rate; the unit of a fact
+    asked: float = 0.0  # at least, of a ratio; at most, of a fact; 0: nothing
+
+
+def line(group: str, name: str, rounds: list[float], where: str = "", asked: float = 0.0) -> Line:
+    """A line with its median."""
+    return Line(group, name, statistics.median(rounds), rounds, where, asked)
+
+
+def serve(contender: Contender, cores: list[int], connection: Connection) -> None:
+    """A contender's process: build, warm up, then measure whenever asked to; ends when the connection does."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(contender.n_threads)
+    keep_freed_memory()
+    with ExitStack() as stack:
+        unit = contender.make(stack)
+        unit()
+        connection.send(torch.get_num_threads())
+        while (seconds := connection.recv()) > 0:
+            steps, start = 0, time.perf_counter()
+            while (passed := time.perf_counter() - start) < seconds or not steps:
+                steps += unit()
+            connection.send(steps / passed)
+
+
+class Remote:
+    """The processes of one contender."""
+
+    def __init__(self, contender: Contender) -> None:
+        self.name = contender.name
+        allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+        self.cores: list[list[int]] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._connections: list[Connection] = []
+        try:
+            for index in range(contender.n_processes):
+                wanted = range(index * contender.n_cores, (index + 1) * contender.n_cores)
+                self._start(contender, sorted({allowed[i % len(allowed)] for i in wanted}) if allowed else [])
+            self.n_threads = int(self._answers()[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, contender: Contender, cores: list[int]) -> None:
+        context = multiprocessing.get_context("spawn")
+        connection, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(contender, cores, theirs))
+        process.start()
+        theirs.close()
+        self.cores.append(cores)
+        self._processes.append(process)
+        self._connections.append(connection)
+
+    def _answers(self) -> list[float]:
+        return [self._answer(connection) for connection in self._connections]
+
+    def _answer(self, connection: Connection) -> float:
+        if not connection.poll(DEADLINE_S):
+            raise TimeoutError(f"{self.name}: no answer within {DEADLINE_S} s")
+        try:
+            return connection.recv()
+        except EOFError:
+            raise SystemExit(f"{self.name}: its process ended, see above") from None
+
+    def measure(self, seconds: float) -> float:
+        """Steps per second over at least `seconds`, of all processes if each were as slow as the slowest."""
+        for connection in self._connections:
+            connection.send(seconds)
+        return len(self._connections) * min(self._answers())
+
+    def where(self) -> str:
+        """Cores and threads, in words."""
+        cores = " | ".join(",".join(map(str, each)) for each in self.cores)
+        threads = f"{self.n_threads} torch thread{'s' if self.n_threads > 1 else ''}"
+        return f"{f'cores {cores}' if cores.strip(' |') else 'not pinned'}; {threads}"
+
+    def close(self) -> None:
+        """End the processes."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.send(0.0)
+        for process in self._processes:
+            process.join(CLOSE_S)
+            process.kill()
+
+
+def run_group(group: Group, name: str, n_rounds: int, seconds: float) -> tuple[list[Line], list[Line]]:
+    """Rates and ratios of one group, measured in turns."""
+    with ExitStack() as stack:
+        remotes = [stack.enter_context(closing(Remote(contender))) for contender in group.contenders]
+        rounds = [{remote.name: measured(remote, seconds) for remote in remotes} for _ in range(n_rounds)]
+        rates = [line(name, r.name, [row[r.name] for row in rounds], r.where()) for r in remotes]
+    return rates, [line(name, c.name, c.ratios(rounds), asked=c.asked) for c in group.comparisons]
+
+
+def measured(remote: Remote, seconds: float) -> float:
+    """One turn, after a pause in which the threads of the turn before fall asleep."""
+    time.sleep(min(0.3, seconds))
+    return remote.measure(seconds)
+
+
+def show(rates: list[Line], ratios: list[Line], facts: list[Line]) -> None:
+    """Print what there is of the three tables."""
+    if rates:
+        _head("contender", "steps/s", "where")
+    for x in rates:
+        print(f"{x.group:<11} {x.name:<44} {x.median:>9,.0f} {min(x.rounds):>9,.0f} {max(x.rounds):>9,.0f}  {x.where}")
+    if ratios:
+        _head("ratio", "median", "asked")
+    for x in ratios:
+        print(f"{_row(x)}  {_verdict(f'{x.asked:.2f}', x.median >= x.asked) if x.asked else '-'}")
+    if facts:
+        _head("fact", "median", "unit, asked")
+    for x in facts:
+        print(f"{_row(x)}  {x.where}{', ' + _verdict(f'below {x.asked:g}', x.median < x.asked) if x.asked else ''}")
+
+
+def _head(what: str, median: str, last: str) -> None:
+    print(f"\n{'group':<11} {what:<44} {median:>9} {'lowest':>9} {'highest':>9}  {last}")
+
+
+def _row(x: Line) -> str:
+    return f"{x.group:<11} {x.name:<44} {x.median:>9.2f} {min(x.rounds):>9.2f} {max(x.rounds):>9.2f}"
+
+
+def _verdict(asked: str, met: bool) -> str:
+    return f"{asked}, {'met' if met else 'not met'}"

@@ -1,0 +1,84 @@
+"""What a worker that only steps costs to have: how soon it is ready, and how much memory it holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+
+import psutil
+
+from parts.turns import Line, line
+from rlframe.envs import EnvConfig
+from rlframe.envs.remote import remote_steppers
+from rlframe.envs.rows import empty_rows
+from rlframe.envs.workers import EnvWorkers, Supervision
+from rlframe.system.processes import START_METHODS
+from rlframe.system.shared import share
+
+ENV = "CartPole-v1"
+READY_S, RESIDENT_MB = 1.0, 60.0  # at most
+_BARE = f"""
+import sys, numpy, gymnasium
+env = gymnasium.make({ENV!r})
+env.reset(seed=0)
+env.step(0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def megabytes(pid: int) -> tuple[float, float]:
+    """Resident memory of a process, and that part of it which it shares with no other."""
+    found = psutil.Process(pid).memory_full_info()
+    return found.rss / 1e6, found.uss / 1e6
+
+
+def bare_environment() -> tuple[float, float]:
+    """The memory of a process that has NumPy, Gymnasium and the environment, which has stepped."""
+    with subprocess.Popen([sys.executable, "-c", _BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = megabytes(process.pid)
+        process.communicate()
+    return found
+
+
+def one_worker(method: str) -> tuple[float, float, float]:
+    """Seconds until a worker is ready to step, and its memory after a batch."""
+    start = time.perf_counter()
+    with closing(EnvWorkers(EnvConfig(ENV), 1, [0], 1, (), Supervision(start_method=method))) as workers:
+        rows = share(empty_rows(workers.observation_space, workers.action_space, 128, 1), "rows")
+        (stepper,) = remote_steppers(workers, rows, 1)
+        ready = time.perf_counter() - start
+        stepper.reset()
+        for t in range(128):
+            stepper.begin(t)
+            stepper.finish(t)
+        return ready, *megabytes(workers.workers[0].child.pid)
+
+
+def _facts(n_rounds: int, measure: Callable[[], tuple[float, ...]]) -> list[list[float]]:
+    return [list(column) for column in zip(*(measure() for _ in range(n_rounds)), strict=True)]
+
+
+def facts(group: str, n_rounds: int) -> list[Line]:
+    """The facts of the worker after the first, which alone must start the server of forks, for each start method."""
+    resident, private = _facts(n_rounds, bare_environment)
+    found = [
+        line(group, "bare environment: resident", resident, "MB"),
+        line(group, "bare environment: private", private, "MB"),
+    ]
+    bare, bare_private = found[0].median, found[1].median
+    for method in START_METHODS:
+        one_worker(method)
+        ready, resident, private = _facts(n_rounds, partial(one_worker, method))
+        found += [
+            line(group, f"{method}: ready after", ready, "s", READY_S),
+            line(group, f"{method}: resident, beyond the bare", [x - bare for x in resident], "MB", RESIDENT_MB),
+            line(group, f"{method}: private, beyond the bare", [x - bare_private for x in private], "MB"),
+        ]
+    return found

@@ -1,0 +1,64 @@
+"""Sampling on all cores, by hand: worker processes act and step, others evaluate. PPO swings up Acrobot-v1.
+
+    python examples/example_4.py
+    python examples/example_4.py n_workers=4 n_steps=300_000 seed=1 run_ID=1 log_dir=data/acrobot
+
+Seed 0 returns -83 after 102,000 env_steps and after 200,000 (-500 at first), in 28 s on two cores of an AMD EPYC that
+had other work too. A batch takes 61 ms at best, and 95 with `SerialSampler`, which gives the same batches and so the
+same returns. `--help` lists the arguments; docs/sampling.md says when which sampler pays.
+"""
+
+import chz
+import torch
+
+from rlframe.agents import make_policy_agent
+from rlframe.algos import ppo
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, EnvWorkers
+from rlframe.experiment import flatten
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
+from rlframe.samplers import CpuSampler, EvalConfig, Evaluator, cpu
+from rlframe.system.affinity import pin, plan, read_topology
+
+
+def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int = 0, n_workers: int = 0) -> None:
+    """Train PPO on Acrobot-v1 for `n_steps` env steps, sampling with `n_workers` processes; 0: one a core."""
+    torch.set_num_threads(1)  # enough for a network of this size
+    T, B, log_interval_steps = 128, 16, max(1, n_steps // 10)
+    affinity = plan("auto", read_topology(), n_workers)  # whose CPUs are whose
+    print(affinity.describe())
+    pin(affinity.master)
+    cpus = affinity.workers[:B]  # a worker without an environment would have nothing to do
+
+    env = EnvConfig("Acrobot-v1", backend="python")  # EnvPool, where it is installed, would step in microseconds
+    model = ModelConfig(hidden=(64, 64), normalize_observation=True)
+    config = ppo.Config(learning_rate=1e-3, clip=0.2, epochs=4, minibatches=8, entropy_coef=0.0)
+    sampling = cpu.Config(batch_T=T, batch_B=B, n_workers=len(cpus))
+    evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=len(cpus))
+
+    envs = EnvWorkers(env, B, env_seeds(seed, Role.ENV, B), len(cpus), cpus, preload=sampling.preload())
+    agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed)
+    sampler = CpuSampler(envs, agent, batch_T=T, seed=seed)
+    algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
+    evaluator = Evaluator(env, agent, evaluation, seed, cpus)
+    runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+
+    record = flatten(
+        algo=config,
+        env=env.id,
+        env_backend=env.backend,
+        model=model,
+        sampler=sampling,
+        runner=minibatch_rl_eval.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
+        eval=evaluation,
+        seed=seed,
+    )
+    with runner, logger_context(log_dir, run_ID, "ppo_acrobot", record) as run:
+        runner.train()
+    print(f"run: {run.directory}")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(train)

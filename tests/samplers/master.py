@@ -1,0 +1,73 @@
+"""A script that steps environments in workers, without torch, and ends, or is ended, as `test_orphans` says."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rlframe.envs import EnvConfig, EnvWorkers
+from rlframe.envs.remote import remote_steppers
+from rlframe.envs.rows import empty_rows
+from rlframe.envs.workers import Supervision
+from rlframe.system.shared import share
+from rlframe.system.signals import stop_request
+from tests.samplers import faulty
+
+method, what, path, ending = sys.argv[1:]
+acts = {each.__name__: each for each in (faulty.hang_in_c, faulty.hang_in_python, faulty.start_program)}
+faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
+supervision = Supervision(60.0 if faults else 1.0, 9, method)
+envs = EnvWorkers(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
+rows = share(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
+(stepper,) = remote_steppers(envs, rows, 1)
+
+
+def step(n_rounds: int) -> None:
+    """Step every environment 8 times a round."""
+    for _ in range(n_rounds):
+        for t in range(8):
+            stepper.begin(t)
+            stepper.finish(t)
+
+
+def work_for_a_while() -> None:
+    """Step, or let a worker hang without waiting for it."""
+    if not faults:
+        step(10)
+        return
+    stepper.begin(0)
+    while not Path(f"{path}.0").exists():
+        time.sleep(0.005)
+
+
+print(*[place.child.pid for place in envs.workers], flush=True)
+match ending:
+    case "raise":
+        work_for_a_while()
+        raise ValueError("enough")
+    case "exit":
+        work_for_a_while()
+        sys.exit(5)
+    case "leave":
+        work_for_a_while()
+    case "close":
+        try:
+            step(10**9)
+        finally:
+            print("closing", flush=True)
+            envs.close()
+    case "stop":
+        with stop_request() as stop:
+            print("ready", flush=True)
+            while not stop:
+                step(1)
+            step(100)
+        print(f"{envs.restarts} restarts", flush=True)
+    case "endless":
+        step(1 if not faults else 0)
+        print("ready", flush=True)
+        step(10**9)
+    case "many":
+        step(2000)
+        print(f"{envs.restarts} restarts", flush=True)

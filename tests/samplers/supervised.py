@@ -1,0 +1,115 @@
+"""Samplers with workers under faults: made, followed row by row, and gone without a trace."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from rlframe.agents import PolicyAgent
+from rlframe.core.types import Samples
+from rlframe.envs import EnvConfig, EnvWorkers
+from rlframe.envs.workers import Supervision
+from rlframe.samplers import CpuSampler, GpuSampler, Sampler
+from rlframe.system.child import Parent
+from rlframe.system.processes import Child
+from tests.samplers.faulty import Coded
+from tests.samplers.made import agent_for, copied
+
+SLOW = pytest.mark.slow
+KINDS = ["cpu", "gpu", "alternating"]
+PRELOAD = ("rlframe.samplers.acting",)
+SEEDS = [11, 12, 13, 14]
+
+
+def supervision(timeout_s: float = 30.0, max_restarts: int = 100, method: str = "forkserver") -> Supervision:
+    """Patient enough for a busy machine."""
+    return Supervision(timeout_s, max_restarts, method)
+
+
+@functools.cache
+def _preload_torch() -> None:
+    """Have a server of forks with torch loaded, so that workers start at once; end one without that some test left."""
+
+    def work(parent: Parent) -> None:  # pickled by value, so that it loads nothing
+        parent.send(("torch" in sys.modules, os.getppid()))
+
+    child = Child("probe", work, (), preload=PRELOAD)
+    is_loaded, server = child.receive(60.0)
+    child.close()
+    if not is_loaded:
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not is_running(server))
+
+
+@contextmanager
+def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[EnvWorkers]:
+    """Four environments in worker processes, of which nothing is left at the end."""
+    _preload_torch()
+    envs = EnvWorkers(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how), PRELOAD)
+    try:
+        yield envs
+    finally:
+        envs.close()
+        until(lambda: not any(is_running(place.child.pid) for place in envs.workers), 2.0)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def sampler_for(
+    kind: str, env: Any = Coded, kwargs: Any = None, T: int = 8, steps_before: int = 0, model: Any = None, **how: Any
+) -> Iterator[Sampler]:
+    """A sampler of one of KINDS with four environments in two workers; `how` is `supervision`'s, and n_workers."""
+    with workers_for(env, kwargs or {}, **how) as envs:
+        agent = agent_for(envs.observation_space, envs.action_space, 0, **(model or {}))
+        sampler: Sampler
+        if kind == "cpu":
+            sampler = CpuSampler(envs, agent, T, 0, steps_before)
+        else:
+            sampler = GpuSampler(envs, agent, T, 0, steps_before, 2 if kind == "alternating" else 1)
+        yield sampler
+        sampler.close()
+
+
+def agent_of(sampler: Any, model: dict[str, Any]) -> PolicyAgent:
+    """An agent with the parameters of the sampler's."""
+    return agent_for(sampler.envs.observation_space, sampler.envs.action_space, 0, **model)
+
+
+def collected(sampler: Sampler, n_batches: int) -> list[Samples]:
+    """Batches in a row."""
+    return [copied(sampler.collect()) for _ in range(n_batches)]
+
+
+def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.005)
+
+
+def restarts(sampler: Sampler) -> int:
+    """Processes replaced so far."""
+    return int(sampler.counters()["sampler/restarts"])
+
+
+def warnings_of(caplog: Any) -> list[str]:
+    """What was logged as a warning."""
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

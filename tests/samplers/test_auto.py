@@ -1,0 +1,138 @@
+"""sampler=auto: the arithmetic on known costs, and the timing of a real environment and policy."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlframe.envs import EnvConfig, EnvError, probe
+from rlframe.envs.make import can_split, steps_on_threads
+from rlframe.samplers import auto, cpu, gpu, serial
+from tests.samplers.made import agent_for
+
+US = 1e-6
+
+
+def machine(n_workers: int = 8, n_cores: int = 8, env_threads: bool = False) -> auto.Machine:
+    return auto.Machine(n_workers, n_cores, env_threads)
+
+
+def costs(env: float, policy: float, worker_policy: float = 0.0) -> auto.Costs:
+    """The policy takes as long for any number of rows."""
+    rows = (1, 2, 4, 8, 16, 32)
+    return auto.Costs(env, dict.fromkeys(rows, policy), dict.fromkeys(rows, worker_policy or policy))
+
+
+CONFIG = auto.Config(batch_B=32)
+
+
+def test_predictions_are_worked_out_by_hand() -> None:
+    known = auto.Costs(100 * US, {4: 50 * US, 16: 60 * US, 32: 70 * US}, {4: 80 * US})
+    found = auto.candidates(CONFIG, 8)
+    seconds = {name: round(auto.predict(each, known, machine()) / US) for name, each in found.items()}
+    assert seconds == {
+        "serial": 32 * 100 + 70,
+        "cpu, 8 workers": 4 * 100 + 80,
+        "gpu, 8 workers": 4 * 100 + 70 + 8 * 15,
+        "gpu, 8 workers in 2 groups": max(2 * 60, 60 + 400, (3200 + 120) // 8) + 8 * 15,
+    }
+
+
+def test_environments_with_threads_of_their_own_divide_the_serial_time() -> None:
+    config = serial.Config(batch_B=32)
+    assert auto.predict(config, costs(100 * US, 70 * US), machine(env_threads=True)) == pytest.approx(470 * US)
+
+
+@pytest.mark.parametrize(
+    ("known", "chosen"),
+    [
+        (costs(1000 * US, 100 * US), cpu.Config),  # a simulator
+        (costs(300 * US, 400 * US, 40_000 * US), gpu.Config),  # a large network, fast on the device alone
+    ],
+)
+def test_the_arithmetic_favours(known: auto.Costs, chosen: type) -> None:
+    choice = auto.choose(CONFIG, known, machine())
+    assert type(choice.config) is chosen
+    assert choice.config.batch_B == 32
+    assert "an environment's step takes" in choice.reason
+    assert choice.reason.count("with") == 3, "the others are named with their times"
+
+
+def test_two_groups_are_chosen_where_acting_and_stepping_take_equal_time() -> None:
+    known = auto.Costs(1000 * US, {32: 4000 * US, 16: 2000 * US, 4: 500 * US}, {4: 50_000 * US})
+    choice = auto.choose(CONFIG, known, machine())
+    assert isinstance(choice.config, gpu.Config)
+    assert choice.config.n_groups == 2
+
+
+def test_what_gains_little_is_left_serial() -> None:
+    known = costs(2 * US, 100 * US)  # 164 us a time step against 132
+    assert isinstance(auto.choose(CONFIG, known, machine(2, 2)).config, serial.Config)
+
+
+def test_more_workers_than_cores_are_no_faster_than_the_cores() -> None:
+    config = cpu.Config(batch_B=32, n_workers=8)
+    assert auto.predict(config, costs(100 * US, 50 * US), machine(8, 2)) == pytest.approx(4 * (400 + 50) * US)
+
+
+def test_choices_keep_sizes_and_supervision() -> None:
+    config = auto.Config(
+        batch_T=7, batch_B=6, decorrelation_steps=3, timeout_s=5.0, max_restarts=2, start_method="spawn"
+    )
+    for each in auto.candidates(config, 3).values():
+        assert (each.batch_T, each.batch_B, each.decorrelation_steps) == (7, 6, 3)
+        if isinstance(each, cpu.Config | gpu.Config):
+            assert (each.n_workers, each.timeout_s, each.max_restarts, each.start_method) == (3, 5.0, 2, "spawn")
+
+
+def test_one_environment_or_one_worker_leaves_out_what_cannot_be() -> None:
+    assert list(auto.candidates(auto.Config(batch_B=1), 1)) == ["serial"]
+    assert list(auto.candidates(auto.Config(batch_B=4), 1)) == ["serial", "cpu, 1 workers", "gpu, 1 workers"]
+
+
+@pytest.mark.parametrize(
+    ("env", "n", "splits", "threads"),
+    [("CartPole-v1", 16, False, False), ("CartPole-v1", 4, True, False), ("ALE/Pong-v5", 8, True, True)],
+)
+def test_what_can_be_split(env: str, n: int, splits: bool, threads: bool) -> None:
+    if env.startswith("ALE"):
+        pytest.importorskip("ale_py")
+    assert can_split(EnvConfig(env), n) == splits
+    assert steps_on_threads(EnvConfig(env), n) == threads
+
+
+class Slow(gymnasium.Env):
+    """4 ms a step."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        time.sleep(0.004)
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+def measured(env: Any, **kwargs: Any) -> auto.Costs:
+    with closing(auto.Probe(EnvConfig(env, kwargs), 4, 2, 20.0)) as one:
+        agent = agent_for(one.observation_space, one.action_space)
+        return auto.measure(one, agent, (4, 8), 1)
+
+
+def test_the_environments_own_time_is_measured() -> None:
+    found = measured(Slow)
+    assert 0.004 <= found.env_s < 0.02
+    assert set(found.policy_s) == {4, 8}
+    assert 0 < found.policy_s[8] < 0.1
+
+
+def test_an_environment_that_fails_is_told_before_anything_starts() -> None:
+    with pytest.raises(EnvError, match="environment 0"):
+        measured(probe.faulty, fault="raise", at=5)

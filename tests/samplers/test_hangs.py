@@ -1,0 +1,125 @@
+"""Workers that give no sign are killed after their deadline, and their stack is told; who is merely slow is let be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlframe.envs import EnvConfig
+from rlframe.samplers import EvalConfig, Evaluator, GpuSampler
+from tests.samplers import faulty
+from tests.samplers.faulty import Coded, Fault, length_of
+from tests.samplers.made import agent_for
+from tests.samplers.story import LENGTH, Story, told
+from tests.samplers.supervised import SLOW, collected, restarts, sampler_for, supervision, until, warnings_of
+
+STRUCK = 13  # the seed of the first environment of worker 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("cpu", faulty.hang_in_python),
+        ("gpu", faulty.hang_in_c),
+        pytest.param("alternating", faulty.hang_in_python, marks=SLOW),
+        pytest.param("gpu", faulty.stop, marks=SLOW),
+    ],
+)
+def test_a_hang_costs_the_episodes_of_that_worker_and_tells_where_it_was(
+    kind: str, what: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sampler_for(kind, kwargs={"faults": (Fault(what, at=10, seed=STRUCK),)}, timeout_s=1.0) as sampler:
+        story = Story(collected(sampler, 3))
+        assert told(sampler.trajectories()) == story.ended
+        assert [env for _, env in story.cuts] == [2, 3]
+        assert restarts(sampler) == 1
+    (line,) = warnings_of(caplog)
+    assert "worker 1" in line
+    assert "gave no sign for 1 s and was killed" in line
+    assert f"in {what.__name__}" in line or what is faulty.stop
+
+
+@pytest.mark.parametrize("when", ["constructor", pytest.param("reset", marks=SLOW)])
+def test_a_hang_in_the_start_is_made_good(when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fault = Fault(faulty.hang_in_c, when, path=str(tmp_path / "struck"))
+    with sampler_for("gpu", kwargs={"faults": (fault,)}, timeout_s=1.0) as sampler:
+        assert restarts(sampler) == 1
+        assert not Story(collected(sampler, 2)).cuts
+    assert "in hang_in_c" in warnings_of(caplog)[0]
+
+
+def test_a_batch_may_take_longer_than_the_deadline_of_a_step() -> None:
+    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=16, timeout_s=1.0) as sampler:
+        start = time.monotonic()
+        collected(sampler, 1)
+        assert time.monotonic() - start > 1.2
+        assert restarts(sampler) == 0
+
+
+def test_random_steps_before_the_first_batch_may_take_longer_than_that_too() -> None:
+    with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=1, steps_before=16, timeout_s=1.0) as sampler:
+        assert restarts(sampler) == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(faulty.kill, at=9), Fault(faulty.kill, "reset", 2), pytest.param(Fault(faulty.hang_in_c, at=9), marks=SLOW)],
+)
+def test_an_evaluation_replaces_what_dies_and_hangs(
+    fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = Fault(fault.what, fault.when, fault.at, path=str(tmp_path / "struck"))
+    env = Coded()
+    agent = agent_for(env.observation_space, env.action_space)
+    config = EnvConfig(Coded, {"faults": (once,)}, "python")
+    evaluator = Evaluator(config, agent, EvalConfig(n_envs=3, n_episodes=7, n_workers=2), 0, (), supervision(1.0))
+    try:
+        for _ in range(2):
+            played = evaluator.evaluate()
+            assert [each.env for each in played] == [0, 0, 0, 1, 1, 2, 2]
+            assert all(LENGTH <= each.length <= length_of(LENGTH, 2) for each in played)
+            assert all(each.return_ == sum(range(each.length + 1)) for each in played)
+        assert evaluator.envs.counters()["sampler/restarts"] == 1  # type: ignore[union-attr]
+    finally:
+        evaluator.close()
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_death_between_evaluations_is_made_good() -> None:
+    env = Coded()
+    agent = agent_for(env.observation_space, env.action_space)
+    config = EvalConfig(n_envs=3, n_episodes=3, n_workers=3)
+    evaluator = Evaluator(EnvConfig(Coded, {}, "python"), agent, config, 0, (), supervision())
+    try:
+        evaluator.evaluate()
+        evaluator.envs.workers[1].child.kill()  # type: ignore[union-attr]
+        played = evaluator.evaluate()
+    finally:
+        evaluator.close()
+    assert [each.env for each in played] == [0, 1, 2]
+    assert played[1].length == LENGTH, "the first episode of a new process"
+
+
+@pytest.mark.parametrize("what", [faulty.diverge, faulty.kill, pytest.param(faulty.hang_in_c, marks=SLOW)])
+def test_closing_does_not_mind_what_environments_do_then(what: Callable[[], None]) -> None:
+    with sampler_for("gpu", faulty.Closing, {"what": what}) as sampler:
+        collected(sampler, 1)
+        start = time.monotonic()
+    assert time.monotonic() - start < 5.0
+
+
+@pytest.mark.slow
+def test_closing_takes_bounded_time_while_a_worker_hangs(tmp_path: Path) -> None:
+    fault = Fault(faulty.hang_in_c, path=str(tmp_path / "hangs"))
+    with sampler_for("gpu", kwargs={"faults": (fault,)}) as sampler:
+        assert isinstance(sampler, GpuSampler)
+        sampler.collector.steppers[0].begin(0)
+        until(Path(f"{fault.path}.0").exists)
+        start = time.monotonic()
+        sampler.close()
+        sampler.close()
+        assert 2.0 <= time.monotonic() - start < 5.0

@@ -1,0 +1,178 @@
+"""Settling an experiment on this machine, and launching it with each sampler: the same run, faults included."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlframe import hardware
+from rlframe.core.config import AUTO
+from rlframe.core.errors import ConfigError
+from rlframe.experiment import from_flat
+from rlframe.launch import main
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.writers import read_csv
+from rlframe.samplers import auto, cpu, gpu, serial
+
+SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
+SMALL += ["runner.log_interval_steps=128", "eval.n_envs=2", "algo.minibatches=2"]
+PARALLEL = {"cpu": ["sampler=cpu", "sampler.n_workers=2"], "gpu": ["sampler=gpu", "sampler.n_workers=2"]}
+PARALLEL["alternating"] = [*PARALLEL["gpu"], "sampler.n_groups=2"]
+DEADLINE_S = 60.0
+
+
+def experiment(*words: str) -> Any:
+    return from_flat(dict(word.split("=", 1) for word in [*SMALL, *words]))
+
+
+def run_of(log_dir: Path, *words: str) -> Path:
+    assert main([f"log_dir={log_dir}", *SMALL, *words]) == 0
+    return log_dir / "run_0"
+
+
+def metrics(run: Path) -> list[dict[str, str]]:
+    """progress.csv without what differs between samplers by its nature."""
+    _, rows = read_csv(run / "progress.csv")
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "sampler/", "memory/", "eval/re"))} for row in rows
+    ]
+
+
+def test_the_default_sampler_is_settled_by_timing_and_says_why() -> None:
+    asked = experiment()
+    assert isinstance(asked.sampler, auto.Config)
+    settled = hardware.settle(asked)
+    assert isinstance(settled.experiment.sampler, serial.Config | cpu.Config | gpu.Config)
+    assert settled.experiment.sampler.batch_T == 16
+    assert settled.experiment.eval.n_workers >= 0
+    assert "an environment's step takes" in settled.notes[0]
+
+
+def test_workers_follow_from_the_affinity_and_never_exceed_the_environments() -> None:
+    settled = hardware.settle(experiment("sampler=cpu", "sampler.batch_B=1"))
+    assert settled.experiment.sampler.n_workers == len(settled.affinity.workers) == 1
+    settled = hardware.settle(experiment("sampler=gpu", "sampler.n_workers=3", "affinity=none"))
+    assert settled.experiment.sampler.n_workers == 3
+    assert settled.affinity.workers == ((), (), ())
+    assert settled.experiment.eval.n_workers == 3
+
+
+def test_nothing_is_left_to_the_hardware_afterwards() -> None:
+    settled = hardware.settle(experiment("sampler=cpu")).experiment
+    assert AUTO not in (settled.sampler.n_workers, settled.eval.n_workers)
+    assert hardware.settle(settled).experiment == settled
+
+
+def test_a_vector_environment_of_one_generator_stays_serial() -> None:
+    settled = hardware.settle(experiment("env=CartPole-v1", "sampler.batch_B=16"))
+    assert isinstance(settled.experiment.sampler, serial.Config)
+    assert "cannot be split" in settled.notes[0]
+
+
+def test_tuning_measures_every_candidate_and_prints_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_TUNE_S", 0.05)
+    settled = hardware.settle(experiment("affinity=none", "sampler.n_workers=2"), tune=True)
+    table = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(maxsplit=1)[0].strip() for line in table] == [
+        "sampler",
+        "serial",
+        "cpu, 2 workers",
+        "gpu, 2 workers",
+        "gpu, 2 workers in 2 groups",
+    ]
+    assert "the fastest of 4" in settled.notes[0]
+    with pytest.raises(ConfigError, match="leave out sampler="):
+        hardware.settle(experiment("sampler=cpu"), tune=True)
+
+
+@pytest.mark.parametrize("how", list(PARALLEL))
+def test_a_run_has_the_same_metrics_whatever_sampler(how: str, tmp_path: Path) -> None:
+    one = run_of(tmp_path / "serial", "sampler=serial")
+    other = run_of(tmp_path / how, *PARALLEL[how])
+    assert metrics(one) == metrics(other)
+    assert read_csv(other / "progress.csv")[1][-1]["sampler/restarts"] == "0"
+
+
+def test_a_run_may_be_resumed_with_another_sampler_but_not_with_another_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, *PARALLEL["cpu"])
+    assert main([f"resume={run}", "sampler=serial", "runner.n_steps=512"]) == 0
+    assert int(float(read_csv(run / "progress.csv")[1][-1]["env_steps"])) >= 512
+    assert main([f"resume={run}", "sampler.batch_B=8"]) == 2
+    assert "sampler.batch_B cannot change" in capsys.readouterr().err
+
+
+def test_a_dry_run_names_processes_cores_threads_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *PARALLEL["cpu"], "dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    config, end = json.JSONDecoder().raw_decode(printed)
+    assert config["sampler.n_workers"] == 2
+    for words in (
+        "workers  2:",
+        "worker 0",
+        "acts and steps environments 2 to 3",
+        "evaluation    2 workers to step 2",
+        "memory: about",
+    ):
+        assert words in printed[end:], printed[end:]
+
+
+def started(log_dir: Path, *words: str) -> subprocess.Popen:
+    """A long run in a process group of its own, once it has logged something."""
+    keys = {key: value for key, _, value in (word.partition("=") for word in [*SMALL, "runner.n_steps=1e8", *words])}
+    command = [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *[f"{k}={v}" for k, v in keys.items()]]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    progress = log_dir / "run_0" / "progress.csv"
+    while not (progress.exists() and len(progress.read_text().splitlines()) > 2):
+        assert time.monotonic() < deadline, "nothing was logged"
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
+    process = started(tmp_path, *PARALLEL["cpu"])
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signum)
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signum, output
+    assert "Traceback" not in output
+    assert "restart" not in output
+    assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
+    _, alive = psutil.wait_procs(children, 5)
+    assert not alive
+
+
+@pytest.mark.parametrize("how", ["cpu", "alternating"])
+def test_a_killed_worker_is_replaced_and_counted_in_the_log_of_the_run(tmp_path: Path, how: str) -> None:
+    process = started(tmp_path, *PARALLEL[how], "runner.log_interval_steps=2000")
+    try:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        max(workers, key=lambda p: p.create_time()).kill()  # one of the evaluation's, which start last
+        deadline = time.monotonic() + DEADLINE_S
+        while "restarted with fresh seeds" not in (tmp_path / "run_0/debug.log").read_text():
+            assert time.monotonic() < deadline, "the death was not noticed"
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, output
+    last = read_csv(tmp_path / "run_0/progress.csv")[1][-1]
+    assert {last["sampler/restarts"], last["eval/restarts"]} != {"0"}
