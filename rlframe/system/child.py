@@ -80,7 +80,7 @@ class Parent:
             if answer is not None:
                 self.send(answer)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Send home an error of the work, which ends this process."""
         foreign = error.__cause__ if isinstance(error, ReadableError) else error
         text = "".join(traceback.format_exception(foreign)) if foreign else ""
@@ -130,7 +130,9 @@ def main(connection: Connection, line: Connection, go: Signal, done: Signal, cpu
     try:
         work, args = cloudpickle.loads(payload)
         work(parent, *args)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
         parent.fail(error)
         sys.exit(1)
 
@@ -154,6 +156,9 @@ def _end_with_parent(line: Connection) -> None:
         fcntl.fcntl(line.fileno(), fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(line.fileno(), fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(line.fileno(), fcntl.F_SETFL, fcntl.fcntl(line.fileno(), fcntl.F_GETFL) | os.O_ASYNC)
+
+    if line.poll():
+        sys.exit()  # it was gone before we knew
 
     def wait() -> None:
         with contextlib.suppress(EOFError, OSError):

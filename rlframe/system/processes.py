@@ -250,6 +250,8 @@ class Child:
         try:
             error = pickle.loads(pickled)
         except Exception:  # its constructor may demand anything
+            error = None
+        if not isinstance(error, Exception):  # a KeyboardInterrupt there is none here
             error = RuntimeError(summary)
         self._state = _FAILED
         raise error from (RemoteTraceback(f"in {self.name} (process {self.pid})\n{text}") if text else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import resource
@@ -78,6 +79,10 @@ def diverge() -> None:
 
 def fail_oddly() -> None:
     raise Odd(1, 2)
+
+
+def be_cancelled() -> None:
+    raise asyncio.CancelledError("the simulator's task")  # which is no Exception
 
 
 def lose_connection() -> None:

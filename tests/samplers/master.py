@@ -15,7 +15,8 @@ from rlframe.system.signals import stop_request
 from tests.samplers import faulty
 
 method, what, path, ending = sys.argv[1:]
-acts = {each.__name__: each for each in (faulty.hang_in_c, faulty.hang_in_python, faulty.start_program)}
+known = (faulty.hang_in_c, faulty.hang_in_python, faulty.stop, faulty.start_program)
+acts = {each.__name__: each for each in known}
 faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
 supervision = Supervision(60.0 if faults else 1.0, 9, method)
 envs = EnvWorkers(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)

@@ -118,6 +118,7 @@ class Failing(torch.nn.Module):
         (faulty.diverge, ValueError, "the simulator diverged"),
         (faulty.fail_oddly, RuntimeError, "Odd: 1 and 2"),
         (faulty.lose_connection, ConnectionResetError, "the simulator's server is gone"),
+        (faulty.be_cancelled, RuntimeError, "CancelledError: the simulator's task"),
     ],
 )
 def test_an_exception_of_the_agent_arrives_whatever_it_is(fail: Any, error: Any, message: str) -> None:
