@@ -24,7 +24,7 @@ train: $(VENV)/.installed-train
 	@exec $(python) -m rlframe.launch $(ARGS)
 
 test: lint
-	@$(python) -m pytest -q $(PYTEST_ARGS)
+	@$(python) -m pytest -q -n auto $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(python) -m ruff check .

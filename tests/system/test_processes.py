@@ -159,8 +159,8 @@ def start_programs(parent: Parent, ignores: bool) -> None:
     parent.send((program.pid, fork.pid))
     parent.serve(lambda command, argument: None)
     if not ignores:
-        for each in (program, fork):
-            each.terminate()
+        program.terminate()
+        fork.kill()
         program.wait()
         fork.join()
         Path(os.environ["GONE"]).touch()
