@@ -62,7 +62,7 @@ import chz
 from parts import bare, others, ours, worker
 from parts.bare import Policy, Steps, act_discrete, act_gaussian
 from parts.ours import SomeConfig
-from parts.synthetic import N_ACTIONS, SIZE, Burning
+from parts.synthetic import N_ACTIONS, SIZE, Burning, agree
 from parts.turns import Comparison, Contender, Group, Line, Make, run_group, show
 
 from rlframe.envs import EnvConfig
@@ -263,6 +263,7 @@ def main(
     known = groups(8 if small else BATCH_T, n_cheetahs)
     chosen = [name for name in only.split(",") if name] or [*known, WORKER]
     check(chosen, known)
+    agree()
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
     about = machine()
     print(", ".join(f"{name} {fact}" for name, fact in about.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 STEP_S = 200e-6  # of a step of `Burning`
 SIZE, N_ACTIONS = 16, 4  # of its observations and actions
+_VARIABLE = "RLFRAME_BENCHMARK_TURNS_PER_S"
 _TRIES, _TOLERANCE = 50, 0.05  # for finding the number of turns
 
 
@@ -30,13 +32,20 @@ def _seconds(n_turns: int) -> float:
     return min(times)
 
 
+def agree() -> None:
+    """Find the loop's speed once, for all processes that are started from here: each would find another."""
+    os.environ[_VARIABLE] = str(turns(STEP_S) / STEP_S)
+
+
 @functools.cache
 def turns(seconds: float) -> int:
-    """How many turns of the loop take that long in this process.
+    """How many turns of the loop take that long: as agreed, else as found in this process.
 
     Raises:
         RuntimeError: its speed is not the same for long enough to tell.
     """
+    if _VARIABLE in os.environ:
+        return round(float(os.environ[_VARIABLE]) * seconds)
     found = 10_000
     for _ in range(10):
         found = round(found * seconds / _seconds(found))

@@ -40,7 +40,7 @@ class Master:
         assert self.process.stdout
         return self.process.stdout.readline()
 
-    def ended(self, timeout_s: float = 10.0) -> tuple[int, str, str]:
+    def ended(self, timeout_s: float = 30.0) -> tuple[int, str, str]:
         """Its exit status and what it said to its end, after which no process is left."""
         out, err = self.process.communicate(timeout=timeout_s)
         until(lambda: not any(map(is_running, self.pids)), 5.0)
