@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from rlframe.system.shared import share
 from rlframe.system.signals import stop_request
 from tests.samplers import faulty
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 method, what, path, ending = sys.argv[1:]
 known = (faulty.hang_in_c, faulty.hang_in_python, faulty.stop, faulty.start_program)
 acts = {each.__name__: each for each in known}
