@@ -68,7 +68,7 @@ from parts.turns import Comparison, Contender, Group, Line, Make, run_group, sho
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
-from rlframe.system.threads import limit_spinning, n_cpus
+from rlframe.system.threads import limit_threads, n_cpus
 
 BATCH_T = 128  # time steps a batch
 N_WORKERS = 2  # worker processes, and cores of all groups but the first three
@@ -257,7 +257,7 @@ def main(
     Args:
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
         small: one very short round.    out: JSON file for all that was measured."""
-    limit_spinning()
+    limit_threads()
     if n_cheetahs % N_WORKERS:
         raise SystemExit(f"n_cheetahs={n_cheetahs} must divide among {N_WORKERS} workers")
     known = groups(8 if small else BATCH_T, n_cheetahs)

@@ -13,7 +13,7 @@ from typing import Any
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.system.affinity import pin
-from rlframe.system.threads import limit_spinning
+from rlframe.system.threads import limit_threads
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # by a resumed run
@@ -56,7 +56,7 @@ def _help() -> int:
 
 def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
-    limit_spinning()
+    limit_threads()
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import logger_context
@@ -119,7 +119,8 @@ def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]
     if fixed:
         raise ConfigError(
             f"resume goes on with the run as it is: {', '.join(fixed)} cannot change "
-            f"(what can: {', '.join(_ADJUSTABLE)}); for a new run from its weights use init={resume}"
+            f"(what can: {', '.join(_ADJUSTABLE)}, but not {', '.join(_FIXED)}); "
+            f"for a new run from its weights use init={resume}"
         )
     path = Path(resume) / "params.json"
     if not path.is_file():

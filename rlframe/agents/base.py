@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import nn
 
 from rlframe.core.struct import Tree, leaves, map_tree, write, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
+
+NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
 
 
 class Agent(nn.Module, ABC):
@@ -18,6 +20,10 @@ class Agent(nn.Module, ABC):
     @abstractmethod
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         """Act for [B] rows, without gradient. Zero noise acts greedily."""
+
+    def numpy_step(self) -> NumpyStep | None:
+        """`step` for NumPy rows on the CPU, with the parameters of the moment: where that is faster, else None."""
+        return None
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:

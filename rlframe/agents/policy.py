@@ -10,11 +10,11 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents.base import Agent
+from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree
-from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import Distribution, make_distribution
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 
@@ -23,8 +23,8 @@ from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 class PolicyInfo(Struct):
     """What acting has computed already, so that training evaluates only the last row again."""
 
-    log_prob: Tensor  # [B] of the sampled, unclipped action
-    value: Tensor  # [B]
+    log_prob: Array  # [B] of the sampled, unclipped action
+    value: Array  # [B]
 
 
 class PolicyAgent(Agent):
@@ -39,6 +39,18 @@ class PolicyAgent(Agent):
         params, value, state = self.model(inputs, state)
         action, log_prob = self.distribution.act(params, noise)
         return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
+
+    def numpy_step(self) -> NumpyStep | None:
+        forward, act = self.model.numpy_forward(), self.distribution.act_numpy
+        if forward is None:
+            return None
+
+        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+            params, value, state = forward(inputs, state)
+            action, log_prob = act(params, noise)
+            return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
+
+        return step
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, as_numpy, map_tree
 
 
 class Distribution(ABC):
@@ -44,6 +45,12 @@ class Distribution(ABC):
         """A sample, and its log-probability as `log_prob` will find it again from the action."""
         action = self.sample(params, noise)
         return action, self.log_prob(params, action)
+
+    def act_numpy(self, params: np.ndarray, noise: Tree) -> tuple[Tree, np.ndarray]:
+        """`act` for rows [B, ...] of NumPy arrays; through torch, unless the family knows a faster way."""
+        with torch.inference_mode():
+            action, log_prob = self.act(torch.from_numpy(params), map_tree(torch.from_numpy, noise))
+        return map_tree(as_numpy, action), log_prob.numpy()
 
     def sample_log_prob(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
         """A sample and its log-probability together."""

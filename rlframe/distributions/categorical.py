@@ -32,6 +32,12 @@ class Categorical(Distribution):
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
         return F.log_softmax(params, -1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
+    def act_numpy(self, params: np.ndarray, noise: Tree) -> tuple[np.ndarray, np.ndarray]:
+        action = (params + noise).argmax(-1)
+        shifted = params - params.max(-1, keepdims=True)
+        log_prob = shifted[np.arange(len(action)), action] - np.log(np.exp(shifted).sum(-1))
+        return action, log_prob
+
     def entropy(self, params: Tensor) -> Tensor:
         log_p = F.log_softmax(params, -1)
         return -(log_p.exp() * log_p).sum(-1)

@@ -44,6 +44,12 @@ class DiagonalGaussian(Distribution):
         action = _shaped(torch.addcmul(mean, log_std.exp(), noise), self.shape)
         return action, (-0.5 * noise.square() - log_std).sum(-1) - self.size * _HALF_LOG_TWO_PI
 
+    def act_numpy(self, params: np.ndarray, noise: Tree) -> tuple[np.ndarray, np.ndarray]:
+        mean, log_std = params[:, : self.size], params[:, self.size :]
+        action = mean + np.exp(log_std) * noise
+        log_prob = (-0.5 * np.square(noise) - log_std).sum(-1) - np.float32(self.size * _HALF_LOG_TWO_PI)
+        return action.reshape(-1, *self.shape), log_prob
+
     def entropy(self, params: Tensor) -> Tensor:
         return (params.chunk(2, -1)[1] + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor, nn
@@ -10,11 +13,14 @@ from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Distribution
-from rlframe.models.base import ModelConfig, PolicyModel
+from rlframe.models import on_numpy
+from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
 from rlframe.models.encoders import Vector, has_images, make_encoder
 from rlframe.models.heads import policy_head, value_head
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
+
+TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
 
 class Trunk(nn.Module):
@@ -43,6 +49,22 @@ class Trunk(nn.Module):
         if self.feedback:
             x = torch.cat([x, *self._previous(inputs)], -1)
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
+
+    def numpy_forward(self) -> TrunkForward | None:
+        """The same in NumPy, in blocks of rows; None where the encoder is not for that."""
+        encode = on_numpy.encoder(self.encoder)
+        if encode is None:
+            return None
+        feedback = on_numpy.feedback(self.feedback) if self.feedback else None
+        memory = on_numpy.memory(self.memory) if self.memory else None
+
+        def forward(observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, Tree]:
+            x = encode(observation)
+            if feedback:
+                x = np.concatenate([x, feedback(inputs)], -1)
+            return memory(x, inputs.first, state) if memory else (x, state)
+
+        return forward
 
     def _previous(self, inputs: AgentInputs) -> list[Tensor]:
         goes_on = (~inputs.first).float().unsqueeze(-1)  # what preceded the episode is null
@@ -78,6 +100,31 @@ class ActorCritic(PolicyModel):
         value_features, critic_state = self.critic(observation, inputs, critic_state)
         state = (actor_state, critic_state) if state else ()
         return self.policy_head(features), self.value_head(value_features).squeeze(-1), state
+
+    def numpy_forward(self) -> NumpyForward | None:
+        actor, critic = self.actor.numpy_forward(), self.critic.numpy_forward() if self.critic else None
+        if actor is None:
+            return None
+        norm = on_numpy.normalizer(self.norm) if self.norm else None
+        policy_head, value_head = on_numpy.head(self.policy_head), on_numpy.head(self.value_head)
+
+        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
+            n = len(inputs.first)
+            observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
+            if norm:
+                observation = norm(observation)
+            if critic is None:
+                features, state = actor(observation, inputs, state)
+                value_features = features
+            else:
+                actor_state, critic_state = state or ((), ())
+                features, actor_state = actor(observation, inputs, actor_state)
+                value_features, critic_state = critic(observation, inputs, critic_state)
+                state = (actor_state, critic_state) if state else ()
+            params, value = policy_head(features), value_head(value_features)
+            return params.reshape(n, -1), value.reshape(n), on_numpy.in_rows(state)
+
+        return forward
 
     def observe(self, observation: Tree) -> None:
         if self.norm:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import chz
+import numpy as np
 from torch import Tensor, nn
 
 from rlframe.core.config import choice, option, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
+
+NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
 class PolicyModel(nn.Module, ABC):
@@ -23,6 +27,13 @@ class PolicyModel(nn.Module, ABC):
 
         `state` [B] is that before the first row; where `inputs.first` is set it is taken as zero.
         """
+
+    def numpy_forward(self) -> NumpyForward | None:
+        """`forward` for [B] rows of NumPy arrays on the CPU, with the parameters of the moment; None if there is none.
+
+        Acting takes it where there is one, so its results must be those of `forward` but for rounding.
+        """
+        return None
 
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments, leaves [n, ...]; () without memory."""

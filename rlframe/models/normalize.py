@@ -10,8 +10,8 @@ from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models.encoders import is_image
 
-_EPSILON = 1e-8
-_CLIP = 10.0  # normalised values beyond this many standard deviations are cut
+EPSILON = 1e-8
+CLIP = 10.0  # normalised values beyond this many standard deviations are cut
 
 
 class RunningNorm(nn.Module):
@@ -32,8 +32,8 @@ class RunningNorm(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled = (x - self.mean.float()) * (self.variance + _EPSILON).rsqrt().float()
-        return scaled.clamp(-_CLIP, _CLIP)
+        scaled = (x - self.mean.float()) * (self.variance + EPSILON).rsqrt().float()
+        return scaled.clamp(-CLIP, CLIP)
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:

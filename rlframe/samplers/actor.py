@@ -10,15 +10,16 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
-from rlframe.core.struct import Tree, leaves, map_tree, write
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write
 from rlframe.core.types import AgentInputs
+from rlframe.models import on_numpy
 from rlframe.samplers.batch import Batch
 from rlframe.samplers.device import DeviceStep
 
 # Rows are acted for in multiples of this, filled up with zeros: matrix products then give each row the same bits
-# however the environments are split over workers, groups and threads (checked for 1 to 64 rows, dense, convolutional
-# and recurrent; in other numbers they differ in the last bit).
-_BLOCK = 4
+# however the environments are split over workers, groups and threads (torch's too: checked for 1 to 64 rows, dense,
+# convolutional and recurrent; in other numbers they differ in the last bit).
+_BLOCK = on_numpy.BLOCK
 
 
 def block_of(n_envs: int) -> int:
@@ -46,33 +47,35 @@ class Actor:
         self._infos = [map_tree(lambda x, t=t: x[t], batch.answers.info) for t in range(T)]
         env_ids = [lo + min(row, self.n - 1) for row in range(self.n_rows)]
         block_inputs = inputs[0].map(lambda x: np.zeros((self.n_rows, *x.shape[1:]), x.dtype))
-        device = next(agent.parameters()).device
+        self._device = device = next(agent.parameters()).device
         self._step: _HostStep | DeviceStep
-        self._direct: list[
-            Callable[[Tree], tuple[Tree, Tree]]
-        ] = []  # of each step, where the batch has no gaps to fill
+        # Of each step, where the agent can see the batch itself, which then has no gaps to fill:
+        self._direct: list[Callable[[Tree], tuple[Tree, Tree]]] = []
         if device.type == "cpu":
             self._step = step = _HostStep(agent, block_inputs, agent.initial_state(env_ids))
             if self.n == self.n_rows:
-                self._direct = [partial(step.on, row.torch()) for row in self._inputs]
+                self._direct = [partial(step.on, step.seen(row)) for row in self._inputs]
+            self._noises = self._noise_rows(step.seen)
         else:
             state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids))
-            self._step = DeviceStep(agent, block_inputs, state, self._noise_rows(device)[0])
-        self._device = device
+            self._noises = self._noise_rows(self._on_device)
+            self._step = DeviceStep(agent, block_inputs, state, self._noises[0])
         self._own_inputs = self._step.inputs[: self.n]
-        self._noises = self._noise_rows(device)
         self.has_state = bool(leaves(self._step.state))
 
-    def _noise_rows(self, device: torch.device) -> list[Tree]:
-        noise = map_tree(lambda x: torch.from_numpy(x).to(device), self.noise.arrays)
+    def _noise_rows(self, seen: Callable[[Tree], Tree]) -> list[Tree]:
+        noise = seen(self.noise.arrays)
         return [map_tree(lambda x, t=t: x[t], noise) for t in range(self.noise.T)]
+
+    def _on_device(self, tree: Tree) -> Tree:
+        return map_tree(lambda x: torch.from_numpy(x).to(self._device), tree)
 
     def draw(self) -> None:
         """Draw the noise of a batch."""
         if self.explore:
             self.noise.draw()
             if self._device.type != "cpu":
-                self._noises = self._noise_rows(self._device)
+                self._noises = self._noise_rows(self._on_device)
 
     def begin(self) -> None:
         """Keep the state that a batch starts from."""
@@ -100,18 +103,25 @@ class Actor:
 
 
 class _HostStep:
-    """`agent.step` on the CPU; the counterpart of DeviceStep."""
+    """The agent's step on the CPU, in NumPy if it can; the counterpart of DeviceStep."""
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree) -> None:
-        self.agent, self.inputs, self.state = agent, inputs, state
-        self._torch_inputs = inputs.torch()
+        in_numpy = agent.numpy_step()
+        self.on_numpy = in_numpy is not None
+        self.agent_step = in_numpy or agent.step
+        self.inputs, self.state = inputs, map_tree(as_numpy, state) if self.on_numpy else state
+        self._seen_inputs = self.seen(inputs)
+
+    def seen(self, tree: Tree) -> Tree:
+        """NumPy arrays as the agent takes them: the same memory."""
+        return tree if self.on_numpy else map_tree(torch.from_numpy, tree)
 
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
         """Act on what was written into `inputs`."""
-        return self.on(self._torch_inputs, noise)
+        return self.on(self._seen_inputs, noise)
 
     def on(self, inputs: AgentInputs, noise: Tree) -> tuple[Tree, Tree]:
         """Act on these."""
-        step = self.agent.step(inputs, self.state, noise)
+        step = self.agent_step(inputs, self.state, noise)
         self.state = step.state
         return step.action, step.info
