@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, module_part, nearest, option
 from rlframe.core.errors import ConfigError
+from rlframe.core.text import counted
 from rlframe.envs import EnvConfig
+from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
@@ -274,14 +276,15 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     parameters = sum(p.numel() for p in agent.parameters())
     facts = {
         "environments": f"{experiment.env}, {envs.n} x {sampler.batch_spec.T} steps a batch, {sampler.backend}",
-        "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {threads} torch threads",
+        "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {counted(threads, 'torch thread')}",
     }
     return Built(runner, facts)
 
 
 def _evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:
     config, sampler = experiment.eval, experiment.sampler
-    supervision = sampler.supervision() if isinstance(sampler, WorkersConfig) else None
+    supervision = sampler.supervision() if isinstance(sampler, WorkersConfig) else Supervision()
+    supervision = replace(supervision, name="evaluation worker")
     return Evaluator(experiment.eval_env_config(), agent, config, experiment.seed, affinity.workers, supervision)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,8 +16,9 @@ from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
+from rlframe.core.text import counted
 from rlframe.envs.make import can_split, steps_on_threads
-from rlframe.envs.workers import split
+from rlframe.envs.workers import Supervision, split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
 from rlframe.samplers import auto, cpu
 from rlframe.samplers.base import Sampler
@@ -28,8 +28,6 @@ from rlframe.system.affinity import Affinity, plan, read_topology
 
 _TUNE_S = 2.0  # that each candidate samples for
 _TORCH_BYTES = 200e6  # that a process which acts needs beyond one that only steps
-
-_log = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,7 @@ def settle(experiment: Experiment, tune: bool = False) -> Settled:
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
     topology = read_topology()
-    asked = max(0, getattr(experiment.sampler, "n_workers", 0))
-    affinity = plan(experiment.affinity, topology, asked)
+    affinity = plan(experiment.affinity, topology, max(0, _n_workers(experiment.sampler)))  # AUTO is negative
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
     notes: tuple[str, ...] = ()
     if isinstance(experiment.sampler, auto.Config):
@@ -66,6 +63,10 @@ def settle(experiment: Experiment, tune: bool = False) -> Settled:
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
     return Settled(experiment, affinity, notes)
+
+
+def _n_workers(config: Any) -> int:
+    return config.n_workers if isinstance(config, WorkersConfig) else 0
 
 
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
@@ -105,8 +106,8 @@ def _tuned(experiment: Experiment, affinity: Affinity, n_workers: int, agent: Ag
 
 def _sampler_maker(experiment: Experiment, candidate: Any, affinity: Affinity, agent: Agent) -> Callable[[], Sampler]:
     def make() -> Sampler:
-        n_workers = getattr(candidate, "n_workers", 0)
-        envs = candidate.make_envs(experiment.env_config(), experiment.seed, affinity.workers[:n_workers])
+        cpus = affinity.workers[: _n_workers(candidate)]
+        envs = candidate.make_envs(experiment.env_config(), experiment.seed, cpus)
         try:
             torch.set_num_threads(torch_threads(experiment, affinity, envs.observation_space))
             return candidate.make_sampler(envs, agent, experiment.seed)
@@ -120,33 +121,33 @@ def _sampler_maker(experiment: Experiment, candidate: Any, affinity: Affinity, a
 def describe_processes(settled: Settled) -> str:
     """Who runs where, with how many threads and how much memory: what `dry_run=true` prints. Starts one environment."""
     experiment, affinity, config = settled.experiment, settled.affinity, settled.experiment.sampler
-    with closing(auto.Probe(experiment.env_config(), config.batch_B, 1)) as probe:
+    timeout_s = config.timeout_s if isinstance(config, WorkersConfig) else Supervision.timeout_s
+    with closing(auto.Probe(experiment.env_config(), config.batch_B, 1, timeout_s)) as probe:
         agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)
         worker_mb = probe.memory_mb()
     batch_bytes = sum(array.nbytes for array in leaves(batch))
     device = next(agent.parameters()).device
-    n_workers = getattr(config, "n_workers", 0)
+    n_eval_envs = min(experiment.eval.n_envs, experiment.eval.n_episodes)
+    n_workers, n_eval = _n_workers(config), max(0, min(experiment.eval.n_workers, n_eval_envs))
     acts = not isinstance(config, cpu.Config)
     work = "learns" if not acts else "acts and learns" if n_workers else "steps, acts and learns"
     lines = [*settled.notes, affinity.describe(), "processes:"]
-    plural = "s" if threads > 1 else ""
-    lines.append(f"  main          {work} on {device}, {threads} torch thread{plural}; a batch of {_size(batch_bytes)}")
+    of_torch = counted(threads, "torch thread")
+    lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {_size(batch_bytes)}")
     for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
         does = "steps" if acts else "acts and steps"
         lines.append(f"  worker {index:<6} {does} environments {lo} to {hi - 1}; 1 thread")
-    n_eval = min(experiment.eval.n_workers, experiment.eval.n_envs)
-    if n_eval > 0:
-        many = f"{n_eval} workers" if n_eval > 1 else "1 worker"
-        lines.append(f"  evaluation    {many} to step {experiment.eval.n_envs} environments")
+    if n_eval:
+        lines.append(f"  evaluation    {counted(n_eval, 'worker')} to step {counted(n_eval_envs, 'environment')}")
     each = worker_mb * 1e6 + (0.0 if acts else _TORCH_BYTES)
     here = psutil.Process().memory_info().rss
-    workers = (n_workers + max(0, n_eval)) * each  # evaluation's are forks of the same server
-    lines.append(
-        f"memory: about {_size(here + batch_bytes + workers)}: main {_size(here)}, the batch {_size(batch_bytes)}, "
-        f"{n_workers + max(0, n_eval)} workers {_size(workers)}"
-    )
+    n_all = n_workers + n_eval  # evaluation's are forks of the same server
+    parts = [f"main {_size(here)}", f"the batch {_size(batch_bytes)}"]
+    if n_all:
+        parts.append(f"{counted(n_all, 'worker')} {_size(n_all * each)}")
+    lines.append(f"memory: about {_size(here + batch_bytes + n_all * each)}: {', '.join(parts)}")
     return "\n".join(lines)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,13 @@ from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.samplers import auto, cpu, gpu, serial
+from tests.processes import DEADLINE_S, launched, until
 
 SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
 SMALL += ["runner.log_interval_steps=128", "eval.n_envs=2", "algo.minibatches=2"]
+ENDLESS = [*(word for word in SMALL if not word.startswith("runner.")), "runner.n_steps=1e8"]
 PARALLEL = {"cpu": ["sampler=cpu", "sampler.n_workers=2"], "gpu": ["sampler=gpu", "sampler.n_workers=2"]}
 PARALLEL["alternating"] = [*PARALLEL["gpu"], "sampler.n_groups=2"]
-DEADLINE_S = 60.0
 
 
 def experiment(*words: str) -> Any:
@@ -115,7 +113,8 @@ def test_a_run_may_be_resumed_with_another_sampler_but_not_with_another_batch(
 
 
 def test_a_dry_run_names_processes_cores_threads_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, *PARALLEL["cpu"], "dry_run=true"]) == 0
+    words = [word for word in SMALL if not word.startswith("eval.n_envs")]
+    assert main([*words, *PARALLEL["cpu"], "eval.n_envs=5", "dry_run=true"]) == 0
     printed = capsys.readouterr().out
     config, end = json.JSONDecoder().raw_decode(printed)
     assert config["sampler.n_workers"] == 2
@@ -123,34 +122,18 @@ def test_a_dry_run_names_processes_cores_threads_and_memory(capsys: pytest.Captu
         "workers  2:",
         "worker 0",
         "acts and steps environments 2 to 3",
-        "evaluation    2 workers to step 2",
+        "evaluation    2 workers to step 2 environments",  # one for each episode
         "memory: about",
     ):
         assert words in printed[end:], printed[end:]
 
 
-def started(log_dir: Path, *words: str) -> subprocess.Popen:
-    """A long run in a process group of its own, once it has logged something."""
-    keys = {key: value for key, _, value in (word.partition("=") for word in [*SMALL, "runner.n_steps=1e8", *words])}
-    command = [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *[f"{k}={v}" for k, v in keys.items()]]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + DEADLINE_S
-    progress = log_dir / "run_0" / "progress.csv"
-    while not (progress.exists() and len(progress.read_text().splitlines()) > 2):
-        assert time.monotonic() < deadline, "nothing was logged"
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
-    return process
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
-    process = started(tmp_path, *PARALLEL["cpu"])
-    children = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signum)
-    output, _ = process.communicate(timeout=DEADLINE_S)
+    with launched(tmp_path, *ENDLESS, *PARALLEL["cpu"], "runner.log_interval_steps=128") as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signum)
+        output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signum, output
     assert "Traceback" not in output
     assert "restart" not in output
@@ -161,18 +144,14 @@ def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, sign
 
 @pytest.mark.parametrize("how", ["cpu", "alternating"])
 def test_a_killed_worker_is_replaced_and_counted_in_the_log_of_the_run(tmp_path: Path, how: str) -> None:
-    process = started(tmp_path, *PARALLEL[how], "runner.log_interval_steps=2000")
-    try:
+    log = tmp_path / "run_0/debug.log"
+    with launched(tmp_path, *ENDLESS, *PARALLEL[how], "runner.log_interval_steps=2000") as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         max(workers, key=lambda p: p.create_time()).kill()  # one of the evaluation's, which start last
-        deadline = time.monotonic() + DEADLINE_S
-        while "restarted with fresh seeds" not in (tmp_path / "run_0/debug.log").read_text():
-            assert time.monotonic() < deadline, "the death was not noticed"
-            assert process.poll() is None, process.stdout.read()
-            time.sleep(0.05)
-    finally:
+        until(lambda: "restarted with fresh seeds" in log.read_text(), DEADLINE_S)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, output
+    assert " evaluation worker " in log.read_text()
     last = read_csv(tmp_path / "run_0/progress.csv")[1][-1]
-    assert {last["sampler/restarts"], last["eval/restarts"]} != {"0"}
+    assert (last["sampler/restarts"], last["eval/restarts"]) == ("0", "1")

@@ -2,13 +2,9 @@
 
 import csv
 import json
-import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,11 +15,11 @@ from rlframe.algos import ppo
 from rlframe.experiment import from_flat, load_preset, preset_names, presets_dir, to_flat
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
+from tests.processes import DEADLINE_S, launched
 
 SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
 SMALL += ["eval.n_episodes=2", "eval.n_envs=2"]
 MINIBATCHES = {"ppo": ["algo.minibatches=2"], "a2c": [], "pg": []}
-DEADLINE_S = 60.0
 
 
 def launch(log_dir: Path, *words: str) -> int:
@@ -204,22 +200,10 @@ def test_a_failing_environment_ends_the_run_with_its_facts_and_a_snapshot(tmp_pa
 
 
 def test_ctrl_c_finishes_the_batch_snapshots_and_exits_130(tmp_path):
-    words = [f"log_dir={tmp_path}", "env=CartPole-v1", "runner.n_steps=1e8", "runner.log_interval_steps=1024"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlframe.launch", *words, "eval.n_episodes=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    deadline = time.monotonic() + DEADLINE_S
-    progress = tmp_path / "run_0" / "progress.csv"
-    while not (progress.exists() and len(progress.read_text().splitlines()) > 2):
-        assert time.monotonic() < deadline, "no second row was logged"
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=DEADLINE_S)
+    words = ["env=CartPole-v1", "runner.n_steps=1e8", "runner.log_interval_steps=1024", "eval.n_episodes=1"]
+    with launched(tmp_path, *words) as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     state, meta = load_snapshot(resolve_snapshot(tmp_path / "run_0"))
@@ -266,7 +250,7 @@ def test_dry_run_prints_the_config_and_starts_nothing(tmp_path, monkeypatch, cap
     printed = capsys.readouterr().out
     config, end = json.JSONDecoder().raw_decode(printed)
     assert config["env"] == "CartPole-v1"
-    for word in ("affinity: slot 0 of 1", "processes:", "main", "torch thread", "memory: about"):
+    for word in ("affinity:\n", "workers  none", "processes:", "main", "1 torch thread;", "memory: about"):
         assert word in printed[end:]
     assert list(tmp_path.iterdir()) == []
 

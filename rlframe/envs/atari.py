@@ -15,6 +15,7 @@ from rlframe.core import spaces
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
+from rlframe.core.text import counted
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.native import check_next_step
 
@@ -70,7 +71,7 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
         )
     except (TypeError, ValueError, RuntimeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
-    backend = f"native {type(env.unwrapped).__name__}, {n_threads} thread{'s' if n_threads > 1 else ''}"
+    backend = f"native {type(env.unwrapped).__name__}, {counted(n_threads, 'thread')}"
     return AtariEnvs(env, list(seeds), backend, episodic_life=bool(episodic_life), clip=bool(clip))
 
 

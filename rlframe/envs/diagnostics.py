@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-_PLAIN = frozenset({float, int, bool, np.bool_, np.float64, np.float32, np.int64, np.int32})  # the common ones of these
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)  # bool is an int
+# Those that a float sum takes as they are: an int may be too large for it, and float32 would make it a float32.
+_PLAIN = frozenset({float, bool, np.bool_, np.float64, np.int64, np.int32})
 
 
 class Means:

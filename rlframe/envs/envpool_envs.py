@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, map_tree
+from rlframe.core.text import counted
 from rlframe.envs.native import NativeEnvs
 
 # Checked against Gymnasium 1.4: the same spaces, time limit and NEXT_STEP autoreset (EnvPool 1.2.5). One difference is
@@ -72,8 +73,7 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], firs
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ConfigError(f"EnvPool's {id_} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
         pool = _Pool(env)
-        backend = f"envpool, {n_threads} thread{'s' if n_threads > 1 else ''}"
-        return NativeEnvs(pool, None, list(seeds), backend, first)
+        return NativeEnvs(pool, None, list(seeds), f"envpool, {counted(n_threads, 'thread')}", first)
 
 
 class _Pool(VectorEnv):

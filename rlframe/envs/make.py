@@ -60,15 +60,17 @@ def can_split(config: EnvConfig, n: int) -> bool:
 
     Gymnasium's own vector environments draw for all their environments from one generator, so theirs are not.
     """
-    target = single.resolve(config.id)
-    return fixed_backend(config, n) != "native" or (isinstance(target, EnvSpec) and is_atari(target))
+    return fixed_backend(config, n) != "native" or _is_ale(single.resolve(config.id))
 
 
 def steps_on_threads(config: EnvConfig, n: int) -> bool:
     """Whether the batch is stepped by threads of its own."""
-    target = single.resolve(config.id)
     backend = fixed_backend(config, n)
-    return backend == "envpool" or (backend == "native" and isinstance(target, EnvSpec) and is_atari(target))
+    return backend == "envpool" or (backend == "native" and _is_ale(single.resolve(config.id)))
+
+
+def _is_ale(target: single.Target) -> bool:
+    return isinstance(target, EnvSpec) and is_atari(target)
 
 
 def _make(backend: str, config: EnvConfig, target: single.Target, seeds: list[int], first: int) -> Envs:

@@ -15,15 +15,16 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.text import counted
 from rlframe.envs import worker
 from rlframe.envs.base import EnvConfig, EnvError
 from rlframe.envs.make import fixed_backend
-from rlframe.system.processes import SLICE_S, Child, ChildDied
+from rlframe.system.processes import SLICE_S, Child, ChildDied, ChildHung
 from rlframe.system.shared import Shared
 from rlframe.system.threads import n_cpus
 
 _WINDOW_S = 3600.0  # that Supervision.max_restarts is counted over
-_FRUITLESS = 5  # deaths in a row of one worker, none of which finished a command
+_FRUITLESS = 5  # deaths in a row of one worker without a finished step or command
 _BACK_OFF_S = 0.1  # before the second fruitless start in a row; doubled each time
 
 _log = logging.getLogger("rlframe")
@@ -35,11 +36,12 @@ class WorkersFailed(ReadableError):
 
 @dataclass(frozen=True)
 class Supervision:
-    """What happens to workers that die or hang."""
+    """What happens to workers that die or hang, and what the log calls them."""
 
     timeout_s: float = 60.0  # without a finished step, or a start, after which a worker is taken for hung
     max_restarts: int = 100  # of all workers together, within an hour
     start_method: str = "forkserver"  # or spawn
+    name: str = "worker"  # of each, before its number
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.max_restarts < 0:
@@ -75,12 +77,13 @@ class Answer(NamedTuple):
 class Worker:
     """One place: a range of environments, and the process that has it now."""
 
-    def __init__(self, index: int, columns: tuple[int, int], seeds: Sequence[int], cpus: Sequence[int]) -> None:
-        self.index, (self.lo, self.hi) = index, columns
+    def __init__(
+        self, name: str, index: int, columns: tuple[int, int], seeds: Sequence[int], cpus: Sequence[int]
+    ) -> None:
+        self.name, self.index, (self.lo, self.hi) = f"{name} {index}", index, columns
         self.seeds, self.cpus = list(seeds), tuple(cpus)
-        self.name = f"worker {index}"
         self.incarnation = 0
-        self.fruitless = 0  # deaths since it last finished a command
+        self.fruitless = 0  # deaths since it last finished a step or a command
         self.begun = False  # whether its environments have been reset
         self.took_over = False  # whether its process is new and waits to begin episodes in place of those that were cut
         self.child: Any = None  # Child, from the first start on
@@ -146,7 +149,8 @@ class EnvWorkers:
         self._job: Job | None = None
         self._introduction: list[Any] = []  # spaces and backend, as worker 0 gave them
         self.workers = [
-            Worker(i, (lo, hi), seeds[lo:hi], cpus[i] if cpus else ()) for i, (lo, hi) in enumerate(split(n, n_workers))
+            Worker(self.supervision.name, i, (lo, hi), seeds[lo:hi], cpus[i] if cpus else ())
+            for i, (lo, hi) in enumerate(split(n, n_workers))
         ]
         atexit.register(self.close)
         try:
@@ -156,7 +160,7 @@ class EnvWorkers:
             raise
         backend: str
         self.observation_space, self.action_space, backend = self._introduction
-        self.backend = f"{n_workers} worker{'s' if n_workers > 1 else ''} of {backend}"
+        self.backend = f"{counted(n_workers, 'worker')} of {backend}"
 
     def _begin_all(self, begin: Callable[[Worker], None], finish: Callable[[Worker], None]) -> None:
         """Side by side; who dies over it is revived."""
@@ -180,8 +184,9 @@ class EnvWorkers:
         self._introduction = self._introduction or answer
         if answer[:2] != self._introduction[:2]:
             raise EnvError(
-                f"{place.name} (environments {place.lo} to {place.hi - 1}) has other spaces than worker 0: {answer[0]} "
-                f"and {answer[1]}, not {self._introduction[0]} and {self._introduction[1]}; give all the same spaces"
+                f"{place.name} (environments {place.lo} to {place.hi - 1}) has other spaces than "
+                f"{self.workers[0].name}: {answer[0]} and {answer[1]}, not {self._introduction[0]} and "
+                f"{self._introduction[1]}; give all the same spaces"
             )
 
     def run(self, job: Job) -> None:
@@ -276,6 +281,9 @@ class EnvWorkers:
         self.restarts += 1
         place.fruitless = place.fruitless + 1 if place.child.progress <= 0 else 0
         what = f"{place.name} (process {place.child.pid}, environments {place.lo} to {place.hi - 1}) {death}"
+        if isinstance(death, ChildHung):
+            n_envs = counted(place.hi - place.lo, "environment")
+            what += f"\nIf making, resetting or stepping its {n_envs} may take that long, raise sampler.timeout_s"
         place.child.close(0.0)
         now = time.monotonic()
         self._recent.append(now)

@@ -85,10 +85,11 @@ class Affinity:
         pinned = [_spans(cpus) for cpus in self.workers if cpus]
         if len(pinned) > _N_SHOWN:
             pinned[_N_SHOWN // 2 : -1] = ["..."]
+        workers = f"{len(self.workers)}: {' | '.join(pinned) or 'not pinned'}" if self.workers else "none"
         return (
-            f"affinity: slot {self.slot} of {self.n_slots}\n"
+            f"affinity:{f' slot {self.slot} of {self.n_slots}' if self.n_slots > 1 else ''}\n"
             f"  master   {_spans(self.master) or 'not pinned'}\n"
-            f"  workers  {len(self.workers)}: {' | '.join(pinned) or 'not pinned'}\n"
+            f"  workers  {workers}\n"
             f"  threads  {self.threads}\n"
             f"  gpus     {_spans(self.gpus) or 'none'}"
         )

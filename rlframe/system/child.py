@@ -123,6 +123,8 @@ def main(connection: Connection, line: Connection, go: Signal, done: Signal, cpu
     stack = parent.take()
     _write_stack_to(stack.fd)
     environment, payload = parent.receive()
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
     os.environ.update(environment)
     logging.getLogger().addHandler(_LogHome(parent))
     logging.getLogger("rlframe").setLevel(logging.INFO)

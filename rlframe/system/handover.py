@@ -29,10 +29,6 @@ class Signal:
         """Let one wait end, now or later. What was written before is seen after it."""
         self._semaphore.release()
 
-    def take(self) -> bool:
-        """Whether it was posted; without waiting."""
-        return self._semaphore.acquire(False)
-
     def wait(self, timeout_s: float | None) -> bool:
         """Whether it was posted within the time (None: for ever)."""
         take = self._semaphore.acquire

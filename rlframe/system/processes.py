@@ -45,6 +45,10 @@ class ChildDied(Exception):
     """A child is gone, or was taken for hung and killed: the infrastructure's fault, not its work's."""
 
 
+class ChildHung(ChildDied):
+    """It gave no sign for so long that it was killed; it may have been merely slow."""
+
+
 class RemoteTraceback(Exception):
     """The cause of an error that a child sent home: its traceback there, as text."""
 
@@ -176,7 +180,7 @@ class Child:
         Args:
             timeout_s: without any progress, after which the child is taken for hung and killed.
         Raises:
-            ChildDied: it died, or hung.    The work's own exception: it raised.
+            ChildDied: it died.    ChildHung: and was killed by us.    The work's own exception: it raised.
         """
         self._pump()
         if not self.alive:
@@ -190,7 +194,7 @@ class Child:
         self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
         self._seen = self.progress
         if self._idle_s >= timeout_s:
-            raise ChildDied(self._shoot(timeout_s))
+            raise ChildHung(self._shoot(timeout_s))
 
     def answer(self, timeout_s: float) -> Any:
         """What the command that is done answers.
@@ -335,8 +339,8 @@ def _pickled(value: Any, name: str) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Ours as it is now; a server of forks would still have that of its own start."""
-    return {name: value for name, value in os.environ.items() if name not in _THREADS}
+    """Ours as it is now, but for one compute thread; a server of forks would still have that of its own start."""
+    return {**os.environ, **dict.fromkeys(_THREADS, "1")}
 
 
 @contextlib.contextmanager

@@ -7,12 +7,10 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import pytest
 
 from rlframe.agents import PolicyAgent
@@ -22,13 +20,14 @@ from rlframe.envs.workers import Supervision
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
 from rlframe.system.child import Parent
 from rlframe.system.processes import Child
+from tests.processes import PRELOAD, is_running, until
 from tests.samplers.faulty import Coded
 from tests.samplers.made import agent_for, copied
 
 SLOW = pytest.mark.slow
 KINDS = ["cpu", "gpu", "alternating"]
-PRELOAD = ("rlframe.samplers.acting",)
 SEEDS = [11, 12, 13, 14]
+STRUCK = 13  # the seed of the first environment of worker 1
 
 
 def supervision(timeout_s: float = 30.0, max_restarts: int = 100, method: str = "forkserver") -> Supervision:
@@ -63,14 +62,6 @@ def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any
         until(lambda: not any(is_running(place.child.pid) for place in envs.workers), 2.0)
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @contextmanager
 def sampler_for(
     kind: str, env: Any = Coded, kwargs: Any = None, T: int = 8, steps_before: int = 0, model: Any = None, **how: Any
@@ -95,14 +86,6 @@ def agent_of(sampler: Any, model: dict[str, Any]) -> PolicyAgent:
 def collected(sampler: Sampler, n_batches: int) -> list[Samples]:
     """Batches in a row."""
     return [copied(sampler.collect()) for _ in range(n_batches)]
-
-
-def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.005)
 
 
 def restarts(sampler: Sampler) -> int:

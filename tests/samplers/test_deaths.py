@@ -17,15 +17,15 @@ import pytest
 
 from rlframe.envs.workers import WorkersFailed
 from rlframe.samplers import GpuSampler
+from tests.processes import until
 from tests.samplers import faulty
 from tests.samplers.faulty import Fault
 from tests.samplers.made import assert_equal
 from tests.samplers.story import Story, assert_state_is_that_of_the_rows, column, told
-from tests.samplers.supervised import KINDS, SLOW, agent_of, collected, restarts, sampler_for, until, warnings_of
+from tests.samplers.supervised import KINDS, SLOW, STRUCK, agent_of, collected, restarts, sampler_for, warnings_of
 
 LSTM = {"memory": "lstm", "memory_size": 4, "feed_back": True}
 CASES = [("cpu", 1), ("cpu", 8), ("gpu", 1), ("gpu", 8), ("alternating", 8)]  # kind, T
-STRUCK = 13  # the seed of the first environment of worker 1
 
 
 def kill(sampler: Any, worker: int = 1) -> None:

@@ -11,13 +11,12 @@ import pytest
 
 from rlframe.envs import EnvConfig
 from rlframe.samplers import EvalConfig, Evaluator, GpuSampler
+from tests.processes import until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault, length_of
 from tests.samplers.made import agent_for
 from tests.samplers.story import LENGTH, Story, told
-from tests.samplers.supervised import SLOW, collected, restarts, sampler_for, supervision, until, warnings_of
-
-STRUCK = 13  # the seed of the first environment of worker 1
+from tests.samplers.supervised import SLOW, STRUCK, collected, restarts, sampler_for, supervision, warnings_of
 
 
 @pytest.mark.parametrize(
@@ -41,6 +40,7 @@ def test_a_hang_costs_the_episodes_of_that_worker_and_tells_where_it_was(
     assert "worker 1" in line
     assert "gave no sign for 1 s and was killed" in line
     assert f"in {what.__name__}" in line or what is faulty.stop
+    assert "stepping its 2 environments may take that long, raise sampler.timeout_s; restarted" in line
 
 
 @pytest.mark.parametrize("when", ["constructor", pytest.param("reset", marks=SLOW)])

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.samplers.supervised import SLOW, is_running, until
+from tests.processes import is_running, until
+from tests.samplers.supervised import SLOW
 
 ROOT = Path(__file__).parents[2]
 BOTH = ["forkserver", pytest.param("spawn", marks=SLOW)]
@@ -87,6 +88,7 @@ def test_workers_end_with_a_master_that_is_killed(method: str, what: str, tmp_pa
         maps = Path(f"/proc/{master.process.pid}/maps").read_text()
         assert re.search(r"/memfd:rlframe-rows \(deleted\)", maps)
         files = re.findall(r"(\d+) +/dev/shm/(\S+)", maps)  # the names are those from before their files were linked
+        assert files
         assert all(name.startswith("sem.") for _, name in files), "our memory has no name"
         master.process.kill()
         until(lambda: not any(map(is_running, master.pids)), 5.0)

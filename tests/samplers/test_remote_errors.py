@@ -22,9 +22,7 @@ from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault, Odd, Small
 from tests.samplers.made import agent_for
 from tests.samplers.story import Story
-from tests.samplers.supervised import KINDS, SLOW, collected, sampler_for, supervision, workers_for
-
-STRUCK = 13  # the seed of the first environment of worker 1
+from tests.samplers.supervised import KINDS, SLOW, STRUCK, collected, sampler_for, supervision, workers_for
 
 
 def story_of(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvWorkers, make_envs, probe
 from rlframe.envs.workers import Supervision
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
+from tests.processes import PRELOAD
 from tests.samplers.made import agent_for, assert_equal, copied
 
 B, T, N_BATCHES = 5, 7, 4
@@ -25,7 +26,7 @@ def sampler(how: str, env: Any, kwargs: dict[str, Any], seed: int, method: str =
     supervision = Supervision(timeout_s=30, start_method=method)
     envs: Any
     if n_workers:
-        envs = EnvWorkers(config, B, seeds, n_workers, (), supervision, ("rlframe.samplers.acting",))
+        envs = EnvWorkers(config, B, seeds, n_workers, (), supervision, PRELOAD)
     else:
         envs = make_envs(config, B, seeds)
     agent = agent_for(envs.observation_space, envs.action_space, seed, **model)

@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import resource
 import signal
@@ -29,8 +30,8 @@ from rlframe.system import board
 from rlframe.system.child import Parent
 from rlframe.system.processes import Child, ChildDied
 from rlframe.system.shared import share
+from tests.processes import PRELOAD, is_running, until
 
-PRELOAD = ("rlframe.samplers.acting",)  # the first child's server of forks serves the whole session
 METHODS = ["forkserver", "spawn"]
 
 
@@ -44,22 +45,6 @@ def child_for(work: Callable[..., None], *args: Any, method: str = "forkserver")
         child.stop()
         child.close(5.0)
         until(lambda: not is_running(child.pid))
-
-
-def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.005)
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def answer(child: Child, command: int, argument: int = 0, timeout_s: float = 10.0) -> Any:
@@ -192,7 +177,13 @@ def test_what_a_child_has_started_hears_the_signals_that_the_child_leaves_to_its
     assert (tmp_path / "gone").exists(), "both ended when asked, so the child ended in order"
 
 
+def idle(parent: Parent, ballast: np.ndarray) -> None:
+    """Do nothing, with much in hand."""
+    parent.serve(lambda command, argument: None)
+
+
 def test_a_death_before_the_work_has_been_received_is_found_by_who_waits_for_it() -> None:
+    multiprocessing.resource_tracker.ensure_running()  # which is no newcomer then
     before = set(psutil.Process().children())
 
     def kill_the_newcomer() -> None:
@@ -202,8 +193,7 @@ def test_a_death_before_the_work_has_been_received_is_found_by_who_waits_for_it(
 
     killer = threading.Thread(target=kill_the_newcomer)
     killer.start()
-    work = child_for(fork_and_die, np.zeros(10**6), method="spawn")
-    with work as child, pytest.raises(ChildDied, match="killed by SIGKILL"):
+    with child_for(idle, np.zeros(10**6), method="spawn") as child, pytest.raises(ChildDied, match="killed by SIGKILL"):
         child.receive(30.0)
     killer.join()
 
@@ -272,9 +262,27 @@ def test_starts_in_threads_leave_the_parents_environment_and_main_module_as_they
         thread.start()
     for thread in threads:
         thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
     assert not errors
     assert sys.modules["__main__"] is main
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+def tell_environment(parent: Parent) -> None:
+    """Send the environment variables."""
+    parent.send(dict(os.environ))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_child_has_the_environment_variables_of_its_start(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with child_for(serve):  # the server of forks, whose own variables these are not
+        pass
+    monkeypatch.setenv("ADDED", "1")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with child_for(tell_environment, method=method) as child:
+        found = child.receive(20.0)
+    assert found == {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
 
 
 TREE = {"a": np.zeros((3, 5), np.float32), "b": (np.zeros(7, bool), np.zeros((), np.int64)), "c": np.zeros((0, 2))}

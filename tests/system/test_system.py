@@ -10,7 +10,7 @@ import pytest
 from rlframe.core.errors import Interrupted
 from rlframe.system.memory import keep_freed_memory
 from rlframe.system.signals import stop_request
-from rlframe.system.threads import limit_spinning
+from rlframe.system.threads import limit_threads
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -48,11 +48,11 @@ def test_outside_the_main_thread_nothing_is_installed():
 def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    limit_spinning()
+    limit_threads()
     assert os.environ["GOMP_SPINCOUNT"] == "7"
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    limit_spinning()
+    limit_threads()
     assert "GOMP_SPINCOUNT" not in os.environ
 
 

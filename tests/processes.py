@@ -1,0 +1,59 @@
+"""Processes that tests start and watch: whether they run, and runs of the launch command that are under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DEADLINE_S = 60.0
+PRELOAD = ("rlframe.samplers.acting",)  # the first child's server of forks serves the whole session
+
+
+def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def launched(log_dir: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`rlframe.launch` in a process group of its own, once it has logged progress, and killed in the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    ) as process:
+        progress = log_dir / "run_0" / "progress.csv"
+
+        def has_logged() -> bool:
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            return progress.exists() and len(progress.read_text().splitlines()) > 2
+
+        try:
+            until(has_logged, DEADLINE_S)
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
