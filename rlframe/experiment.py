@@ -104,7 +104,8 @@ def flatten(**fields: Any) -> dict[str, Any]:
         if key in PARTS:
             flat[key] = part_name(value, PARTS[key])
         if chz.is_chz(value):
-            flat.update({f"{key}.{name}": _plain(sub) for name, sub in chz.asdict(value).items()})
+            below = flatten(**{name: getattr(value, name) for name in chz.chz_fields(value)})
+            flat.update({f"{key}.{name}": sub for name, sub in below.items()})
         elif key not in PARTS:
             flat[key] = _plain(value)
     return flat

@@ -15,7 +15,10 @@ NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
 
 
 class Agent(nn.Module, ABC):
-    """Maps inputs to actions. Holds parameters and nothing else: state and noise are handed in as values."""
+    """Maps inputs to actions. Holds parameters, and in buffers the level of exploration; state and noise are values.
+
+    What acts in another process has them all as of the last `refresh`.
+    """
 
     @abstractmethod
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:

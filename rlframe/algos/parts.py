@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,49 @@ def _optimizer(name: str, parameters: list[nn.Parameter], learning_rate: float) 
     if name == "rmsprop":  # decay and eps as in Mnih et al. 2016
         return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=1e-5)
     raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
+
+
+class UpdateDebt:
+    """Updates owed for env_steps: each calls for `replay_ratio / batch_size` of one. Fractions add up, none is lost.
+
+    Counting begins once `learn_from` env_steps have been received: what came before is learned from, but not owed for.
+    """
+
+    def __init__(self, replay_ratio: float, batch_size: int, learn_from: int) -> None:
+        """Args:
+            replay_ratio: rows learned from for each row received.    batch_size: rows of an update.
+            learn_from: env_steps, over all ranks, before the first update.
+        Raises:
+            ValueError: a number out of range.
+        """
+        if replay_ratio <= 0 or batch_size < 1 or learn_from < 0:
+            raise ValueError(
+                f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
+                f"algo.learn_from={learn_from} at least 0"
+            )
+        self.ratio = Fraction(replay_ratio).limit_denominator(10**6) / batch_size
+        self.learn_from = learn_from
+        self.owed = Fraction(0)
+
+    def receive(self, before: int, after: int) -> None:
+        """Count the env_steps of a batch: so many had come before it, so many after it."""
+        self.owed += self.ratio * max(after - max(before, self.learn_from), 0)
+
+    def due(self) -> int:
+        """Whole updates owed."""
+        return math.floor(self.owed)
+
+    def pay(self) -> None:
+        """An update was made."""
+        self.owed -= 1
+
+    def state_dict(self) -> dict[str, int]:
+        """What is owed, exactly."""
+        return {"numerator": self.owed.numerator, "denominator": self.owed.denominator}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from a saved debt."""
+        self.owed = Fraction(state["numerator"], state["denominator"])
 
 
 @dataclass(frozen=True, eq=False)

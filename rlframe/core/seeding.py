@@ -16,6 +16,8 @@ class Role(IntEnum):
     EVAL_ENV = 4
     EVAL_NOISE = 5
     DECORRELATION = 6
+    REPLAY = 7
+    CRITIC = 8
 
 
 def seed_sequence(root: int, role: Role, *key: int, rank: int = 0) -> np.random.SeedSequence:

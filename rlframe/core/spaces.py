@@ -14,6 +14,16 @@ from gymnasium.spaces import Space
 from rlframe.core.struct import Tree
 
 
+class FrameStack(spaces.Box):
+    """Images that hold the last `n_frames` frames along axis 0, oldest first: what replay may keep once per frame."""
+
+    def __init__(self, box: spaces.Box, n_frames: int) -> None:
+        if box.dtype != np.uint8 or len(box.shape) != 3 or box.shape[0] % n_frames:
+            raise ValueError(f"{box} is no stack of {n_frames} frames: uint8 [n_frames * channels, height, width]")
+        super().__init__(box.low, box.high, box.shape, np.uint8)
+        self.n_frames = n_frames
+
+
 def zeros(space: Space, lead: tuple[int, ...] = ()) -> Tree:
     """Canonical NumPy zeros for `space`, shaped `lead + space.shape`."""
     match space:

@@ -107,7 +107,7 @@ class AtariEnvs(Envs):
         shape = env.single_observation_space.shape or ()
         self._colour = len(shape) == 4  # [stack, H, W, 3]
         canonical = (shape[0] * 3, *shape[1:3]) if self._colour else shape
-        self.observation_space = Box(0, 255, canonical, np.uint8)
+        self.observation_space = spaces.FrameStack(Box(0, 255, canonical, np.uint8), shape[0])
         self.action_space = env.single_action_space
         self._seeds = seeds
         self._env: Any = env  # whose reset takes an array of seeds, which VectorEnv's type does not know

@@ -9,6 +9,7 @@ import numpy as np
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)  # bool is an int
 # Those that a float sum takes as they are: an int may be too large for it, and float32 would make it a float32.
 _PLAIN = frozenset({float, bool, np.bool_, np.float64, np.int64, np.int32})
+_AT_ONCE = 32  # infos
 
 
 class Means:
@@ -16,22 +17,33 @@ class Means:
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}  # name: [sum, count]
+        self._pending: list[dict[Any, Any]] = []
 
     def add(self, info: Any) -> None:
-        """Count one step's info; never raises."""
-        if not isinstance(info, dict):
-            return
-        sums = self._sums
-        for name, value in info.items():
-            entry = sums.get(name)
-            if entry is not None and type(value) in _PLAIN:  # 2 us become 0.6 for the four entries of HalfCheetah
-                entry[0] += value
-                entry[1] += 1.0
-            elif isinstance(value, _NUMBERS):
-                self.add_number(str(name), value)
+        """Count one step's info; never raises.
 
-    def add_number(self, name: str, value: Any) -> None:
-        """Count one number; an int too large for a float is skipped."""
+        Several are counted at once: by themselves, between steps of a simulator that fill the caches with its own,
+        the four numbers of HalfCheetah take 3.7 us.
+        """
+        if isinstance(info, dict):
+            self._pending.append(dict(info))  # which the environment may use again
+            if len(self._pending) >= _AT_ONCE:
+                self._count()
+
+    def _count(self) -> None:
+        sums = self._sums
+        for info in self._pending:
+            for name, value in info.items():
+                entry = sums.get(name)
+                if entry is not None and type(value) in _PLAIN:  # 2 us become 0.6 for the four entries of HalfCheetah
+                    entry[0] += value
+                    entry[1] += 1.0
+                elif isinstance(value, _NUMBERS):
+                    self._count_number(str(name), value)
+        self._pending.clear()
+
+    def _count_number(self, name: str, value: Any) -> None:
+        """An int too large for a float is skipped."""
         try:
             number = float(value)
         except OverflowError:
@@ -46,9 +58,11 @@ class Means:
     def clear(self) -> None:
         """Forget everything."""
         self._sums = {}
+        self._pending.clear()
 
     def pop(self) -> dict[str, float]:
         """The means so far; forgets them."""
+        self._count()
         means = {name: total / count for name, (total, count) in self._sums.items()}
         self._sums = {}
         return means

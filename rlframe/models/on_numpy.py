@@ -40,7 +40,8 @@ def in_rows(tree: Tree) -> Tree:
     return map_tree(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def _affine(weight: Tensor, bias: Tensor) -> Map:
+def affine(weight: Tensor, bias: Tensor) -> Map:
+    """x weight^T + bias, as nn.Linear has them."""
     w, b = as_numpy(weight).T, as_numpy(bias)
 
     def forward(x: Array) -> Array:
@@ -65,7 +66,7 @@ _ACTIVATIONS: dict[Callable[[Tensor], Tensor], Map] = {
 
 def mlp(module: Mlp) -> Map:
     """Linear layers with the activation after each."""
-    layers = [_affine(linear.weight, linear.bias) for linear in module.linears]  # type: ignore[arg-type]
+    layers = [affine(linear.weight, linear.bias) for linear in module.linears]  # type: ignore[arg-type]
     activation = _ACTIVATIONS[module.activation]
 
     def forward(x: Array) -> Array:
@@ -123,7 +124,7 @@ def head(module: nn.Module) -> Map:
             parts = [head(part) for part in module.heads]
             return lambda x: _side_by_side(parts, [x] * len(parts))
         case nn.Linear():
-            return _affine(module.weight, module.bias)
+            return affine(module.weight, module.bias)
     raise TypeError(f"{type(module).__name__} is no head")
 
 
@@ -152,8 +153,8 @@ def running_norm(module: RunningNorm) -> Map:
 def memory(module: Memory) -> Callable[[Array, Array, Tree], tuple[Array, Tree]]:
     """One step: features in blocks, `first` [n] and state in blocks to outputs and the next state."""
     rnn = module.rnn
-    of_input = _affine(rnn.weight_ih_l0, rnn.bias_ih_l0)  # type: ignore[arg-type]
-    of_state = _affine(rnn.weight_hh_l0, rnn.bias_hh_l0)  # type: ignore[arg-type]
+    of_input = affine(rnn.weight_ih_l0, rnn.bias_ih_l0)  # type: ignore[arg-type]
+    of_state = affine(rnn.weight_hh_l0, rnn.bias_hh_l0)  # type: ignore[arg-type]
     cell = _lstm if isinstance(rnn, nn.LSTM) else _gru
 
     def forward(x: Array, first: Array, state: Tree) -> tuple[Array, Tree]:

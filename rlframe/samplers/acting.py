@@ -8,14 +8,13 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
-from rlframe.core.struct import Tree, as_numpy, write
+from rlframe.core.struct import Tree, write
 from rlframe.envs.stepper import LocalStepper
 from rlframe.envs.worker import Site
 from rlframe.samplers.actor import Actor
 from rlframe.samplers.base import load_noise
 from rlframe.samplers.batch import Batch
 from rlframe.samplers.collector import Collector
-from rlframe.system import board
 from rlframe.system.child import PROGRESS, Handler
 from rlframe.system.memory import keep_freed_memory
 
@@ -24,8 +23,11 @@ COLLECT, GO_ON, LOAD_NOISE = range(3)  # commands
 
 def parameters(agent: Agent) -> Tree:
     """All that an agent learns, buffers too, by name; views where it is on the CPU."""
-    named = {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
-    return {name: tensor.detach() for name, tensor in named.items()}
+    return {name: tensor.detach() for name, tensor in _named(agent).items()}
+
+
+def _named(agent: Agent) -> dict[str, torch.Tensor]:
+    return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
 
 
 def collect_batches(site: Site) -> Handler:
@@ -46,11 +48,12 @@ class _Worker:
     def __init__(self, site: Site) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
-        whole, self.board, noise = site.memory
+        whole, parameters_board, noise = site.memory
         agent, seed, decorrelation_steps, block = site.arguments
         n, lo = site.envs.n, site.lo
         batch: Batch = whole.columns(lo, lo + n)
-        self.batch, self.parameters, self.version = batch, _views(agent), -1
+        self.batch = batch
+        _adopt(agent, parameters_board["values"])
         self.noise = noise[lo : lo + n]  # [n, STATE_WORDS] of the generators after the last batch
         if site.incarnation:
             self.rngs = [generator(seed, Role.NOISE, lo + env, site.incarnation) for env in range(n)]
@@ -68,12 +71,8 @@ class _Worker:
                 self.progress[0] = -step  # a sign of life
         self._tell_noise()
 
-    def _refresh(self) -> None:
-        self.version = board.read(self.board, self.parameters, self.version)
-
     def collect(self) -> Any:
         """A batch; what happened in it, if anything did."""
-        self._refresh()
         self._begin()
         return self._run(0)
 
@@ -96,7 +95,6 @@ class _Worker:
 
     def go_on(self, progress: int) -> Any:
         """Complete a batch that a dead process left after `progress` steps (-1: perhaps not even begun)."""
-        self._refresh()
         if progress < 0:
             self._begin()
             write(self.batch.answers.state, self.batch.answers.final_state)
@@ -105,5 +103,7 @@ class _Worker:
         return self._run(t + 1)
 
 
-def _views(agent: Agent) -> Tree:
-    return {name: as_numpy(tensor) for name, tensor in parameters(agent).items()}
+def _adopt(agent: Agent, values: Tree) -> None:
+    """Let the agent's parameters be those on the board: they change between batches only, while nobody acts."""
+    for name, tensor in _named(agent).items():
+        tensor.data = torch.from_numpy(values[name])
