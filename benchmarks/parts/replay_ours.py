@@ -1,0 +1,107 @@
+"""rlframe's replay, filled: with noise, or with a game played at random."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from rlframe.core import spaces
+from rlframe.core.spaces import FrameStack
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs.rows import empty_rows
+from rlframe.envs.stepper import LocalStepper
+from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+
+B = 8  # environments
+T = 100  # time steps a batch
+DISCOUNT = 0.99
+
+
+class Filled(NamedTuple):
+    """A full replay, and what it holds."""
+
+    replay: ReplayBuffer[Transitions]
+    state: dict[str, Any]
+
+
+def of_noise(observation: Space, action: Space, config: ReplayConfig, alpha: float = 0.0) -> ReplayBuffer[Transitions]:
+    """Full of noise that never ends."""
+    replay = make_replay(config, observation, action, BatchSpec(T, B), NStep(DISCOUNT), alpha=alpha)
+    rng = np.random.default_rng(0)
+    rows = empty_rows(observation, action, T, B)
+    n_frames = observation.n_frames if isinstance(observation, FrameStack) else 1
+    older = noise(observation, n_frames, rng)
+    for _ in range(config.size // (T * B) + 1):
+        new = np.concatenate([older, noise(observation, T, rng)])
+        older = new[T:]
+        for age in range(n_frames):
+            rows.observation.reshape(T + 1, B, n_frames, *new.shape[2:])[:, :, age] = new[age : age + T + 1]
+        rows.valid[...] = True
+        replay.append(as_samples(rows))
+    return replay
+
+
+def noise(observation: Space, n: int, rng: np.random.Generator) -> np.ndarray:
+    """n time steps of newest frames, or of vectors."""
+    if isinstance(observation, FrameStack):
+        return rng.integers(0, 256, (n, B, *(observation.shape or ())[1:]), dtype=np.uint8)
+    return rng.random((n, B, *(observation.shape or ())), dtype=np.float32)
+
+
+def of_play(game: str, size: int, compress: bool) -> Filled:
+    """Full of a game played at random."""
+    envs = make_envs(EnvConfig(game, n_threads=1), B, list(range(B)))
+    rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
+    stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
+    stepper.reset()
+    config = ReplayConfig(size=size, compress=compress)
+    replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(DISCOUNT))
+    for _ in range(size // (T * B) + 1):
+        first, *steps = rows.observation, *rows.actions()
+        first[0] = first[-1]
+        rows.first[0], rows.action[0], rows.reward[0] = rows.first[-1], rows.action[-1], rows.reward[-1]
+        for t, action in enumerate(steps):
+            action[...] = spaces.random_action(envs.action_space, rng, B)
+            stepper.begin(t)
+            stepper.finish(t)
+        replay.append(as_samples(rows))
+    envs.close()
+    return Filled(replay, replay.state_dict())
+
+
+def as_samples(rows: Any) -> Samples:
+    """What a sampler makes of them."""
+    return Samples(
+        inputs=AgentInputs(rows.observation, rows.action, rows.reward, rows.first),
+        action=rows.action[1:],
+        reward=rows.reward[1:],
+        terminated=rows.terminated,
+        truncated=rows.truncated,
+        valid=rows.valid,
+        info=Samples,  # type: ignore[arg-type]  # replay does not look
+        state=(),
+        final_state=(),
+    )
+
+
+def transition_bytes(filled: Filled) -> float:
+    """All arrays of a full replay, over its rows; lz4's blocks are bytes objects, of 41 more than they hold."""
+    storage = filled.state["storage"]
+    return count_bytes(filled.state) / (len(storage["valid"]) * B) if storage["t"] else 0.0
+
+
+def count_bytes(state: Any) -> int:
+    """Of all arrays in a state."""
+    match state:
+        case dict():
+            own = 33 * len(state["length"]) if "length" in state else 0  # and 8 for where it is, as many as its length
+            return own + sum(map(count_bytes, state.values()))
+        case list() | tuple():
+            return sum(map(count_bytes, state))
+        case np.ndarray():
+            return state.nbytes
+        case _:
+            return 0

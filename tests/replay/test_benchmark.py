@@ -1,0 +1,29 @@
+"""The benchmark runs; what it measures is for a machine that has nothing else to do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("package", ["stable_baselines3"])
+def test_replay_is_measured_beside_others(tmp_path: Path, package: str) -> None:
+    pytest.importorskip(package)
+    out = tmp_path / "replay.json"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/replay.py"), "small=true", "only=cheetah,prioritized", f"out={out}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    groups = json.loads(out.read_text())["groups"]
+    assert list(groups) == ["cheetah", "prioritized"]
+    assert "Stable-Baselines3 / rlframe" in groups["cheetah"]["ratios"]

@@ -1,0 +1,180 @@
+"""Stacks are rebuilt exactly from frames kept once: at resets, over lost lives, after a resume, and of a real game."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from gymnasium.wrappers import FrameStackObservation
+
+from rlframe.core import spaces
+from rlframe.core.spaces import FrameStack
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs.rows import empty_rows
+from rlframe.envs.stepper import LocalStepper
+from rlframe.replay import NStep, ReplayConfig, make_replay
+from rlframe.replay.observations import check_stacks
+from tests.replay.history import SIZE, History
+from tests.replay.made import ACTIONS, replay_for
+
+STACK = FrameStack(Box(0, 255, (3, *SIZE), np.uint8), 3)
+COMPRESS = pytest.mark.parametrize("compress", [False, True], ids=["plain", "lz4"])
+
+
+def stacks_of(counters: list[int], n: int = 3, channels: int = 1) -> torch.Tensor:
+    """[T+1, 1, n * channels, 4, 4]: frame t full of counters[t], 0 before the first."""
+    padded = [0] * (n - 1) + counters
+    rows = [np.repeat(padded[t : t + n], channels) for t in range(len(counters))]
+    return torch.from_numpy(np.stack(rows).astype(np.uint8))[:, None, :, None, None].expand(-1, -1, -1, *SIZE).clone()
+
+
+def samples_of(observation: torch.Tensor, valid: list[bool] | None = None, first: int = 0) -> Samples:
+    """Steps of one environment; `first`: the row at which an episode begins."""
+    T = len(observation) - 1
+    zeros = torch.zeros(T + 1, 1)
+    return Samples(
+        inputs=AgentInputs(observation, zeros.long(), zeros, torch.arange(T + 1)[:, None] == first),
+        action=zeros[1:].long(),
+        reward=zeros[1:],
+        terminated=zeros[1:].bool(),
+        truncated=zeros[1:].bool(),
+        valid=torch.tensor(valid or [True] * T)[:, None],
+        info=None,  # type: ignore[arg-type]  # replay does not look
+        state=(),
+        final_state=(),
+    )
+
+
+def replay_of(space: FrameStack = STACK, T: int = 4, n: int = 1, **config: Any) -> Any:
+    return make_replay(ReplayConfig(size=40, **config), space, ACTIONS, BatchSpec(T, 1), NStep(0.5, n))
+
+
+def drawn(replay: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The stacks of all transitions, by a pixel of each frame."""
+    found = replay.sample(200)
+    pairs = zip(found.inputs.observation[..., 0, 0].tolist(), found.next_inputs.observation[..., 0, 0], strict=True)
+    return {(tuple(one), tuple(other.tolist())) for one, other in pairs}
+
+
+@COMPRESS
+@pytest.mark.parametrize("n", [1, 2])
+def test_nothing_leaks_over_a_reset(compress: bool, n: int) -> None:
+    replay = replay_of(T=5, n=n, compress=compress)
+    observation = stacks_of([1, 2, 3, 7, 8, 9])
+    observation[3:] = stacks_of([7, 8, 9])  # row 2 is the last of its episode
+    replay.append(samples_of(observation, [True, True, False, True, True]))
+    one = {((0, 0, 1), (0, 1, 2)), ((0, 1, 2), (1, 2, 3)), ((0, 0, 7), (0, 7, 8)), ((0, 7, 8), (7, 8, 9))}
+    two = {((0, 0, 1), (1, 2, 3)), ((0, 1, 2), (1, 2, 3)), ((0, 0, 7), (7, 8, 9))}
+    assert drawn(replay) == (one if n == 1 else two)
+
+
+@COMPRESS
+def test_stacks_go_on_over_a_lost_life(compress: bool) -> None:
+    replay = replay_of(compress=compress)
+    replay.append(samples_of(stacks_of([1, 2, 3, 4, 5]), first=2))
+    assert ((1, 2, 3), (2, 3, 4)) in drawn(replay)
+
+
+@COMPRESS
+def test_frames_may_have_several_channels(compress: bool) -> None:
+    colours = FrameStack(Box(0, 255, (6, *SIZE), np.uint8), 3)
+    replay = replay_of(colours, compress=compress)
+    replay.append(samples_of(stacks_of([1, 2, 3, 4, 5], channels=2)))
+    assert ((1, 1, 2, 2, 3, 3), (2, 2, 3, 3, 4, 4)) in drawn(replay)
+
+
+@COMPRESS
+def test_the_first_row_of_all_may_lie_within_an_episode(compress: bool) -> None:
+    replay = replay_of(compress=compress)
+    replay.append(samples_of(stacks_of([1, 2, 3, 4, 5, 6, 7])[2:], first=-1))
+    assert ((1, 2, 3), (2, 3, 4)) in drawn(replay)
+
+
+@COMPRESS
+def test_a_batch_that_does_not_go_on_where_the_last_ended_begins_with_its_own_frames(compress: bool) -> None:
+    replay = replay_of(compress=compress)
+    replay.append(samples_of(stacks_of([1, 2, 3, 4, 5])))
+    replay.append(samples_of(stacks_of([11, 12, 13, 14, 15])))
+    assert drawn(replay) >= {((2, 3, 4), (3, 4, 5)), ((0, 0, 11), (0, 11, 12)), ((0, 11, 12), (11, 12, 13))}
+    assert len(drawn(replay)) == 8
+
+
+@pytest.mark.parametrize("padding", ["reset", "zero"])
+def test_what_gymnasium_pads_with_is_understood(padding: str) -> None:
+    env = FrameStackObservation(gymnasium.make("CartPole-v1"), 3, padding_type=padding)
+    floats = env.reset(seed=0)[0]
+    stacks = np.zeros((2, 1, *floats.shape), np.uint8)
+    stacks[1, 0] = np.abs(floats * 1e4).astype(np.uint8)
+    assert check_stacks(stacks, np.ones((1, 1), np.bool_)).item() == (padding == "zero")
+
+
+@COMPRESS
+def test_stacks_that_do_not_shift_are_refused(compress: bool) -> None:
+    observation = stacks_of([1, 2, 3, 4, 5])
+    observation[3, 0, 1] = 77
+    with pytest.raises(ValueError, match=r"environment 0: the observation of step 2 .*Box instead of FrameStack"):
+        replay_of(compress=compress).append(samples_of(observation))
+
+
+def test_stacks_padded_in_another_way_are_refused() -> None:
+    observation = stacks_of([1, 2, 3, 4, 5])
+    observation[3, 0, 0] = 77
+    with pytest.raises(ValueError, match=r"environment 0: the stack of a reset is padded .*Box instead of FrameStack"):
+        replay_of().append(samples_of(observation, [True, True, False, True]))
+
+
+def test_images_that_are_no_stacks_are_kept_whole() -> None:
+    replay = replay_of(Box(0, 255, (3, *SIZE), np.uint8))  # type: ignore[arg-type]
+    observation = torch.randint(0, 255, (5, 1, 3, *SIZE), dtype=torch.uint8)
+    replay.append(samples_of(observation))
+    found = replay.sample(50)
+    for i, t in enumerate(found.index):
+        assert torch.equal(found.inputs.observation[i], observation[t, 0])
+        assert torch.equal(found.next_inputs.observation[i], observation[t + 1, 0])
+
+
+def test_both_stacks_of_a_transition_share_their_frames() -> None:
+    history = History(2, "frames")
+    replay = replay_for(history)
+    replay.append(history.batch(4))
+    found = replay.sample(4)
+    one, other = found.inputs.observation, found.next_inputs.observation
+    assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    assert one.untyped_storage().nbytes() == 4 * 4 * 16  # of each transition four frames of 4x4
+
+
+@COMPRESS
+def test_a_game_of_ALE_is_rebuilt(compress: bool) -> None:
+    pytest.importorskip("ale_py")
+    T, B = 20, 2
+    envs = make_envs(EnvConfig("ALE/Breakout-v5", {"max_num_frames_per_episode": 240, "img_height": 42}), B, [1, 2])
+    rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
+    stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
+    stepper.reset()
+    config = ReplayConfig(size=10 * T * B, compress=compress)
+    replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(0.9, 2))
+    offset = replay._storage.rows_before
+    history = []
+    for _ in range(15):
+        rows.observation[0], rows.first[0] = rows.observation[-1], rows.first[-1]
+        rows.action[0], rows.reward[0] = rows.action[-1], rows.reward[-1]
+        for t, action in enumerate(rows.actions()):
+            action[...] = spaces.random_action(envs.action_space, rng, B)
+            stepper.begin(t)
+            stepper.finish(t)
+        history += list(rows.observation[:-1].copy())
+        inputs = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
+        answers: tuple[Any, Any, Any] = (None, (), ())
+        ends = (rows.terminated, rows.truncated, rows.valid)
+        replay.append(Samples(inputs, rows.action[1:], rows.reward[1:], *ends, *answers))
+        found = replay.sample(32)
+        time, env = np.divmod(found.index, B)
+        for i in range(32):
+            np.testing.assert_array_equal(found.inputs.observation[i], history[time[i] - offset][env[i]])
+    envs.close()
+    assert replay.n_choices < replay.n_rows < 10 * T * B  # episodes ended

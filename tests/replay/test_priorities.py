@@ -1,0 +1,140 @@
+"""Prioritized replay: the tree's sums exact, frequencies and weights by hand, stale rows told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe.replay import NStep, ReplayBuffer
+from rlframe.replay.select import Prioritized
+from rlframe.replay.sum_tree import WIDTH, SumTree
+from tests.replay.history import History
+from tests.replay.made import replay_for
+
+
+def filled(n_batches: int = 2, alpha: float = 1.0, **options: Any) -> tuple[ReplayBuffer[Any], History]:
+    """Rows of one environment whose episodes never end."""
+    history = History(1, ends=0.0)
+    replay = replay_for(history, T=4, L=12, alpha=alpha, **options)
+    for _ in range(n_batches):
+        replay.append(history.batch(4))
+    return replay, history
+
+
+class TestSumTree:
+    @pytest.mark.parametrize("n", [1, 3, WIDTH, WIDTH + 1, WIDTH**2 + 1, WIDTH**2 * 1_025])  # the last on four levels
+    def test_every_leaf_is_found_in_its_share(self, n: int) -> None:
+        tree = SumTree(n)
+        index = np.unique(np.linspace(0, n - 1, 50).astype(int))
+        tree.set(index, np.arange(1, len(index) + 1))
+        ends = np.arange(1, len(index) + 1).cumsum()
+        assert tree.total == ends[-1]
+        np.testing.assert_array_equal(tree.find((ends - 0.5) / ends[-1]), index)
+        np.testing.assert_array_equal(tree.find((ends - 1e-6) / ends[-1]), index)
+
+    @pytest.mark.parametrize("n", [5_000, WIDTH * 1_025])
+    def test_nothing_drifts(self, n: int) -> None:
+        tree, rng = SumTree(n), np.random.default_rng(0)
+        for _ in range(300):
+            tree.set(rng.integers(0, n, 200), rng.random(200) * 10.0 ** rng.integers(-8, 8, 200))
+        for level, parent in zip(tree._levels, tree._parents, strict=True):
+            np.testing.assert_array_equal(parent[: len(level)], level.sum(axis=1))
+        tree.set(np.arange(n), 0.0)
+        assert tree.total == 0.0
+
+    def test_zeros_are_never_found(self) -> None:
+        tree = SumTree(300)
+        tree.set(np.array([7, 64, 200]), np.array([0.1, 0.2, 0.7]))
+        assert set(tree.find(np.r_[np.linspace(0, 1, 1_001), 1.001]).tolist()) == {7, 64, 200}
+
+    def test_the_last_of_several_counts(self) -> None:
+        tree = SumTree(100)
+        tree.set(np.array([3, 3]), np.array([5.0, 2.0]))
+        assert tree.total == 2.0
+
+    def test_all_zeros_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="every priority is 0"):
+            SumTree(100).find(np.zeros(1))
+
+
+def test_rows_are_drawn_in_proportion_to_the_power_of_their_priorities() -> None:
+    replay, _ = filled(alpha=0.5)
+    replay.update_priorities(np.arange(8), np.array([0.0, 1, 4, 9, 16, 0, 0, 0]))
+    counts = np.bincount(replay.sample(10_000).index, minlength=8)
+    np.testing.assert_allclose(counts, 1_000 * np.array([0, 1, 2, 3, 4, 0, 0, 0]), atol=1)  # stratified
+
+
+def test_each_of_equal_parts_of_the_total_is_drawn_from_once() -> None:
+    replay, _ = filled()
+    assert sorted(replay.sample(8).index.tolist()) == list(range(8))
+
+
+def test_weights_are_those_of_schaul_et_al() -> None:
+    replay, _ = filled()
+    priority = np.array([1.0, 2, 4, 8, 1, 1, 1, 2])  # of a total of 20
+    replay.update_priorities(np.arange(8), priority)
+    drawn = replay.sample(40, beta=0.5)
+    weight = (8 * priority[drawn.index] / 20) ** -0.5
+    np.testing.assert_allclose(drawn.weight, weight / weight.max(), rtol=1e-6)
+    assert replay.sample(40, beta=0.0).weight.tolist() == [1.0] * 40
+
+
+def test_new_rows_have_the_highest_priority_so_far() -> None:
+    replay, history = filled(1)
+    replay.update_priorities(np.arange(4), np.array([1.0, 6, 2, 1]))
+    replay.update_priorities(np.array([1]), np.array([2.0]))
+    replay.append(history.batch(4))
+    np.testing.assert_array_equal(replay.newest(), [4, 5, 6, 7])
+    drawn = np.bincount(replay.sample(3_000).index, minlength=8)
+    np.testing.assert_allclose(drawn, 100 * np.array([1, 2, 2, 1, 6, 6, 6, 6]), atol=1)
+
+
+def test_priorities_of_overwritten_rows_are_passed_over() -> None:
+    replay, _ = filled(4)  # 16 rows; 5 to 15 are held
+    total = replay._selector._tree.total  # type: ignore[attr-defined]
+    replay.update_priorities(np.arange(5), np.full(5, 100.0))
+    assert replay._selector._tree.total == total == 11  # type: ignore[attr-defined]
+    replay.update_priorities(np.array([4, 5]), np.array([100.0, 3.0]))
+    assert replay._selector._tree.total == 13  # type: ignore[attr-defined]
+    assert replay.sample(400).index.min() == 5
+
+
+def test_overwritten_rows_leave_the_tree() -> None:
+    replay, history = filled(2)
+    replay.update_priorities(np.arange(8), np.full(8, 50.0))
+    for _ in range(3):
+        replay.append(history.batch(4))
+        assert replay.n_choices == min(11, len(history.rows) - 1)
+        assert replay._selector._tree.total == 50 * replay.n_choices  # type: ignore[attr-defined]
+
+
+def test_rows_not_valid_and_rows_that_wait_have_no_priority() -> None:
+    history = History(2, ends=0.2)
+    replay = replay_for(history, NStep(0.5, 3), T=4, L=15, alpha=1.0)
+    for _ in range(12):
+        replay.append(history.batch(4))
+        assert replay._selector._tree.total == replay.n_choices  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_what_is_no_priority_is_refused(wrong: float, alpha: float) -> None:
+    replay, _ = filled(alpha=alpha)
+    with pytest.raises(ValueError, match="1 of 2 priorities"):
+        replay.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
+
+
+def test_priorities_may_be_tensors_and_must_be_as_many_as_rows() -> None:
+    replay, _ = filled()
+    replay.update_priorities(np.array([0, 1]), torch.tensor([3.0, 5.0]))
+    assert replay._selector._tree.total == 6 + 8  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="priorities"):
+        replay.update_priorities(np.array([0, 1]), torch.tensor([3.0]))
+
+
+def test_alpha_0_is_not_prioritized() -> None:
+    with pytest.raises(ValueError, match="alpha=0"):
+        Prioritized(np.random.default_rng(0), 0.0, 8)

@@ -1,0 +1,129 @@
+"""Sequences by hand: batches of 4 rows of two environments that never end, sequences of 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe.replay import ReplayBuffer, Sequences, Whole
+from tests.replay.history import History
+from tests.replay.made import replay_for
+
+
+def filled(n_batches: int, **options: Any) -> tuple[ReplayBuffer[Sequences], History]:
+    history = History(2, ends=0.0)
+    replay = replay_for(history, Whole(6), T=4, L=20, previous=True, **options)
+    for _ in range(n_batches):
+        replay.append(history.batch(4))
+    return replay, history
+
+
+def starts(replay: ReplayBuffer[Sequences]) -> set[int]:
+    """The times at which sequences begin, since the history's beginning: one row of the ring lies before it."""
+    return {int(index) // 2 - 1 for index in replay.sample(100).index}
+
+
+def test_a_sequence_waits_until_all_its_rows_are_there() -> None:
+    replay, history = filled(1)
+    assert replay.n_choices == 0
+    with pytest.raises(ValueError, match="cannot be sampled yet"):
+        replay.sample(1)
+    replay.append(history.batch(4))
+    assert starts(replay) == {0}
+    assert replay.newest().tolist() == [2, 3]
+    replay.append(history.batch(4))
+    assert starts(replay) == {0, 4}
+    assert replay.newest().tolist() == [10, 11]
+
+
+def test_overwritten_sequences_are_gone() -> None:
+    replay, _ = filled(7)  # 28 rows; 10 to 28 are held, and of 10 what was before is not
+    assert starts(replay) == {12, 16, 20}
+    assert replay.n_choices == 6
+
+
+def test_they_begin_with_the_state_the_agent_had_there() -> None:
+    replay, _ = filled(5)
+    found = replay.sample(50)
+    time, env = np.divmod(found.index, 2)
+    np.testing.assert_array_equal(found.state[0][:, 0], time - 1 + env / 8)
+
+
+def test_they_begin_with_the_true_action_and_reward_before() -> None:
+    replay, history = filled(5)
+    found = replay.sample(50)
+    later = found.index >= 10
+    for i in np.flatnonzero(later):
+        time, env = found.index[i] // 2 - 1, found.index[i] % 2
+        before = history.at(int(time) - 1, int(env))
+        assert found.inputs.prev_action[0, i] == before["action"]
+        assert found.inputs.prev_reward[0, i] == before["reward"]
+    assert later.any()
+
+
+def test_shapes() -> None:
+    found = filled(5)[0].sample(3)
+    assert found.inputs.observation.shape == (7, 3, 3)
+    assert found.inputs.first.shape == (7, 3)
+    assert found.action.shape == found.reward.shape == found.valid.shape == (6, 3)
+    assert found.weight.tolist() == [1.0] * 3
+
+
+def test_none_goes_over_a_gap_between_batches() -> None:
+    replay, _ = filled(3)
+    other = History(2, ends=0.0, seed=1)
+    for _ in range(2):
+        replay.append(other.batch(4))
+    times = np.unique(replay.sample(200).index // 2).tolist()
+    assert times == [5, 15]  # of the batch at 9 two rows lack; 13 is its end, and 14 for what was before 15
+
+
+@pytest.mark.parametrize("what", ["gap", "worker"])
+def test_what_ends_between_batches_is_truncated(what: str) -> None:
+    history = History(2, ends=0.0)
+    replay = replay_for(history, Whole(4), T=4, L=20)
+    replay.append(history.batch(4))
+    if what == "gap":
+        history = History(2, ends=0.0, seed=1)
+    batch = history.batch(4)
+    if what == "worker":
+        batch.valid[0, 0] = False  # it died, and the row after begins an episode
+    replay.append(batch)
+    found = replay.sample(50)
+    ended = found.truncated[:, torch.from_numpy(found.index < 2)]
+    assert not ended[:3].any()
+    expected = found.index[found.index < 2] % 2 < (2 if what == "gap" else 1)
+    np.testing.assert_array_equal(ended[3], expected)
+
+
+def test_priorities_are_those_of_sequences() -> None:
+    replay, history = filled(4, alpha=1.0)  # begin at 0, 4, 8
+    replay.update_priorities(np.array([2, 3, 10, 11, 18, 19]), torch.tensor([0.0, 0, 1, 0, 3, 0]))
+    counts = np.bincount(replay.sample(400, beta=1.0).index)
+    assert (counts[10], counts[18]) == (100, 300)
+    weight = {int(i): float(w) for i, w in zip(*_index_and_weight(replay), strict=True)}
+    assert weight == {10: 1.0, 18: pytest.approx(1 / 3)}
+    for _ in range(3):
+        replay.append(history.batch(4))
+    total = replay._selector._tree.total  # type: ignore[attr-defined]
+    replay.update_priorities(np.array([2, 3, 10, 4]), np.full(4, 100.0))  # overwritten; and 4 is no beginning
+    assert replay._selector._tree.total == total  # type: ignore[attr-defined]
+
+
+def _index_and_weight(replay: ReplayBuffer[Sequences]) -> tuple[np.ndarray, torch.Tensor]:
+    found = replay.sample(40, beta=1.0)
+    return found.index, found.weight
+
+
+def test_batches_of_another_length_are_refused() -> None:
+    replay, history = filled(1)
+    with pytest.raises(ValueError, match="3 time steps"):
+        replay.append(history.batch(3))
+
+
+def test_a_length_of_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="length=0"):
+        Whole(0)

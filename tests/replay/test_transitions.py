@@ -1,0 +1,210 @@
+"""Transitions by hand: one environment whose observation counts its rows, rewards 1, 2, 4, ..., γ = 0.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.ops.returns import n_step_return
+from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from tests.replay.history import History
+from tests.replay.made import ACTIONS, replay_for
+
+COUNTER = Box(0, np.inf, (1,), np.float32)
+
+
+def batch(
+    n: int,
+    terminated: tuple[int, ...] = (),
+    truncated: tuple[int, ...] = (),
+    life: tuple[int, ...] = (),
+    start: int = 0,
+) -> Samples:
+    """n rows of one environment from `start` on; episodes end at the rows named, whose next row is not valid."""
+    T = torch.arange(start, start + n + 1)
+    ends = torch.isin(T, torch.tensor((*terminated, *truncated)))[:-1, None]
+    valid = torch.cat([torch.ones(1, 1, dtype=torch.bool), ~ends[:-1]])
+    return Samples(
+        inputs=AgentInputs(T[:, None, None].float(), T[:, None] - 1, 2.0 ** (T[:, None] - 1), T[:, None] == 0),
+        action=T[:-1, None],
+        reward=2.0 ** T[:-1, None],
+        terminated=torch.isin(T, torch.tensor((*terminated, *life)))[:-1, None],
+        truncated=torch.isin(T, torch.tensor(truncated))[:-1, None],
+        valid=valid,
+        info=None,  # type: ignore[arg-type]  # replay does not look
+        state=(),
+        final_state=(),
+    )
+
+
+def replay(n: int = 1, **options: Any) -> ReplayBuffer[Transitions]:
+    return make_replay(ReplayConfig(size=32), COUNTER, ACTIONS, BatchSpec(6, 1), NStep(0.5, n), **options)
+
+
+def drawn(buffer: ReplayBuffer[Transitions]) -> dict[int, tuple[float, float, float]]:
+    """All that can be drawn: by row its return, factor and the row to bootstrap from."""
+    found = buffer.sample(400)
+    rows = found.inputs.observation[:, 0].int().tolist()
+    return {
+        row: (float(found.return_[i]), float(found.bootstrap[i]), float(found.next_inputs.observation[i, 0]))
+        for i, row in enumerate(rows)
+    }
+
+
+def test_one_step_is_the_reward_and_the_next_row() -> None:
+    buffer = replay()
+    buffer.append(batch(6))
+    assert drawn(buffer) == {t: (2.0**t, 0.5, t + 1) for t in range(6)}
+
+
+def test_the_newest_n_minus_1_rows_wait() -> None:
+    buffer = replay(3)
+    buffer.append(batch(6))
+    # r[t] (1 + 0.5 * 2 + 0.25 * 4)
+    assert drawn(buffer) == {t: (3 * 2.0**t, 0.125, t + 3) for t in range(4)}
+    assert buffer.n_choices == 4
+
+
+def test_termination_stops_the_sum_and_the_bootstrap() -> None:
+    buffer = replay(3)
+    buffer.append(batch(6, terminated=(2,)))
+    found = drawn(buffer)
+    assert set(found) == {0, 1, 2}  # 3 is the last observation
+    assert found[0] == (3.0, 0.0, 3.0)
+    assert found[1][:2] == (4.0, 0.0)
+    assert found[2][:2] == (4.0, 0.0)
+
+
+def test_truncation_bootstraps_from_the_last_observation_with_the_steps_taken() -> None:
+    buffer = replay(3)
+    buffer.append(batch(6, truncated=(2,)))
+    found = drawn(buffer)
+    assert set(found) == {0, 1, 2}
+    assert found[1] == (4.0, 0.25, 3.0)
+    assert found[2] == (4.0, 0.5, 3.0)
+
+
+def test_a_lost_life_stops_the_sum_and_the_row_after_it_counts() -> None:
+    buffer = replay(3)
+    buffer.append(batch(6, life=(1,)))
+    found = drawn(buffer)
+    assert set(found) == {0, 1, 2, 3}
+    assert found[0][:2] == (2.0, 0.0)
+    assert found[1][:2] == (2.0, 0.0)
+    assert found[2] == (12.0, 0.125, 5.0)
+
+
+def test_an_end_on_the_last_row_of_a_batch_waits_for_nothing_of_the_next() -> None:
+    buffer = replay()
+    buffer.append(batch(6, truncated=(5,)))
+    assert drawn(buffer)[5] == (32.0, 0.5, 6.0)
+
+
+def test_a_worker_that_dies_between_batches_truncates_its_episode() -> None:
+    buffer = replay(2)
+    buffer.append(batch(6))
+    after = batch(6, start=6)
+    after.valid[0] = False  # row 6 ends an episode that nothing ended
+    buffer.append(after)
+    found = drawn(buffer)
+    assert found[5] == (32.0, 0.5, 6.0)
+    assert found[4] == (32.0, 0.25, 6.0)
+    assert 6 not in found
+
+
+def test_a_batch_that_does_not_go_on_where_the_last_ended_truncates_it() -> None:
+    buffer = replay(2, previous=True)
+    buffer.append(batch(6))
+    buffer.append(batch(6, start=20))
+    found = drawn(buffer)
+    assert found[5] == (32.0, 0.5, 6.0)
+    assert 6 not in found
+    assert found[20] == (2.0**20 * 2, 0.25, 22.0)
+    rows = buffer.sample(200).inputs
+    at_start = rows.observation[:, 0] == 20
+    assert set(rows.prev_action[at_start].tolist()) == {19}
+    assert buffer.n_rows == 12
+
+
+def test_previous_action_and_reward_are_those_of_the_row_before() -> None:
+    buffer = replay(previous=True)
+    buffer.append(batch(6))
+    found = buffer.sample(100)
+    row = found.inputs.observation[:, 0]
+    assert torch.equal(found.inputs.prev_action.float(), row - 1)
+    assert torch.equal(found.next_inputs.prev_action.float(), row)
+    assert torch.equal(found.next_inputs.prev_reward, 2.0**row)
+    assert torch.equal(found.inputs.first, row == 0)
+
+
+def test_without_previous_they_are_null() -> None:
+    buffer = replay()
+    buffer.append(batch(6))
+    inputs = buffer.sample(8).inputs
+    assert inputs.prev_action.shape == (8,)
+    assert not inputs.prev_action.any()
+    assert not inputs.prev_reward.any()
+    assert not inputs.first.any()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_returns_are_those_of_ops_over_the_whole_history(n: int) -> None:
+    history = History(2, ends=0.05)
+    buffer = replay_for(history, NStep(0.5, n), T=5, L=200)
+    batches = [history.batch(5) for _ in range(20)]
+    for each in batches:
+        buffer.append(each)
+    whole = [torch.cat([getattr(b, name) for b in batches]) for name in ("reward", "terminated", "truncated", "valid")]
+    return_, bootstrap, _ = n_step_return(*whole, 0.5, n)
+    found = buffer.sample(300)
+    index = torch.from_numpy(found.index)
+    assert torch.equal(found.return_, return_.flatten()[index])
+    assert torch.equal(found.bootstrap, bootstrap.flatten()[index])
+    assert len(set(found.index.tolist())) > 100
+
+
+def test_every_valid_row_is_drawn_equally_often() -> None:
+    history = History(3, ends=0.1)
+    buffer = replay_for(history, T=5, L=21)
+    for _ in range(9):
+        buffer.append(history.batch(5))
+    n = 400 * buffer.n_choices
+    counts = np.unique(buffer.sample(n).index, return_counts=True)[1]
+    assert len(counts) == buffer.n_choices == buffer.n_rows
+    assert buffer.n_choices < 20 * 3  # some ended
+    np.testing.assert_allclose(counts, 400, atol=5 * 20)  # five standard deviations
+
+
+def test_newest_are_the_rows_that_became_ready() -> None:
+    buffer = replay(3)
+    buffer.append(batch(6))
+    assert buffer.newest().tolist() == [0, 1, 2, 3]
+    buffer.append(batch(6, start=6, truncated=(8,)))
+    assert buffer.newest().tolist() == [4, 5, 6, 7, 8]
+
+
+def test_an_empty_replay_is_not_sampled() -> None:
+    with pytest.raises(ValueError, match="cannot be sampled yet"):
+        replay().sample(1)
+    waiting = make_replay(ReplayConfig(size=32), COUNTER, ACTIONS, BatchSpec(2, 1), NStep(0.5, 3))
+    waiting.append(batch(2))
+    with pytest.raises(ValueError, match="2 valid rows"):
+        waiting.sample(1)
+
+
+def test_batches_of_another_width_are_refused() -> None:
+    buffer = replay_for(History(2))
+    with pytest.raises(ValueError, match=r"\[4, 3\]"):
+        buffer.append(History(3).batch(4))
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="n=0"):
+        NStep(0.99, 0)
+    with pytest.raises(ValueError, match=r"discount=1\.1"):
+        NStep(1.1)

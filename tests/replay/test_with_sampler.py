@@ -1,0 +1,32 @@
+"""What samplers collect goes on from batch to batch, and none of it is lost in replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlframe.core.types import BatchSpec
+from rlframe.envs import probe
+from rlframe.replay import NStep, ReplayConfig, Whole, make_replay
+from tests.samplers.made import sampler_for
+
+
+@pytest.mark.parametrize("memory", ["feed_forward", "lstm"])
+def test_batches_of_a_sampler_go_on(memory: str) -> None:
+    recurrent = {"model_memory": "lstm"} if memory == "lstm" else {}
+    sampler, agent = sampler_for(probe.memory, T=8, B=3, decorrelation_steps=2, **recurrent)
+    plan = Whole(10) if memory == "lstm" else NStep(0.9, 2)
+    env = probe.memory()
+    spaces = (env.observation_space, env.action_space)
+    state = agent.initial_state(range(3))
+    replay = make_replay(ReplayConfig(size=600), *spaces, BatchSpec(8, 3), plan, state=state, previous=True)
+    n_valid = 0
+    for _ in range(6):
+        samples = sampler.collect()
+        replay.append(samples)
+        n_valid += int(samples.valid.sum())
+    assert replay.n_rows == n_valid
+    assert replay._storage.ring.t == 6 * 8 + 1  # of no gap, but one row for what was before the first
+    drawn = replay.sample(50)
+    assert torch.isfinite(drawn.weight).all()
+    sampler.close()
