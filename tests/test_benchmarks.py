@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def smoke(tmp_path: Path, only: str) -> dict[str, list[dict[str, Any]]]:
-    """A smoke run of benchmarks/sampling.py: what it wrote to out=."""
-    out = tmp_path / "sampling.json"
+def smoke(tmp_path: Path, only: str, name: str = "sampling") -> dict[str, list[dict[str, Any]]]:
+    """A smoke run of one of the benchmarks: what it wrote to out=."""
+    out = tmp_path / f"{name}.json"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/sampling.py"), "small=true", f"only={only}", f"out={out}"],
+        [sys.executable, str(ROOT / f"benchmarks/{name}.py"), "small=true", f"only={only}", f"out={out}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -39,6 +39,13 @@ def test_what_a_worker_costs_is_told_beside_rates(tmp_path: Path) -> None:
     found = smoke(tmp_path, "alternating,worker")
     assert [ratio["asked"] for ratio in found["ratios"]] == [1.3]
     assert [fact["asked"] for fact in found["facts"] if fact["asked"]] == [1.0, 60.0, 1.0, 60.0]
+
+
+def test_updates_are_measured_beside_stable_baselines3(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    found = smoke(tmp_path, "sac,td3,dqn_cartpole,dqn_atari", "updates")
+    assert len(found["rates"]) == 8
+    assert [ratio["asked"] for ratio in found["ratios"]] == [1.3] * 4
 
 
 @pytest.mark.slow

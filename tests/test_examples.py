@@ -101,7 +101,24 @@ def test_example_5_alternates_with_memory(tmp_path: Path) -> None:
     assert (config["sampler"], config["sampler.n_groups"], config["model.memory"]) == ("gpu", 2, "lstm")
 
 
-@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 6)])
+def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    small = {"n_steps": 200, "learn_from": 100, "replay_size": 1_000, "n_eval_episodes": 2, "max_frames": 200}
+    directory = run_example("example_6.py", tmp_path, **small)
+    assert_is_run_directory(directory)
+    assert column(directory, "replay/rows")[-1] >= 200
+    assert column(directory, "updates")[-1] > 20
+
+
+def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path: Path) -> None:
+    directory = run_example("example_7.py", tmp_path, env="Pendulum-v1", n_steps=400, learn_from=300)
+    assert_is_run_directory(directory)
+    assert column(directory, "updates")[-1] == 100
+    assert launch.main([f"resume={directory}", "runner.n_steps=440", "eval.n_episodes=1"]) == 0
+    assert column(directory, "updates")[-1] == 140
+
+
+@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 8)])
 def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')

@@ -1,6 +1,21 @@
 """Agents: what maps inputs and noise to actions, and rows of training data to what the loss needs."""
 
+from rlframe.agents.actor import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
 from rlframe.agents.base import Agent
 from rlframe.agents.policy import PolicyAgent, PolicyInfo, make_policy_agent
+from rlframe.agents.q import QAgent, QInfo, make_q_agent
 
-__all__ = ["Agent", "PolicyAgent", "PolicyInfo", "make_policy_agent"]
+__all__ = [
+    "ActorAgent",
+    "Agent",
+    "Choice",
+    "Deterministic",
+    "PolicyAgent",
+    "PolicyInfo",
+    "QAgent",
+    "QInfo",
+    "SquashedGaussian",
+    "make_actor_agent",
+    "make_policy_agent",
+    "make_q_agent",
+]

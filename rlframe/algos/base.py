@@ -54,6 +54,10 @@ class Algorithm(ABC):
     def update(self) -> UpdateMetrics:
         """Learn once; returns statistics by name."""
 
+    def counters(self) -> dict[str, float]:
+        """Metrics of the algorithm's own state, with their groups, for the log; none where there is nothing to tell."""
+        return {}
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything but the agent that decides the future: optimizer, counts, generators. Arrays and plain values."""

@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.agents import PolicyAgent
+from rlframe.agents import PolicyAgent, QAgent
 from rlframe.algos.base import Progress
+from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.models import ModelConfig
 from rlframe.ops.masked import masked_mean
+
+PRIORITY_EPSILON = 1e-6  # added to priorities, so that no row is never drawn again (Schaul et al. 2016, section 3.3)
 
 
 class Updater:
@@ -30,10 +34,11 @@ class Updater:
         learning_rate: Linear,
         max_grad_norm: float,
         progress: Progress,
+        adam_epsilon: float = 1e-5,  # as in Schulman et al.'s code
     ) -> None:
         self.parameters = list(parameters)
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial)
+        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, adam_epsilon)
 
     def step(self, loss: Tensor) -> Tensor:
         """One gradient step on `loss`; returns the gradient's norm before clipping."""
@@ -60,9 +65,11 @@ class Updater:
         self.optimizer.load_state_dict(state)
 
 
-def _optimizer(name: str, parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    if name == "adam":  # eps as in Schulman et al.'s code; fused: 863 -> 702 us per PPO minibatch on CPU
-        return torch.optim.Adam(parameters, learning_rate, eps=1e-5, fused=True)
+def _optimizer(
+    name: str, parameters: list[nn.Parameter], learning_rate: float, adam_epsilon: float
+) -> torch.optim.Optimizer:
+    if name == "adam":  # fused: 863 -> 702 us per PPO minibatch on CPU
+        return torch.optim.Adam(parameters, learning_rate, eps=adam_epsilon, fused=True)
     if name == "rmsprop":  # decay and eps as in Mnih et al. 2016
         return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=1e-5)
     raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
@@ -86,13 +93,13 @@ class UpdateDebt:
                 f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
                 f"algo.learn_from={learn_from} at least 0"
             )
-        self.ratio = Fraction(replay_ratio).limit_denominator(10**6) / batch_size
-        self.learn_from = learn_from
+        self.rate = Fraction(replay_ratio).limit_denominator(10**6) / batch_size  # updates an env_step
+        self.batch_size, self.learn_from = batch_size, learn_from
         self.owed = Fraction(0)
 
     def receive(self, before: int, after: int) -> None:
         """Count the env_steps of a batch: so many had come before it, so many after it."""
-        self.owed += self.ratio * max(after - max(before, self.learn_from), 0)
+        self.owed += self.rate * max(after - max(before, self.learn_from), 0)
 
     def due(self) -> int:
         """Whole updates owed."""
@@ -102,6 +109,11 @@ class UpdateDebt:
         """An update was made."""
         self.owed -= 1
 
+    def reached(self, progress: Progress) -> float:
+        """Rows learned from so far for each env_step since learning began; 0 before."""
+        counted = progress.env_steps - self.learn_from
+        return progress.updates * self.batch_size / counted if counted > 0 else 0.0
+
     def state_dict(self) -> dict[str, int]:
         """What is owed, exactly."""
         return {"numerator": self.owed.numerator, "denominator": self.owed.denominator}
@@ -109,6 +121,20 @@ class UpdateDebt:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from a saved debt."""
         self.owed = Fraction(state["numerator"], state["denominator"])
+
+
+class EpsilonSchedule:
+    """Sets an agent's epsilon: from `initial` linearly over `n_steps`, to `final` of the first environment, to `last`
+    of the last one (0: to `final` as well)."""
+
+    def __init__(self, initial: float, final: float, last: float, n_steps: float, n_envs: int) -> None:
+        self.first = Linear(initial, final, max(n_steps, 1))
+        self.last = Linear(initial, last or final, max(n_steps, 1))
+        self.n_envs = n_envs
+
+    def apply(self, agent: QAgent, env_steps: int) -> None:
+        """Explore as after `env_steps`."""
+        agent.set_epsilon(self.first(env_steps), self.last(env_steps), self.n_envs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +207,14 @@ def policy_gradient_loss(
     return loss, {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
 
 
+def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:
+    """Raises:
+    ConfigError: the model has memory, which `algo` does not train.
+    """
+    if model.memory != "none":
+        raise ConfigError(f"model.memory={model.memory}: {algo} learns from single rows; use {other} or memory=none")
+
+
 def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
     """Raises:
     ValueError: `n` minibatches do not divide the batch (its environments, with memory).
@@ -202,3 +236,9 @@ def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def load_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state."""
     rng.bit_generator.state = state
+
+
+@torch.no_grad()
+def soft_update(targets: list[nn.Parameter], onlines: list[nn.Parameter], tau: float) -> None:
+    """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1)."""
+    torch._foreach_lerp_(targets, onlines, tau)  # type: ignore[arg-type]  # which takes lists of tensors

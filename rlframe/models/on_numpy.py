@@ -20,6 +20,7 @@ from rlframe.models.encoders import Encoder, Mlp, Vector
 from rlframe.models.heads import GaussianHead, JointHead
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
+from rlframe.models.perceptron import ACTIVATIONS, Perceptron
 
 BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
 
@@ -73,6 +74,19 @@ def mlp(module: Mlp) -> Map:
         for layer in layers:
             x = activation(layer(x))
         return x
+
+    return forward
+
+
+def perceptron(module: Perceptron) -> Map:
+    """Linear layers with the activation between them."""
+    *layers, last = [affine(weight, bias) for weight, bias in module.layers]
+    activation = _ACTIVATIONS[ACTIVATIONS[module.activation].plain]
+
+    def forward(x: Array) -> Array:
+        for layer in layers:
+            x = activation(layer(x))
+        return last(x)
 
     return forward
 

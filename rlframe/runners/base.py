@@ -78,6 +78,7 @@ class Runner(ABC):
         row: dict[str, float] = {}
         with stop_request() as stop:
             try:
+                self.sampler.refresh(self.agent)  # whose exploration the algorithm has set
                 self.clock.begin(self.env_steps, self.algo.progress.updates)
                 if self.reported < 0:
                     row = self.report()
@@ -141,6 +142,7 @@ class Runner(ABC):
             **evaluation,
             **self._episodes(),
             **self.sampler.counters(),
+            **self.algo.counters(),
             "memory/resident_mb": resident_bytes() / 1e6,
             **self.clock.flush(self.env_steps, self.algo.progress.updates),
             **self.metrics.flush(),

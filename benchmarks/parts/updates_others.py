@@ -1,0 +1,59 @@
+"""Stable-Baselines3's side of benchmarks/updates.py."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from parts.turns import Unit
+from parts.updates_ours import UPDATES, Case, random_observations
+
+
+class Nowhere(gymnasium.Env):
+    """Spaces alone."""
+
+    def __init__(self, case: Case) -> None:
+        space = case.observation_space()
+        self.observation_space = gymnasium.spaces.Box(space.low, space.high, dtype=space.dtype)  # type: ignore[arg-type]
+        self.action_space = case.action_space()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(self.observation_space.shape or (), self.observation_space.dtype), {}
+
+
+def stable_baselines3(case: Case, stack: ExitStack) -> Unit:
+    """`train` as `learn` calls it, with replay full of random rows."""
+    from stable_baselines3 import DQN, SAC, TD3
+
+    cls = {"sac": SAC, "td3": TD3, "dqn": DQN}[case.algo]
+    images = len(case.observation_shape) == 3
+    model: Any = cls(
+        "CnnPolicy" if images else "MlpPolicy",
+        Nowhere(case),
+        buffer_size=case.rows,
+        batch_size=case.batch_size,
+        policy_kwargs={} if images else {"net_arch": list(case.hidden)},
+        device="cpu",
+        seed=0,
+    )
+    model._setup_learn(total_timesteps=10**9)
+    rng, buffer = np.random.default_rng(0), model.replay_buffer
+    observations = random_observations(case, case.rows + 1)
+    buffer.observations[:], buffer.next_observations[:] = observations[:-1], observations[1:]
+    discrete = case.algo == "dqn"
+    buffer.actions[:] = (
+        rng.integers(0, case.n_actions, buffer.actions.shape) if discrete else rng.uniform(-1, 1, buffer.actions.shape)
+    )
+    buffer.rewards[:] = rng.standard_normal(buffer.rewards.shape, np.float32)
+    buffer.full = True
+
+    def unit() -> int:
+        model.train(gradient_steps=UPDATES, batch_size=case.batch_size)
+        return UPDATES
+
+    return unit

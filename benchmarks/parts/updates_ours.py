@@ -1,0 +1,92 @@
+"""rlframe's side of benchmarks/updates.py: an algorithm whose replay is full of random rows."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+
+from parts.turns import Unit
+from rlframe.algos import dqn, sac, td3
+from rlframe.core.spaces import FrameStack, random_action
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+
+UPDATES = 10  # in one unit
+_MODULES: dict[str, Any] = {"sac": sac, "td3": td3, "dqn": dqn}
+_FRAMES = 4  # in a stack
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, the spaces it sees, and its sizes."""
+
+    algo: str  # sac | td3 | dqn
+    observation_shape: tuple[int, ...]  # of floats; with three numbers, of a stack of frames
+    n_actions: int  # numbers of an action, or of choices for dqn
+    hidden: tuple[int, ...]
+    batch_size: int
+    rows: int  # in replay
+
+    def observation_space(self) -> Box:
+        """Floats without bounds, or bytes."""
+        if len(self.observation_shape) == 3:
+            return FrameStack(Box(0, 255, self.observation_shape, np.uint8), _FRAMES)
+        return Box(-np.inf, np.inf, self.observation_shape, np.float32)
+
+    def action_space(self) -> Space:
+        """Canonical."""
+        return Discrete(self.n_actions) if self.algo == "dqn" else Box(-1, 1, (self.n_actions,), np.float32)
+
+
+def updates(case: Case, stack: ExitStack) -> Unit:
+    """Sample, and update everything."""
+    replay = ReplayConfig(size=case.rows + 100)
+    settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learn_from": 0}
+    config = _MODULES[case.algo].Config(**settings)
+    network = ModelConfig(hidden=case.hidden, activation="relu")
+    agent = config.make_agent(case.observation_space(), case.action_space(), network, 0)
+    learner = config.make_algorithm(agent, BatchSpec(case.rows, 1), 10**9, 0)
+    learner.receive(random_samples(case))
+
+    def unit() -> int:
+        for _ in range(UPDATES):
+            learner.update()
+        return UPDATES
+
+    return unit
+
+
+def random_observations(case: Case, n: int) -> np.ndarray:
+    """[n, 1, *observation]; frames in stacks that go on."""
+    rng = np.random.default_rng(0)
+    if len(case.observation_shape) == 3:
+        frames = rng.integers(0, 256, (n + _FRAMES - 1, *case.observation_shape[1:]), np.uint8)
+        windows = np.lib.stride_tricks.sliding_window_view(frames, _FRAMES, axis=0)
+        return windows.transpose(0, 3, 1, 2)[:, None]
+    return rng.standard_normal((n, 1, *case.observation_shape), np.float32)
+
+
+def random_samples(case: Case) -> Samples:
+    """One batch of one environment, without ends."""
+    rng, rows = np.random.default_rng(0), case.rows
+    action = torch.from_numpy(random_action(case.action_space(), rng, rows + 1))[:, None]
+    reward = torch.from_numpy(rng.standard_normal((rows + 1, 1), np.float32))
+    never = torch.zeros(rows + 1, 1, dtype=torch.bool)
+    observation = torch.from_numpy(np.ascontiguousarray(random_observations(case, rows + 1)))
+    return Samples(
+        inputs=AgentInputs(observation, action, reward, never),
+        action=action[1:],
+        reward=reward[1:],
+        terminated=never[1:],
+        truncated=never[1:],
+        valid=~never[1:],
+        info=(),  # type: ignore[arg-type]  # of acting, which nobody does
+        state=(),
+        final_state=(),
+    )

@@ -1,0 +1,92 @@
+"""How many gradient updates a second the replay algorithms make, next to Stable-Baselines3.
+
+    python benchmarks/updates.py
+    python benchmarks/updates.py rounds=15 only=sac,td3 out=updates.json
+    python benchmarks/updates.py small=true     a smoke run; its numbers mean nothing
+
+What is compared (ratios above 1 mean that rlframe is faster), each side with one torch thread on one core; the other
+side is asked for several updates at once, which is what it does fastest:
+
+  sac    17 observations and 6 actions, as HalfCheetah has them; two critics and an actor of 256x256, batches of 256
+  td3    the same; an update of the actor and the targets for each two of the critics
+  dqn_cartpole  4 observations, 2 actions, 256x256, batches of 128
+  dqn_atari     stacks of four 84x84 frames, 6 actions, the Nature CNN, batches of 32
+
+An update begins with a batch drawn from replay, which holds 100,000 random rows (dqn_atari: 10,000), and ends with the
+targets moved; no environment is stepped. "steps" in the table are updates.
+
+How. Each side lives in a process of its own, pinned to the same core, built and warmed up before anything is timed.
+Then they take turns, one at a time for `seconds` each while the other sleeps, for `rounds` rounds, with OpenMP waiting
+and malloc keeping memory as launch sets them for all. A rate is the median over the rounds; a ratio is the median of
+the ratios within each round, so that drifting speed favours nobody. Run it on a machine that has nothing else to do.
+
+Stable-Baselines3 is no dependency of rlframe: pip install stable-baselines3.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import chz
+from parts import updates_others, updates_ours
+from parts.turns import Comparison, Contender, Group, Line, run_group, show
+from parts.updates_ours import Case
+
+from rlframe.system.threads import limit_threads
+
+SB3 = "stable_baselines3"
+
+
+def cases(small: bool) -> dict[str, Case]:
+    """What can be measured, by name."""
+    rows, frames = (1_000, 200) if small else (100_000, 10_000)
+    return {
+        "sac": Case("sac", (17,), 6, (256, 256), 256, rows),
+        "td3": Case("td3", (17,), 6, (256, 256), 256, rows),
+        "dqn_cartpole": Case("dqn", (4,), 2, (256, 256), 128, rows),
+        "dqn_atari": Case("dqn", (4, 84, 84), 6, (), 32, frames),
+    }
+
+
+def beside_sb3(name: str, case: Case) -> Group:
+    """Both sides of one case."""
+    mine, theirs = f"rlframe, {name}", f"Stable-Baselines3, {name}"
+    contenders = [
+        Contender(mine, partial(updates_ours.updates, case)),
+        Contender(theirs, partial(updates_others.stable_baselines3, case)),
+    ]
+    return Group(contenders, [Comparison("over Stable-Baselines3", (mine,), ((theirs,),), 1.3)], (SB3,))
+
+
+def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = False, out: str = "") -> None:
+    """Measure and print.
+
+    Args:
+        rounds: turns of each side.    seconds: length of a turn.    only: groups, separated by commas.
+        small: one very short round.    out: JSON file for all that was measured.
+    """
+    limit_threads()
+    known = {name: beside_sb3(name, case) for name, case in cases(small).items()}
+    chosen = [name for name in only.split(",") if name] or list(known)
+    if unknown := set(chosen) - set(known):
+        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(known)}")
+    if importlib.util.find_spec(SB3) is None:
+        raise SystemExit("benchmarks/updates.py needs pip install stable-baselines3")
+    rounds, seconds = (1, 0.01) if small else (rounds, seconds)
+    rates: list[Line] = []
+    ratios: list[Line] = []
+    for name in chosen:
+        more_rates, more_ratios = run_group(known[name], name, rounds, seconds)
+        rates, ratios = rates + more_rates, ratios + more_ratios
+    show(rates, ratios, [])
+    if out:
+        content = {"seconds": seconds, "rates": rates, "ratios": ratios}
+        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(main)

@@ -1,0 +1,64 @@
+"""SAC on MuJoCo: one environment, replay, and a gradient step of every network for each env step.
+
+    python examples/example_7.py
+    python examples/example_7.py env=Hopper-v5 n_steps=300_000 seed=1 run_ID=1 log_dir=data/hopper
+
+Needs `pip install "rlframe[mujoco]"`. The first 5,000 env steps act at random; `eval/return_mean` is that of greedy
+episodes in environments of their own. `--help` lists the arguments; experiments/mujoco has the same as a preset.
+"""
+
+import chz
+import torch
+
+from rlframe.algos import sac
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment import flatten
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.replay import ReplayConfig
+from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
+from rlframe.system.memory import keep_freed_memory
+
+
+def train(
+    env: str = "HalfCheetah-v5",
+    n_steps: int = 100_000,
+    learn_from: int = 5_000,
+    seed: int = 0,
+    log_dir: str = "",
+    run_ID: int = 0,
+) -> None:
+    """Train SAC for `n_steps` env steps, the first `learn_from` of them with random actions."""
+    torch.set_num_threads(1)  # enough for networks of this size
+    keep_freed_memory()
+    env_config, log_interval_steps = EnvConfig(env), max(1, n_steps // 20)
+    model = ModelConfig(hidden=(256, 256), activation="relu")
+    config = sac.Config(replay=ReplayConfig(size=max(n_steps, 1000)), critic_learning_rate=1e-3, learn_from=learn_from)
+    evaluation = EvalConfig(n_envs=5, n_episodes=5)
+
+    envs = make_envs(env_config, 1, env_seeds(seed, Role.ENV, 1))
+    agent = config.make_agent(envs.observation_space, envs.action_space, model, seed)
+    sampler = SerialSampler(envs, agent, batch_T=1, seed=seed)
+    algo = sac.SAC(agent, sampler.batch_spec, n_steps, config, seed)
+    evaluator = Evaluator(env_config, agent, evaluation, seed)
+    runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+
+    # What params.json keeps, under the keys of the command line: so evaluate, plot and resume= understand this run too.
+    record = flatten(
+        algo=config,
+        env=env,
+        model=model,
+        sampler=serial.Config(batch_T=1, batch_B=1),
+        runner=minibatch_rl_eval.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
+        eval=evaluation,
+        seed=seed,
+    )
+    with runner, logger_context(log_dir, run_ID, f"sac_{env}", record) as run:
+        runner.train()
+    print(f"run: {run.directory}")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(train)

@@ -1,0 +1,141 @@
+"""QAgent: acts by the highest Q-value, and at random with probability epsilon; for the DQN family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from rlframe.agents.base import Agent, NumpyStep
+from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.spaces import check_observation_space
+from rlframe.core.struct import Struct, Tree, as_numpy, leaves
+from rlframe.core.types import AgentInputs, AgentStep, Array
+from rlframe.models import ModelConfig
+from rlframe.models.q_network import QModel, QNetwork
+from rlframe.models.q_values import QValue
+
+_NEVER = 1e-12  # an epsilon that float32 cannot tell from 0
+
+
+@dataclass(frozen=True, eq=False)
+class QInfo(Struct):
+    """What acting has computed already."""
+
+    q: Array  # [B, A]
+
+
+@dataclass(frozen=True, eq=False)
+class QNoise(Struct):
+    """Exploration of one row; all zero: none."""
+
+    uniform: Array  # [B] float32 in [0, 1)
+    action: Array  # [B] int64, taken if `uniform` falls into the last epsilon of [0, 1)
+    noisy: Array  # [B] float32, 1: with the noise of noisy layers
+
+
+@dataclass(frozen=True, eq=False)
+class QState(Struct):
+    """What an environment's rows carry along."""
+
+    env: Array  # [B] float32, global index of the environment
+    memory: Tree  # of the model; () without
+
+
+class QAgent(Agent):
+    """Epsilon is that of `set_epsilon`: one for all environments, or a ladder over them."""
+
+    epsilon: Tensor
+    last_env: Tensor
+
+    def __init__(self, model: QModel, kind: QValue, observation_space: Space, action_space: spaces.Discrete) -> None:
+        super().__init__()
+        self.model, self.kind = model, kind
+        self.observation_space, self.action_space = observation_space, action_space
+        self.register_buffer("epsilon", torch.zeros(2))  # of the first and of the last environment
+        self.register_buffer("last_env", torch.ones(()))  # index of the last environment of all ranks
+
+    def set_epsilon(self, first: float, last: float, n_envs: int) -> None:
+        """Explore at rates spaced logarithmically from `first`, of environment 0, to `last` (Horgan et al. 2018).
+
+        ε_i = first^(1 - i/(N-1)) last^(i/(N-1)); n_envs: N, over all ranks.
+        """
+        self.epsilon.copy_(torch.tensor([first, last]))
+        self.last_env.fill_(max(n_envs - 1, 1))
+
+    @torch.inference_mode()
+    def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+        values, memory = self.model(inputs, state.memory, noise.noisy.unsqueeze(-1))
+        q = self.kind.q(values)
+        log_first, log_last = self.epsilon.clamp(_NEVER).log()
+        epsilon = (log_first + (log_last - log_first) * (state.env / self.last_env)).exp()
+        action = torch.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
+        return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
+
+    def numpy_step(self) -> NumpyStep | None:
+        forward, q_of = self.model.numpy_forward(), self.kind.q_numpy
+        if forward is None:
+            return None
+        level, last_env = as_numpy(self.epsilon), as_numpy(self.last_env)
+
+        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+            values, memory = forward(inputs, state.memory, noise.noisy)
+            q = q_of(values)
+            first, last = (math.log(max(x, _NEVER)) for x in level.tolist())
+            epsilon = math.exp(first) if first == last else np.exp(first + (last - first) * (state.env / last_env))
+            action = np.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
+            return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
+
+        return step
+
+    def forward(self, inputs: AgentInputs, memory: Tree) -> tuple[Tensor, Tree]:
+        """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers."""
+        return self.model(inputs, memory)
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        uniform = rng.random(lead, dtype=np.float32)
+        return QNoise(uniform, rng.integers(int(self.action_space.n), size=lead), np.ones(lead, np.float32))
+
+    def initial_state(self, env_ids: Sequence[int]) -> Tree:
+        device = self.epsilon.device
+        return QState(torch.tensor(list(env_ids), dtype=torch.float32, device=device), self.memory(len(env_ids)))
+
+    def memory(self, n: int) -> Tree:
+        """The model's state at the beginning of n episodes; () without."""
+        return self.model.initial_state(n)
+
+    @property
+    def recurrent(self) -> bool:
+        return bool(leaves(self.memory(1)))
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(observation)
+
+
+def make_q_agent(
+    observation_space: Space,
+    action_space: Space,
+    config: ModelConfig,
+    kind: QValue,
+    seed: int = 0,
+    dueling: bool = False,
+    noisy: bool = False,
+) -> QAgent:
+    """The agent and network that the spaces call for; `seed` is the run's root seed and decides the first weights.
+
+    Raises:
+        ConfigError: the actions are not Discrete.    ValueError: an unsupported observation space.
+    """
+    check_observation_space(observation_space)
+    if not isinstance(action_space, spaces.Discrete):
+        raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use sac, td3 or ppo")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_int(seed, Role.MODEL))
+        model = QNetwork(observation_space, action_space, kind.n_atoms, config, dueling, noisy)
+    return QAgent(model, kind, observation_space, action_space)

@@ -1,0 +1,185 @@
+"""Recurrent Experience Replay in Distributed Reinforcement Learning. Kapturowski et al., 2019. ICLR.
+
+R2D2 on one machine: Q-learning on sequences from replay, begun at the recurrent state that acting had there, the first
+rows only to warm it up. Differences from the paper: sequences begin where the sampler's batches do (the paper's overlap
+of half a sequence is sampler.batch_T = half of burn_in + learn_T); they may reach over the end of an episode, where the
+state is reset and the rows that do not count are masked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents import QAgent, make_q_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.parts import PRIORITY_EPSILON, EpsilonSchedule, UpdateDebt, Updater
+from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import annealed
+from rlframe.core.struct import Tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.models.q_values import Expected
+from rlframe.ops.q_learning import td_loss
+from rlframe.ops.returns import n_step_return
+from rlframe.ops.scaling import rescale, unscale
+from rlframe.replay import ReplayConfig, Sequences, Whole, make_replay
+
+
+@chz.chz
+class Config:
+    """Defaults are the paper's (table 2), where one machine has them."""
+
+    learning_rate: float = option(1e-4, "Adam")
+    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
+    adam_epsilon: float = option(1e-3, "of Adam")
+    max_grad_norm: float = option(40.0, "global norm at which gradients are clipped; inf: never")
+    discount: float = fraction(0.997, "gamma, per env step")
+    n_step: int = count(5, "rewards a return sums before it bootstraps")
+    batch_size: int = count(64, "sequences an update")
+    burn_in: int = count(40, "rows of a sequence that only warm up the state")
+    learn_T: int = count(80, "rows of a sequence, after those, that are learned from")
+    replay: ReplayConfig
+    replay_ratio: float = option(
+        1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
+    )
+    learn_from: int = count(50_000, "env_steps before the first update")
+    target_interval: int = count(2_500, "updates between copies to the target network")
+    epsilon_initial: float = fraction(1.0, "probability of a random action, at first")
+    epsilon_final: float = fraction(0.4, "and after epsilon_fraction of the run, of the first environment")
+    epsilon_last: float = fraction(0.4**8, "the same of the last environment, others spaced logarithmically; 0: as all")
+    epsilon_fraction: float = fraction(0.02, "of runner.n_steps, over which epsilon goes down linearly")
+    double: bool = option(True, "the online network chooses the next action, the target network values it")
+    dueling: bool = option(True, "a stream for the state's value and one for the advantages")
+    rescale: bool = option(True, "learn h(value), so that rewards of any size need no clipping")
+    prioritized: bool = option(True, "replay chooses sequences by their TD errors")
+    alpha: float = fraction(0.9, "exponent of the priorities")
+    beta: float = fraction(0.6, "exponent of the importance weights")
+    eta: float = fraction(0.9, "priority: eta of the largest TD error of a sequence, the rest of their mean")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
+        if model.memory == "none":
+            raise ConfigError("r2d1 trains a memory: use model.memory=lstm or gru, or algo=dqn without")
+        return make_q_agent(observation_space, action_space, model, Expected(), seed, self.dueling)
+
+    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> R2D1:
+        return R2D1(agent, batch_spec, n_steps, self, seed)
+
+
+class R2D1(Algorithm):
+    """Double Q-learning on sequences; online and target network start from the same stored state."""
+
+    def __init__(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, config: Config, seed: int = 0) -> None:
+        self.agent, self.config, c = agent, config, config
+        if c.target_interval < 1 or c.learn_T < 1 or c.burn_in < 0:
+            raise ConfigError(
+                f"algo.target_interval={c.target_interval} and algo.learn_T={c.learn_T} must be at least 1, "
+                f"algo.burn_in={c.burn_in} at least 0"
+            )
+        self.progress = Progress()
+        self.debt = UpdateDebt(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
+        n_annealed, n_envs = c.epsilon_fraction * n_steps, batch_spec.B
+        self.epsilon = EpsilonSchedule(c.epsilon_initial, c.epsilon_final, c.epsilon_last, n_annealed, n_envs)
+        self.epsilon.apply(agent, 0)
+        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
+        parameters = agent.model.parameters()
+        self.updater = Updater(parameters, "adam", rate, c.max_grad_norm, self.progress, c.adam_epsilon)
+        self.target = copy.deepcopy(agent.model).requires_grad_(False)
+        self.replay = make_replay(
+            c.replay,
+            agent.observation_space,
+            agent.action_space,
+            batch_spec,
+            Whole(c.burn_in + c.learn_T),
+            alpha=c.alpha if c.prioritized else 0.0,
+            state=agent.initial_state(range(batch_spec.B)),
+            previous=True,
+            device=agent.epsilon.device,
+            seed=seed,
+        )
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.replay.append(samples)
+        self.agent.observe(samples.inputs[:-1].observation)
+        if self.config.prioritized and len(index := self.replay.newest()):
+            with torch.no_grad():  # as they would be after an update
+                self.replay.update_priorities(index, self._loss(self.replay.read(index))[1])
+        self.debt.receive(self.progress.scheduled, self.progress.env_steps)
+        self.epsilon.apply(self.agent, self.progress.env_steps)
+
+    def updates_due(self) -> int:
+        return self.debt.due() if self.replay.n_choices else 0
+
+    def update(self) -> UpdateMetrics:
+        batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
+        loss, priority, q = self._loss(batch)
+        grad_norm = self.updater.step((batch.weight * loss).mean())
+        if self.config.prioritized:
+            self.replay.update_priorities(batch.index, priority)
+        if self.progress.updates % self.config.target_interval == 0:
+            self.target.load_state_dict(self.agent.model.state_dict())
+        self.debt.pay()
+        return {
+            "loss": loss.detach().mean(),
+            "q": q.mean(),
+            "grad_norm": grad_norm,
+            "epsilon": self.agent.epsilon[0].clone(),
+            "learning_rate": self.updater.rate,
+        }
+
+    def _loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss [n] and priority [n] of the sequences, and the mean Q-value [n] of their actions."""
+        c = self.config
+        learned = slice(c.burn_in, None)
+        ends = (batch.terminated[learned], batch.truncated[learned], batch.valid[learned])
+        return_, bootstrap, index = n_step_return(batch.reward[learned], *ends, c.discount, c.n_step)
+        values = self._values(self.agent.model, batch)  # [learn_T + 1, n, A]
+        with torch.no_grad():
+            next_values = self._values(self.target, batch)
+            chooser = values if c.double else next_values
+            next_q = next_values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1).gather(0, index)
+            target = return_ + bootstrap * (unscale(next_q) if c.rescale else next_q)
+            target = rescale(target) if c.rescale else target
+        q = values[:-1].gather(-1, batch.action[learned].unsqueeze(-1)).squeeze(-1)
+        loss, error = td_loss(q, target)
+        valid = batch.valid[learned]
+        n_valid = valid.sum(0).clamp(min=1)
+        error = error * valid
+        priority = c.eta * error.max(0).values + (1 - c.eta) * error.sum(0) / n_valid + PRIORITY_EPSILON
+        return (loss * valid).sum(0) / n_valid, priority, (q.detach() * valid).sum(0) / n_valid
+
+    def _values(self, model: Any, batch: Sequences) -> Tensor:
+        """Q [learn_T + 1, n, A] of the rows that are learned from, with gradient from their first on."""
+        state: Tree = batch.state.memory
+        if self.config.burn_in:
+            with torch.no_grad():
+                _, state = model(batch.inputs[: self.config.burn_in], state)
+        values, _ = model(batch.inputs[self.config.burn_in :], state)
+        return values.squeeze(-1)
+
+    def counters(self) -> dict[str, float]:
+        return {"replay/ratio": self.debt.reached(self.progress), "replay/rows": self.replay.n_rows}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "progress": self.progress.state_dict(),
+            "updater": self.updater.state_dict(),
+            "target": self.target.state_dict(),
+            "debt": self.debt.state_dict(),
+            "replay": self.replay.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.progress.load_state_dict(state["progress"])
+        self.updater.load_state_dict(state["updater"])
+        self.target.load_state_dict(state["target"])
+        self.debt.load_state_dict(state["debt"])
+        self.replay.load_state_dict(state["replay"])

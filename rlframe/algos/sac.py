@@ -1,0 +1,284 @@
+"""Soft Actor-Critic: Off-Policy Maximum Entropy Deep RL with a Stochastic Actor. Haarnoja, Zhou, Abbeel, Levine, 2018.
+
+https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algorithms and Applications, 2018
+(https://arxiv.org/abs/1812.05905), which learns the temperature and needs no network for the state's value. For
+Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import torch
+import torch.nn.functional as F
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.descent import Descent
+from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.schedule import annealed
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.struct import Tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.models.critics import Critics, DiscreteCritics, make_critics, make_discrete_critics
+from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
+
+
+@chz.chz
+class Config:
+    """Defaults are those of the second paper (appendix D)."""
+
+    replay: ReplayConfig
+    learning_rate: float = option(3e-4, "Adam, of the actor and the temperature")
+    critic_learning_rate: float = option(3e-4, "Adam, of the critics")
+    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
+    max_grad_norm: float = option(math.inf, "norm at which the gradient of each loss is clipped; inf: never")
+    discount: float = fraction(0.99, "gamma, per env step")
+    n_step: int = count(1, "rewards of a return before the critics take over")
+    tau: float = fraction(0.005, "how far the target critics move to the online ones at each update")
+    batch_size: int = count(256, "rows of an update")
+    replay_ratio: float = option(256.0, "rows learned from for each env_step: batch_size times the updates a step")
+    learn_from: int = count(10_000, "env_steps, over all environments, of random actions before the first update")
+    temperature: float = option(1.0, "alpha: the weight of the entropy, at first")
+    learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
+    target_entropy: float = option(
+        math.nan, "nats; nan: -dim(A), or for discrete actions target_entropy_fraction of the most there can be"
+    )
+    target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
+        is_choice = isinstance(action_space, spaces.Discrete)
+        policy = Choice(action_space) if is_choice else SquashedGaussian(action_space)
+        return make_actor_agent(observation_space, action_space, policy, model, seed)
+
+    def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> SAC:
+        return SAC(agent, batch_spec, n_steps, self, seed)
+
+
+class SoftValue(ABC):
+    """What kinds of actions differ in: their critics, and the expectation over the policy's actions.
+
+    V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)]
+    """
+
+    critics: Critics | DiscreteCritics
+    target_critics: Critics | DiscreteCritics
+    default_target: float  # entropy in nats
+
+    @abstractmethod
+    def target(self, observation: Tree, params: Tensor, temperature: Tensor) -> Tensor:
+        """V(s) [n] by the target critics."""
+
+    @abstractmethod
+    def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Set the critics' gradients of Σ_i ½ mean (Q_i(s, a) - y)²; returns this loss and the mean Q."""
+
+    @abstractmethod
+    def gradient(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-mean V(s) by the critics, mean log π(a|s), and the first's gradient in the policy's parameters [n, P]."""
+
+
+class Continuous(SoftValue):
+    """The expectation is one sample, a function of the policy by its noise (Haarnoja et al. 2018, eq. 11-13)."""
+
+    critics: Critics
+    target_critics: Critics
+
+    def __init__(self, agent: ActorAgent, policy: SquashedGaussian, generator: torch.Generator, seed: int) -> None:
+        self.policy, self.generator = policy, generator
+        self.critics = make_critics(agent.observation_space, agent.action_space, agent.network, 2, seed)
+        self.critics.to(generator.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.default_target = -float(policy.size)
+
+    def _noise(self, params: Tensor) -> Tensor:
+        return torch.randn((len(params), self.policy.size), generator=self.generator, device=params.device)
+
+    def target(self, observation: Tree, params: Tensor, temperature: Tensor) -> Tensor:
+        action, log_prob = self.policy.sample(params, self._noise(params))
+        return self.target_critics(observation, action).amin(0) - temperature * log_prob
+
+    def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
+        critics = self.critics.run(observation, action)
+        q = critics.q  # [2, n]
+        error = q - target_q
+        critics.to_parameters(error / len(target_q))
+        return error.square().mean(), q.mean()  # of two critics, each with ½
+
+    def gradient(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        noise, n = self._noise(params), len(params)
+        action, log_prob = self.policy.sample(params, noise)
+        critics = self.critics.least(observation, action)
+        of_action = critics.to_action(torch.full_like(critics.q, -1 / n))
+        gradient = self.policy.gradient(params, noise, action, of_action, temperature / n)
+        return (temperature * log_prob - critics.q).mean(), log_prob.mean(), gradient
+
+
+class Discrete(SoftValue):
+    """The expectation is exact, a sum over all actions (Christodoulou 2019, eq. 10-12)."""
+
+    critics: DiscreteCritics
+    target_critics: DiscreteCritics
+
+    def __init__(self, agent: ActorAgent, policy: Choice, target_fraction: float, seed: int) -> None:
+        n_actions, device = policy.param_size, agent.random.device
+        self.critics = make_discrete_critics(agent.observation_space, n_actions, agent.network, 2, seed).to(device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.default_target = target_fraction * math.log(n_actions)
+
+    def target(self, observation: Tree, params: Tensor, temperature: Tensor) -> Tensor:
+        q = self.target_critics(observation).amin(0)
+        log_prob = F.log_softmax(params, -1)
+        return (log_prob.exp() * (q - temperature * log_prob)).sum(-1)
+
+    def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
+        taken, passes = action.unsqueeze(-1), self.critics.run(observation)
+        q = torch.stack([each.output.gather(-1, taken).squeeze(-1) for each in passes])  # [2, n]
+        error = q - target_q
+        for each, row in zip(passes, error / len(target_q), strict=True):
+            each.to_parameters(torch.zeros_like(each.output).scatter_(-1, taken, row.unsqueeze(-1)))
+        return error.square().mean(), q.mean()  # of two critics, each with ½
+
+    def gradient(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """∂V/∂x_j = π_j (Q_j - α log π_j - V) in the logits x."""
+        q = self.critics(observation).amin(0)
+        log_prob = F.log_softmax(params, -1)
+        prob, soft_q = log_prob.exp(), q - temperature * log_prob
+        value = (prob * soft_q).sum(-1, keepdim=True)
+        return -value.mean(), (prob * log_prob).sum(-1).mean(), prob * (soft_q - value) / -len(params)
+
+
+def _soft_value(agent: ActorAgent, config: Config, generator: torch.Generator, seed: int) -> SoftValue:
+    match agent.policy:
+        case SquashedGaussian():
+            return Continuous(agent, agent.policy, generator, seed)
+        case Choice():
+            return Discrete(agent, agent.policy, config.target_entropy_fraction, seed)
+    raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(agent.policy).__name__}")
+
+
+class SAC(Algorithm):
+    """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
+
+    def __init__(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, config: Config, seed: int = 0) -> None:
+        self.agent, self.config = agent, config
+        self.device = agent.random.device
+        if config.temperature <= 0:
+            raise ValueError(f"algo.temperature={config.temperature} must be above 0; a small one is nearly greedy")
+        self.progress = Progress()
+        self.debt = UpdateDebt(config.replay_ratio, config.batch_size, config.learn_from)
+        self.replay = make_replay(
+            config.replay,
+            agent.observation_space,
+            agent.action_space,
+            batch_spec,
+            NStep(config.discount, config.n_step),
+            device=self.device,
+            seed=seed,
+        )
+        self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
+        self.soft_value = _soft_value(agent, config, self.generator, seed)
+        self.critics, self.target_critics = self.soft_value.critics, self.soft_value.target_critics
+        self.online, self.targets = list(self.critics.parameters()), list(self.target_critics.parameters())
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=self.device))
+        given = config.target_entropy
+        self.target_entropy = self.soft_value.default_target if math.isnan(given) else given
+
+        schedule, clip = config.learning_rate_schedule, config.max_grad_norm
+        rate = annealed(schedule, config.learning_rate, n_steps)
+        critic_rate = annealed(schedule, config.critic_learning_rate, n_steps)
+        self.actor_descent = Descent(agent.parameters(), rate, clip, self.progress)
+        self.critic_descent = Descent(self.critics.parameters(), critic_rate, clip, self.progress)
+        self.temperature_descent = Descent([self.log_temperature], rate, clip, self.progress)
+        self._explore()
+
+    def _explore(self) -> None:
+        self.agent.set_levels(float(self.progress.env_steps < self.config.learn_from), 0.0)
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.replay.append(samples)
+        self.agent.observe(samples.inputs[:-1].observation)
+        self.debt.receive(self.progress.scheduled, self.progress.env_steps)
+        self._explore()
+
+    def updates_due(self) -> int:
+        return self.debt.due() if self.replay.n_choices else 0
+
+    @torch.no_grad()
+    def update(self) -> UpdateMetrics:
+        batch = self.replay.sample(self.config.batch_size)
+        observation = self.agent.model.normalized(batch.inputs.observation)
+        temperature = self.log_temperature.exp()
+        metrics = self._update_critics(batch, observation, temperature)
+        policy_metrics, log_prob = self._update_actor(observation, temperature)
+        if self.config.learn_temperature:
+            self._update_temperature(log_prob)
+        soft_update(self.targets, self.online, self.config.tau)
+        self.progress.updates += 1
+        self.debt.pay()
+        return {**metrics, **policy_metrics, "temperature": temperature, "learning_rate": self.actor_descent.rate}
+
+    def _update_critics(self, batch: Transitions, observation: Tree, temperature: Tensor) -> dict[str, Tensor]:
+        """Descend Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6 of the second paper)."""
+        next_observation = self.agent.model.normalized(batch.next_inputs.observation)
+        params = self.agent.model.params(next_observation)
+        target_q = batch.return_ + batch.bootstrap * self.soft_value.target(next_observation, params, temperature)
+        loss, q_mean = self.soft_value.descend_error(observation, batch.action, target_q)
+        self.critic_descent.step()
+        return {"loss": loss, "q": q_mean}
+
+    def _update_actor(self, observation: Tree, temperature: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Descend -mean V(s) in the policy (eq. 7-9); returns the mean log π(a|s) too."""
+        actor = self.agent.model.run(observation)
+        loss, log_prob, gradient = self.soft_value.gradient(observation, actor.output, temperature)
+        actor.to_parameters(gradient)
+        self.actor_descent.step()
+        return {"policy_loss": loss, "entropy": -log_prob}, log_prob
+
+    def _update_temperature(self, log_prob: Tensor) -> None:
+        """Descend -log α (log π + H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""
+        self.log_temperature.grad = -(log_prob + self.target_entropy)
+        self.temperature_descent.step()
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "replay/ratio": self.debt.reached(self.progress),
+            "replay/rows": self.replay.n_rows,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "progress": self.progress.state_dict(),
+            "debt": self.debt.state_dict(),
+            "replay": self.replay.state_dict(),
+            "critics": self.critics.state_dict(),
+            "target_critics": self.target_critics.state_dict(),
+            "log_temperature": self.log_temperature.detach().clone(),
+            "actor_descent": self.actor_descent.state_dict(),
+            "critic_descent": self.critic_descent.state_dict(),
+            "temperature_descent": self.temperature_descent.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.progress.load_state_dict(state["progress"])
+        self.debt.load_state_dict(state["debt"])
+        self.replay.load_state_dict(state["replay"])
+        self.critics.load_state_dict(state["critics"])
+        self.target_critics.load_state_dict(state["target_critics"])
+        self.log_temperature.copy_(state["log_temperature"])
+        self.actor_descent.load_state_dict(state["actor_descent"])
+        self.critic_descent.load_state_dict(state["critic_descent"])
+        self.temperature_descent.load_state_dict(state["temperature_descent"])
+        self.generator.set_state(state["generator"].cpu())

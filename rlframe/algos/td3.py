@@ -1,0 +1,182 @@
+"""Addressing Function Approximation Error in Actor-Critic Methods (TD3). Fujimoto, van Hoof, Meger, 2018.
+
+https://arxiv.org/abs/1802.09477
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.descent import Descent
+from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.schedule import Linear, annealed
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.struct import Tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.models.critics import make_critics
+from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
+
+
+@chz.chz
+class Config:
+    """Defaults are those of the paper (sections 5.2 and 6.1, and its code)."""
+
+    replay: ReplayConfig
+    learning_rate: float = option(3e-4, "Adam, of the actor; the paper's first version used 1e-3")
+    critic_learning_rate: float = option(3e-4, "Adam, of the critics")
+    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
+    max_grad_norm: float = option(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
+    discount: float = fraction(0.99, "gamma, per env step")
+    n_step: int = count(1, "rewards of a return before the critics take over")
+    tau: float = fraction(0.005, "how far targets move to the online networks at each of the actor's updates")
+    batch_size: int = count(256, "rows of an update")
+    replay_ratio: float = option(256.0, "rows learned from for each env_step: batch_size times the updates a step")
+    learn_from: int = count(25_000, "env_steps, over all environments, of random actions before the first update")
+    exploration: float = option(0.1, "standard deviation of the noise on actions in [-1, 1]")
+    exploration_final: float = option(0.1, "the same at the end of runner.n_steps, reached linearly")
+    target_noise: float = option(0.2, "standard deviation of the noise that smooths the target policy")
+    target_noise_clip: float = option(0.5, "its largest magnitude")
+    policy_delay: int = count(2, "updates of the critics for each of the actor and the targets")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
+        return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
+
+    def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> TD3:
+        return TD3(agent, batch_spec, n_steps, self, seed)
+
+
+class TD3(Algorithm):
+    """Clipped double Q-learning, target policy smoothing, and an actor that is updated less often."""
+
+    def __init__(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, config: Config, seed: int = 0) -> None:
+        self.agent, self.config = agent, config
+        space = agent.observation_space
+        if not isinstance(agent.policy, Deterministic):
+            raise TypeError(f"TD3 needs an agent with a deterministic policy, got {type(agent.policy).__name__}")
+        self.policy = agent.policy
+        if config.policy_delay < 1:
+            raise ValueError(f"algo.policy_delay={config.policy_delay} must be at least 1")
+        self.device = agent.random.device
+        self.progress = Progress()
+        self.debt = UpdateDebt(config.replay_ratio, config.batch_size, config.learn_from)
+        self.replay = make_replay(
+            config.replay,
+            space,
+            agent.action_space,
+            batch_spec,
+            NStep(config.discount, config.n_step),
+            device=self.device,
+            seed=seed,
+        )
+        self.critics = make_critics(space, agent.action_space, agent.network, 2, seed).to(self.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
+        rates = [
+            annealed(config.learning_rate_schedule, rate, n_steps)
+            for rate in (config.learning_rate, config.critic_learning_rate)
+        ]
+        self.actor_descent = Descent(agent.parameters(), rates[0], config.max_grad_norm, self.progress)
+        self.critic_descent = Descent(self.critics.parameters(), rates[1], config.max_grad_norm, self.progress)
+        self.online = [*agent.model.parameters(), *self.critics.parameters()]
+        self.targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
+        self.exploration = Linear(config.exploration, config.exploration_final, n_steps)
+        self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
+        self._explore()
+
+    def _explore(self) -> None:
+        warm_up = self.progress.env_steps < self.config.learn_from
+        self.agent.set_levels(float(warm_up), self.exploration(self.progress.env_steps))
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.replay.append(samples)
+        self.agent.observe(samples.inputs[:-1].observation)
+        self.debt.receive(self.progress.scheduled, self.progress.env_steps)
+        self._explore()
+
+    def updates_due(self) -> int:
+        return self.debt.due() if self.replay.n_choices else 0
+
+    @torch.no_grad()
+    def update(self) -> UpdateMetrics:
+        batch = self.replay.sample(self.config.batch_size)
+        observation = self.agent.model.normalized(batch.inputs.observation)
+        metrics = self._update_critics(batch, observation)
+        self.progress.updates += 1
+        if self.progress.updates % self.config.policy_delay == 0:
+            metrics |= self._update_actor(observation)
+            soft_update(self.targets, self.online, self.config.tau)
+        self.debt.pay()
+        return {**metrics, "learning_rate": self.actor_descent.rate}
+
+    def _target_q(self, batch: Transitions) -> Tensor:
+        """y = r + γ min_i Q'_i(s', a~),  a~ = π'(s') + clip(ε, -c, c),  ε ~ N(0, σ)   (algorithm 1)."""
+        observation = self.agent.model.normalized(batch.next_inputs.observation)
+        action = self.policy.action(self.target_actor.params(observation))
+        noise = torch.empty_like(action).normal_(0.0, self.config.target_noise, generator=self.generator)
+        noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)
+        smoothed = action.add_(noise).clamp_(-1, 1)
+        return batch.return_ + batch.bootstrap * self.target_critics(observation, smoothed).amin(0)
+
+    def _update_critics(self, batch: Transitions, observation: Tree) -> dict[str, Tensor]:
+        """Descend Σ_i mean (Q_i(s, a) - y)²: its gradient in Q_i is 2 (Q_i - y) / n."""
+        target_q = self._target_q(batch)
+        critics = self.critics.run(observation, batch.action)
+        q = critics.q  # [2, n]
+        error = q - target_q
+        critics.to_parameters(error * (2 / len(target_q)))
+        self.critic_descent.step()
+        return {"loss": error.square().mean() * 2, "q": q.mean()}
+
+    def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
+        """Ascend mean Q_1(s, π(s)): the deterministic policy gradient, mean ∇_a Q_1(s, a) ∇π(s)."""
+        actor = self.agent.model.run(observation)
+        action = self.policy.action(actor.output)
+        critic = self.critics.first(observation, action)
+        of_action = critic.to_action(torch.full_like(critic.q, -1 / len(critic.q)))
+        actor.to_parameters(self.policy.gradient(action, of_action))
+        self.actor_descent.step()
+        return {"policy_loss": -critic.q.mean()}
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "replay/ratio": self.debt.reached(self.progress),
+            "replay/rows": self.replay.n_rows,
+            "algo/exploration": float(self.agent.exploration),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "progress": self.progress.state_dict(),
+            "debt": self.debt.state_dict(),
+            "replay": self.replay.state_dict(),
+            "critics": self.critics.state_dict(),
+            "target_critics": self.target_critics.state_dict(),
+            "target_actor": self.target_actor.state_dict(),
+            "actor_descent": self.actor_descent.state_dict(),
+            "critic_descent": self.critic_descent.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.progress.load_state_dict(state["progress"])
+        self.debt.load_state_dict(state["debt"])
+        self.replay.load_state_dict(state["replay"])
+        self.critics.load_state_dict(state["critics"])
+        self.target_critics.load_state_dict(state["target_critics"])
+        self.target_actor.load_state_dict(state["target_actor"])
+        self.actor_descent.load_state_dict(state["actor_descent"])
+        self.critic_descent.load_state_dict(state["critic_descent"])
+        self.generator.set_state(state["generator"].cpu())

@@ -1,0 +1,145 @@
+"""Critics: independent action values Q(s, a) of one shape, and those of all actions Q(s, ·) of a Discrete space.
+
+Their gradients are asked for one by one, as the losses of DDPG, TD3 and SAC need them (see perceptron).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from gymnasium import Space
+from torch import Tensor, nn
+
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.struct import Tree
+from rlframe.models.actors import EncodedPass, encode, features_of, size_of
+from rlframe.models.base import ModelConfig
+from rlframe.models.encoders import Vector, has_images
+from rlframe.models.perceptron import Pass, Perceptron, least, least_to_input
+
+
+class Critics(nn.Module):
+    """`n` networks with weights of their own; with images each has its own encoder, after which the action joins.
+
+    Observations are [rows, *obs], as the actor normalises them; actions are [rows, *act], canonical.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig, n: int) -> None:
+        super().__init__()
+        self.action = Vector(action_space)
+        self.action_shape = tuple(action_space.shape or ())
+        # Nothing is learned by an encoder that only puts vectors side by side, so one does for all.
+        apart = has_images(observation_space) or config.encoder not in ("auto", "mlp")
+        encoders = [features_of(observation_space, config) for _ in range(n if apart else 1)]
+        self.n_features = size_of(encoders[0])
+        size = self.n_features + self.action.size
+        perceptrons = [Perceptron(size, config.hidden, 1, config.activation) for _ in range(n)]
+        self.encoders, self.perceptrons = nn.ModuleList(encoders), nn.ModuleList(perceptrons)
+        self._networks = list(zip(itertools.cycle(encoders), perceptrons, strict=False))
+
+    def forward(self, observation: Tree, action: Tensor) -> Tensor:
+        """Q(s, a) [n, rows]."""
+        flat = self.action(action)
+        inputs = [torch.cat([encoder(observation), flat], -1) for encoder in self.encoders]
+        found = [q(x) for q, x in zip(self.perceptrons, itertools.cycle(inputs), strict=False)]
+        return torch.stack(found).squeeze(-1)
+
+    def run(self, observation: Tree, action: Tensor) -> CriticPasses:
+        """The same, to be followed by its gradient with respect to the parameters."""
+        return CriticPasses(self._run(observation, action, len(self.perceptrons)))
+
+    def _run(self, observation: Tree, action: Tensor, n: int) -> list[EncodedPass]:
+        flat = self.action(action)
+        features = [encode(encoder, observation) for encoder, _ in self._networks[: min(n, len(self.encoders))]]
+        inputs = [torch.cat([each.detach(), flat], -1) for each in features]
+        networks = zip(self._networks[:n], itertools.cycle(features), itertools.cycle(inputs), strict=False)
+        return [EncodedPass(encoder, each, q.run(x)) for (encoder, q), each, x in networks]
+
+    def least(self, observation: Tree, action: Tensor) -> LeastQ:
+        """min_i Q_i(s, a), to be followed by its gradient with respect to the action; the critics are constant."""
+        return self._least(observation, action, len(self.perceptrons))
+
+    def first(self, observation: Tree, action: Tensor) -> LeastQ:
+        """Q_1(s, a), likewise."""
+        return self._least(observation, action, 1)
+
+    def _least(self, observation: Tree, action: Tensor, n: int) -> LeastQ:
+        passes = [each.run for each in self._run(observation, action, n)]
+        return LeastQ(passes, *least(passes), self.n_features, self.action_shape)
+
+
+@dataclass(frozen=True)
+class CriticPasses:
+    """One evaluation of critics."""
+
+    passes: list[EncodedPass]
+
+    @property
+    def q(self) -> Tensor:
+        """[n, rows], without autograd."""
+        return torch.stack([each.output.squeeze(-1) for each in self.passes])
+
+    def to_parameters(self, gradient: Tensor) -> None:
+        """Set the gradient of every parameter from dL/dq [n, rows]."""
+        for each, row in zip(self.passes, gradient, strict=True):
+            each.to_parameters(row.unsqueeze(-1))
+
+
+@dataclass(frozen=True)
+class LeastQ:
+    """The least of some critics' values."""
+
+    passes: list[Pass]
+    q: Tensor  # [rows]
+    which: Tensor  # [rows] the critic that has it
+    n_features: int
+    action_shape: tuple[int, ...]
+
+    def to_action(self, gradient: Tensor) -> Tensor:
+        """The action's gradient [rows, *act] from dL/dq [rows]."""
+        if len(self.passes) == 1:
+            found = self.passes[0].to_input(gradient.unsqueeze(-1))
+        else:
+            found = least_to_input(self.passes, self.which, gradient)
+        return found[:, self.n_features :].reshape(-1, *self.action_shape)
+
+
+class DiscreteCritics(nn.Module):
+    """`n` networks with weights of their own, each for the values of all actions of a Discrete space."""
+
+    def __init__(self, observation_space: Space, n_actions: int, config: ModelConfig, n: int) -> None:
+        super().__init__()
+        encoders = [features_of(observation_space, config) for _ in range(n)]
+        perceptrons = [Perceptron(size_of(e), config.hidden, n_actions, config.activation) for e in encoders]
+        self.encoders, self.perceptrons = nn.ModuleList(encoders), nn.ModuleList(perceptrons)
+        self._networks = list(zip(encoders, perceptrons, strict=True))
+
+    def forward(self, observation: Tree) -> Tensor:
+        """Q(s, ·) [n, rows, n_actions]."""
+        return torch.stack([perceptron(encoder(observation)) for encoder, perceptron in self._networks])
+
+    def run(self, observation: Tree) -> list[EncodedPass]:
+        """The same of every critic, to be followed by its gradient."""
+        features = [encode(encoder, observation) for encoder, _ in self._networks]
+        return [
+            EncodedPass(encoder, x, perceptron.run(x.detach()))
+            for (encoder, perceptron), x in zip(self._networks, features, strict=True)
+        ]
+
+
+def make_critics(observation_space: Space, action_space: Space, config: ModelConfig, n: int, seed: int) -> Critics:
+    """Critics whose first weights `seed`, the run's root seed, decides."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_int(seed, Role.CRITIC))
+        return Critics(observation_space, action_space, config, n)
+
+
+def make_discrete_critics(
+    observation_space: Space, n_actions: int, config: ModelConfig, n: int, seed: int
+) -> DiscreteCritics:
+    """The same for all actions of a Discrete space."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_int(seed, Role.CRITIC))
+        return DiscreteCritics(observation_space, n_actions, config, n)

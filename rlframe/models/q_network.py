@@ -1,0 +1,191 @@
+"""The Q-network: trunk, then a plain, dueling or noisy head of `n_atoms` numbers for each action."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import chz
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlframe.core.struct import Tree, as_numpy
+from rlframe.core.types import AgentInputs
+from rlframe.models import on_numpy
+from rlframe.models.actor_critic import Trunk
+from rlframe.models.base import ModelConfig
+from rlframe.models.encoders import has_images, orthogonal
+from rlframe.models.normalize import ObservationNorm
+
+NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
+_SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
+
+
+class QModel(nn.Module, ABC):
+    """Maps agent inputs to `n_atoms` numbers for each action (see q_values)."""
+
+    uses_previous: bool = False  # whether `inputs` must have the true previous action and reward, and `first`
+
+    @abstractmethod
+    def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
+        """Values [..., A, n_atoms] and the next state, for leads [B] or [T, B].
+
+        `noisy` [..., 1] or a number: how much of the noise of noisy layers is in a row, 0 for none.
+        """
+
+    def initial_state(self, n: int) -> Tree:
+        """Zero state of n environments; () without memory."""
+        return ()
+
+    def observe(self, observation: Tree) -> None:
+        """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
+
+    def resample(self, generator: torch.Generator) -> None:
+        """Draw the noise of noisy layers anew."""
+
+    def numpy_forward(self) -> NumpyQ | None:
+        """`forward` for [B] rows of NumPy arrays, `noisy` [B]; None if there is none (see PolicyModel)."""
+        return None
+
+
+class NoisyLinear(nn.Module):
+    """y = (μ + σ⊙ε) x with factorised ε_ij = f(ε_i) f(ε_j), f(x) = sign(x) √|x| (Fortunato et al. 2018, eq. 9-11)."""
+
+    noise_in: Tensor
+    noise_out: Tensor
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(n_in)
+        self.weight = nn.Parameter(torch.empty(n_out, n_in).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(n_out).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((n_out, n_in), _SIGMA * bound))
+        self.bias_sigma = nn.Parameter(torch.full((n_out,), _SIGMA * bound))
+        self.register_buffer("noise_in", torch.zeros(n_in))
+        self.register_buffer("noise_out", torch.zeros(n_out))
+
+    def resample(self, generator: torch.Generator) -> None:
+        """Draw ε anew."""
+        for noise in (self.noise_in, self.noise_out):
+            drawn = torch.randn(noise.shape, generator=generator)
+            noise.copy_(drawn.sign() * drawn.abs().sqrt())
+
+    def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
+        # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x): no second weight matrix is made
+        noise = F.linear(x * self.noise_in, self.weight_sigma, self.bias_sigma) * self.noise_out
+        return F.linear(x, self.weight, self.bias) + noisy * noise
+
+
+class Stream(nn.Module):
+    """From features, perhaps through a hidden layer, to numbers."""
+
+    def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool) -> None:
+        super().__init__()
+        sizes = [n_in, *hidden, n_out]
+        pairs = list(itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
+
+    def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            x = F.relu(x) if index else x
+            x = layer(x, noisy) if isinstance(layer, NoisyLinear) else layer(x)
+        return x
+
+    def on_numpy(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """`forward` in NumPy, for blocks of rows."""
+        layers = [_noisy_on_numpy(x) if isinstance(x, NoisyLinear) else _plain_on_numpy(x) for x in self.layers]
+
+        def forward(x: np.ndarray, noisy: np.ndarray) -> np.ndarray:
+            for index, layer in enumerate(layers):
+                x = layer(np.maximum(x, 0) if index else x, noisy)
+            return x
+
+        return forward
+
+
+def _linear(n_in: int, n_out: int) -> nn.Module:
+    return orthogonal(nn.Linear(n_in, n_out), 1.0)
+
+
+def _plain_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    affine = on_numpy.head(layer)
+    return lambda x, noisy: affine(x)
+
+
+def _noisy_on_numpy(layer: NoisyLinear) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    mean = on_numpy.affine(layer.weight, layer.bias)
+    sigma = on_numpy.affine(layer.weight_sigma, layer.bias_sigma)
+    noise_in, noise_out = as_numpy(layer.noise_in), as_numpy(layer.noise_out)
+    return lambda x, noisy: mean(x) + noisy * (sigma(x * noise_in) * noise_out)
+
+
+class QNetwork(QModel):
+    """The streams of dueling (Wang et al. 2016) and noisy heads have the last hidden layer, which else comes before."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Discrete,
+        n_atoms: int,
+        config: ModelConfig,
+        dueling: bool = False,
+        noisy: bool = False,
+    ) -> None:
+        super().__init__()
+        self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
+        name = "image_hidden" if has_images(observation_space) else "hidden"
+        widths: tuple[int, ...] = getattr(config, name)
+        hidden = widths[-1:] if dueling or noisy else ()
+        if hidden and config.memory == "none":
+            config = chz.replace(config, **{name: widths[:-1]})
+        self.trunk = Trunk(observation_space, action_space, config)
+        self.uses_previous = config.feed_back or config.memory != "none"
+        self.n_actions, self.n_atoms = int(action_space.n), n_atoms
+        self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
+        self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
+
+    def initial_state(self, n: int) -> Tree:
+        return self.trunk.initial_state(n)
+
+    def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
+        observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        features, state = self.trunk(observation, inputs, state)
+        values = self.advantage(features, noisy).unflatten(-1, (self.n_actions, self.n_atoms))
+        if self.value is not None:  # eq. 9
+            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+        return values, state
+
+    def observe(self, observation: Tree) -> None:
+        if self.norm:
+            self.norm.update(observation)
+
+    def resample(self, generator: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, NoisyLinear):
+                module.resample(generator)
+
+    def numpy_forward(self) -> NumpyQ | None:
+        trunk = self.trunk.numpy_forward()
+        if trunk is None:
+            return None
+        norm = on_numpy.normalizer(self.norm) if self.norm else None
+        advantage = self.advantage.on_numpy()
+        value = self.value.on_numpy() if self.value else None
+        shape = (self.n_actions, self.n_atoms)
+
+        def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
+            n = len(inputs.first)
+            observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
+            features, state = trunk(norm(observation) if norm else observation, inputs, state)
+            rows = on_numpy.in_blocks(noisy[:, None], n)
+            values = advantage(features, rows).reshape(n, *shape)
+            if value:
+                values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)
+            return values, on_numpy.in_rows(state)
+
+        return forward

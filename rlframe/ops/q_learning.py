@@ -1,0 +1,88 @@
+"""Losses of Q-learning on independent rows: for expected returns, for categorical distributions and for quantiles.
+
+Shared by every function here: `return_` and `bootstrap` [n] are the n-step return and the factor on what follows, γ^k,
+or 0 after termination. Targets are constants. Results are a loss [n] and an error [n] >= 0, by which replay may choose.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+    """Huber loss of the TD error, whose gradient is the error clipped to ±1.
+
+    δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
+
+    Args:
+        q, target_q: [n], Q of the action taken and of the next one.
+    Returns:
+        loss [n], |δ| [n].
+    """
+    return td_loss(q, return_ + bootstrap * target_q.detach())
+
+
+def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Huber loss with δ = 1 and absolute error of `q` towards `target`, of any one shape."""
+    return F.huber_loss(q, target, reduction="none"), (target - q.detach()).abs()
+
+
+def categorical_loss(
+    logits: Tensor, target_logits: Tensor, return_: Tensor, bootstrap: Tensor, v_min: float, v_max: float
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy with the projected target distribution; the error is their KL divergence.
+
+    (Bellemare, Dabney & Munos 2017, arXiv 1707.06887, algorithm 1; the KL as priority: Hessel et al. 2018)
+
+    Args:
+        logits, target_logits: [n, N], over returns spaced evenly from v_min to v_max.
+    Returns:
+        loss [n], KL [n].
+    """
+    target = project(target_logits.detach().softmax(-1), return_, bootstrap, v_min, v_max)
+    cross_entropy = -(target * logits.log_softmax(-1)).sum(-1)
+    entropy = -torch.special.xlogy(target, target).sum(-1)
+    return cross_entropy, (cross_entropy.detach() - entropy).clamp(min=0)
+
+
+@torch.no_grad()
+def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: float, v_max: float) -> Tensor:
+    """Φ: the distribution of G + γ^k Z on the support z, each atom's mass shared by its two neighbours.
+
+    (Bellemare et al. 2017, eq. 7)
+
+    Args:
+        probability: [n, N] of Z on z = v_min ... v_max.
+    Returns:
+        [n, N], rows summing to 1.
+    """
+    n_atoms = probability.shape[-1]
+    support = torch.linspace(v_min, v_max, n_atoms, dtype=probability.dtype, device=probability.device)
+    moved = (return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * support).clamp(v_min, v_max)
+    place = (moved - v_min) * ((n_atoms - 1) / (v_max - v_min))  # b, in 0 ... N-1
+    below = place.floor().clamp(max=n_atoms - 2)
+    share = place - below  # of the upper neighbour
+    index = below.long()
+    projected = torch.zeros_like(probability)
+    projected.scatter_add_(-1, index, probability * (1 - share))
+    return projected.scatter_add_(-1, index + 1, probability * share)
+
+
+def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantile Huber loss with κ = 1, summed over quantiles and averaged over target samples; the error is |mean δ|.
+
+    ρ_τ(u) = |τ - 1{u < 0}| L_1(u),   u_ij = G + γ^k θ'_j - θ_i,   τ_i = (2i + 1) / 2N
+    (Dabney et al. 2018, arXiv 1710.10044, eq. 10 and algorithm 1)
+
+    Args:
+        theta, target_theta: [n, N] quantiles.
+    Returns:
+        loss [n], error [n].
+    """
+    n = theta.shape[-1]
+    tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
+    target = (return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach()).unsqueeze(-2)  # [n, 1, N']
+    u = target - theta.unsqueeze(-1)  # [n, N, N']
+    weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
+    loss = (weight * F.huber_loss(u, torch.zeros_like(u), reduction="none")).mean(-1).sum(-1)
+    return loss, u.detach().mean((-2, -1)).abs()

@@ -1,0 +1,229 @@
+"""ActorAgent: greedy without noise, random in the warm-up, the same in NumPy; and what it refuses."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+
+from rlframe.agents import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
+from rlframe.agents.base import NoiseBuffer
+from rlframe.core.errors import ConfigError
+from rlframe.core.struct import leaves, map_tree, zeros_like
+from rlframe.core.types import AgentInputs
+from rlframe.models import ModelConfig
+from tests.models.test_on_numpy import IMAGE, MIXED, VECTOR, inputs_for
+
+BOX, NUMBER = spaces.Box(-2, 4, (3,), np.float32), spaces.Box(-1, 1, (), np.float32)
+GRID, DISCRETE = spaces.Box(-1, 1, (2, 2), np.float32), spaces.Discrete(4)
+KINDS: list[tuple[Any, Space]] = [
+    *((policy, space) for policy in (Deterministic, SquashedGaussian) for space in (BOX, NUMBER, GRID)),
+    (Choice, DISCRETE),
+]
+every_kind = pytest.mark.parametrize(("policy", "space"), KINDS, ids=lambda each: str(getattr(each, "__name__", each)))
+
+
+def agent_for(policy: Any, action: Space, observation: Space = VECTOR, seed: int = 0, **model: Any) -> ActorAgent:
+    config = ModelConfig(**{"hidden": (16,), "activation": "relu"} | model)
+    return make_actor_agent(observation, action, policy(action), config, seed)
+
+
+def act(agent: ActorAgent, n: int, noise: Any, observation: Space = VECTOR) -> torch.Tensor:
+    inputs = inputs_for(observation, agent.action_space, n)
+    return agent.step(inputs.torch(), (), map_tree(torch.from_numpy, noise)).action
+
+
+@every_kind
+def test_zero_noise_acts_greedily_whatever_the_levels(policy: Any, space: Space) -> None:
+    agent = agent_for(policy, space)
+    noise = zeros_like(agent.noise(np.random.default_rng(0), ()), (8,))
+    greedy = act(agent, 8, noise)
+    params = agent.model(torch.from_numpy(inputs_for(VECTOR, space, 8).observation)).detach()
+    expected = params.argmax(-1) if policy is Choice else params[:, : greedy[0].numel()].tanh().reshape(greedy.shape)
+    torch.testing.assert_close(greedy, expected)
+    agent.set_levels(1.0, 0.7)
+    assert torch.equal(act(agent, 8, noise), greedy)
+
+
+@pytest.mark.parametrize("policy", [Deterministic, SquashedGaussian])
+def test_random_actions_are_uniform(policy: Any) -> None:
+    agent = agent_for(policy, BOX)
+    with torch.no_grad():
+        agent.model.perceptron.layers[-1][1][:3] = 5.0  # the policy itself would always choose 1
+    noise = agent.noise(np.random.default_rng(0), (4000,))
+    agent.set_levels(1.0, 0.1)
+    action = act(agent, 4000, noise)
+    found = np.histogram(action.numpy(), bins=5, range=(-1, 1))[0] / action.numel()
+    np.testing.assert_allclose(found, 0.2, atol=0.015)
+    agent.set_levels(0.0, 0.1)
+    assert act(agent, 4000, noise).mean() > 0.9
+
+
+def test_random_choices_are_uniform() -> None:
+    agent = agent_for(Choice, DISCRETE)
+    with torch.no_grad():
+        agent.model.perceptron.layers[-1][1][2] = 50.0
+    noise = agent.noise(np.random.default_rng(0), (4000,))
+    agent.set_levels(1.0, 0.0)
+    np.testing.assert_allclose(np.bincount(act(agent, 4000, noise)) / 4000, 0.25, atol=0.03)
+    agent.set_levels(0.0, 0.0)
+    assert (act(agent, 4000, noise) == 2).all()
+
+
+def test_exploration_is_the_standard_deviation_of_the_noise_and_actions_stay_within_bounds() -> None:
+    agent = agent_for(Deterministic, BOX)
+    noise = agent.noise(np.random.default_rng(0), (4000,))
+    greedy = act(agent, 4000, zeros_like(noise, ()))
+    agent.set_levels(0.0, 0.1)
+    moved = act(agent, 4000, noise) - greedy
+    inside = greedy.abs() < 0.6
+    assert moved[inside].std().item() == pytest.approx(0.1, rel=0.05)
+    agent.set_levels(0.0, 3.0)
+    assert act(agent, 4000, noise).abs().max() == 1.0
+
+
+def test_a_gaussian_policy_acts_with_its_own_standard_deviation() -> None:
+    agent = agent_for(SquashedGaussian, NUMBER, log_std=-2.0)
+    with torch.no_grad():
+        agent.model.perceptron.layers[-1][0].zero_()
+        agent.model.perceptron.layers[-1][1].copy_(torch.tensor([0.0, -2.0]))
+    action = act(agent, 4000, agent.noise(np.random.default_rng(0), (4000,)))
+    assert action.atanh().std().item() == pytest.approx(np.exp(-2), rel=0.05)
+
+
+@pytest.mark.parametrize(("log_std", "used"), [(-50.0, -20.0), (50.0, 2.0)])
+def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
+    policy = SquashedGaussian(NUMBER)
+    noise, params = torch.ones(1, 1), torch.tensor([[0.1, log_std]])
+    action, log_prob = policy.sample(params, noise)
+    expected, expected_log_prob = policy.sample(torch.tensor([[0.1, used]]), noise)
+    assert torch.equal(action, expected)
+    assert torch.equal(log_prob, expected_log_prob)
+    gradient = policy.gradient(params, noise, action, torch.ones(1), torch.tensor(1.0))
+    assert gradient[0, 0] != 0.0
+    assert gradient[0, 1] == 0.0, "beyond the range nothing moves it"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@every_kind
+def test_acting_in_numpy_is_acting_in_torch(policy: Any, space: Space, n: int) -> None:
+    check_numpy(agent_for(policy, space), VECTOR, n)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "elu", "silu"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_every_model_of_vectors_acts_in_numpy(activation: str, normalize: bool) -> None:
+    agent = agent_for(SquashedGaussian, BOX, MIXED, activation=activation, normalize_observation=normalize)
+    agent.observe(inputs_for(MIXED, BOX, 4).torch().observation)
+    check_numpy(agent, MIXED, 4)
+
+
+def check_numpy(agent: ActorAgent, observation: Space, n: int) -> None:
+    inputs, step = inputs_for(observation, agent.action_space, n), agent.numpy_step()
+    assert step is not None
+    for random, exploration in ((0.0, 0.0), (0.0, 0.3), (1.0, 0.3)):  # which are seen though the step was made before
+        agent.set_levels(random, exploration)
+        noise = agent.noise(np.random.default_rng(1), (n,))
+        expected = agent.step(inputs.torch(), (), map_tree(torch.from_numpy, noise)).action
+        found = step(inputs, (), noise).action
+        assert found.dtype == expected.numpy().dtype
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_parameters_changed_in_place_are_seen_in_numpy() -> None:
+    agent, inputs = agent_for(Deterministic, BOX), inputs_for(VECTOR, BOX, 4)
+    step, noise = agent.numpy_step(), zeros_like(agent.noise(np.random.default_rng(0), ()), (4,))
+    assert step is not None
+    before = step(inputs, (), noise).action
+    with torch.no_grad():
+        agent.model.perceptron.layers[0][0].mul_(-1.0)
+    assert not np.allclose(step(inputs, (), noise).action, before, atol=1e-3)
+
+
+@every_kind
+def test_an_agent_sent_to_a_worker_takes_its_parameters_and_levels_from_the_board(policy: Any, space: Space) -> None:
+    agent = agent_for(policy, space)
+    sent = pickle.loads(pickle.dumps(agent))
+    adopted = {name: tensor.detach().numpy().copy() for name, tensor in agent.state_dict().items()}
+    for name, tensor in {**dict(sent.named_parameters()), **dict(sent.named_buffers())}.items():
+        tensor.data = torch.from_numpy(adopted[name])  # as samplers.acting does
+    step = sent.numpy_step()
+    assert step is not None
+    for array in adopted.values():
+        array[...] = 1.0  # so that actions are random, by the levels, which the board has
+    inputs, noise = inputs_for(VECTOR, space, 4), agent.noise(np.random.default_rng(0), (4,))
+    agent.set_levels(1.0, 1.0)
+    np.testing.assert_allclose(step(inputs, (), noise).action, act(agent, 4, noise), atol=1e-6)
+
+
+def test_images_act_in_torch() -> None:
+    space = spaces.Dict({"image": IMAGE, "place": VECTOR})
+    for observation in (IMAGE, space):
+        agent = agent_for(SquashedGaussian, BOX, observation)
+        assert agent.numpy_step() is None
+        assert act(agent, 3, agent.noise(np.random.default_rng(0), (3,)), observation).shape == (3, 3)
+
+
+def test_noise_of_an_environment_does_not_depend_on_its_company() -> None:
+    agent = agent_for(SquashedGaussian, BOX)
+    alone, together = (
+        NoiseBuffer(agent, 4, len(seeds), [np.random.default_rng(seed) for seed in seeds]) for seeds in ([7], [5, 7, 9])
+    )
+    alone.draw()
+    together.draw()
+    for one, many in zip(leaves(alone.arrays), leaves(together.arrays), strict=True):
+        np.testing.assert_array_equal(one[:, 0], many[:, 1])
+
+
+def test_levels_are_saved_with_the_agent() -> None:
+    agent, other = agent_for(Deterministic, BOX), agent_for(Deterministic, BOX, seed=1)
+    agent.set_levels(1.0, 0.25)
+    other.load_state_dict(agent.state_dict())
+    assert (other.random.item(), other.exploration.item()) == (1.0, 0.25)
+
+
+def test_the_seed_decides_the_weights() -> None:
+    one, same, other = (agent_for(Deterministic, BOX, seed=seed).model.perceptron.layers[0][0] for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_acting_tracks_no_gradient_and_has_no_state() -> None:
+    agent = agent_for(SquashedGaussian, BOX)
+    inputs: AgentInputs = inputs_for(VECTOR, BOX, 2).torch()
+    step = agent.step(inputs, (), agent.noise(np.random.default_rng(0), (2,)).torch())
+    assert not step.action.requires_grad
+    assert not agent.recurrent
+
+
+UNBOUNDED = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("policy", "space", "message"),
+    [
+        (SquashedGaussian, UNBOUNDED, r"has no finite bounds.*TransformAction.*algo=ppo"),
+        (Deterministic, spaces.Box(-1, np.inf, (2,), np.float32), "has no finite bounds"),
+        (Deterministic, DISCRETE, r"Discrete\(4\).*one Box.*algo=ppo"),
+        (SquashedGaussian, spaces.Dict({"a": BOX}), r"Dict.*one Box.*algo=ppo"),
+        (SquashedGaussian, spaces.MultiDiscrete([2, 2]), r"MultiDiscrete.*one Box"),
+        (Choice, BOX, "Discrete"),
+    ],
+)
+def test_actions_that_no_policy_serves_are_refused_with_the_remedy(policy: Any, space: Space, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agent_for(policy, space)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"memory": "lstm"}, r"model.memory=none \(with memory: algo=ppo"),
+        ({"feed_back": True, "shared": True}, "model.feed_back=false and model.shared=false"),
+    ],
+)
+def test_models_that_would_not_be_used_are_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agent_for(Deterministic, BOX, **model)

@@ -1,0 +1,105 @@
+"""DDPG, TD3 and SAC made small, networks whose numbers fit on paper, and batches to learn from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+
+from rlframe.core.struct import Tree
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
+from rlframe.models.perceptron import Perceptron
+from rlframe.replay import ReplayConfig, Transitions
+from rlframe.samplers import SerialSampler
+from tests.samplers.made import copied
+
+NUMBER = spaces.Box(-9, 9, (1,), np.float32)
+LEVEL = spaces.Box(-1, 1, (1,), np.float32)
+SMALL: dict[str, Any] = {"batch_size": 8, "replay_ratio": 8.0, "learn_from": 0}
+
+
+def learner(
+    module: Any,
+    observation_space: Space = NUMBER,
+    action_space: Space = LEVEL,
+    spec: tuple[int, int] = (4, 2),
+    n_steps: int = 1000,
+    seed: int = 0,
+    model: dict[str, Any] | None = None,
+    size: int = 1000,
+    **settings: Any,
+) -> Any:
+    """An algorithm and its agent."""
+    config = module.Config(replay=ReplayConfig(size=size), **SMALL | settings)
+    network = ModelConfig(**{"hidden": (), "activation": "relu"} | (model or {}))
+    agent = config.make_agent(observation_space, action_space, network, seed)
+    return config.make_algorithm(agent, BatchSpec(*spec), n_steps, seed)
+
+
+def write_linear(perceptron: Perceptron, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
+    """Make a network without hidden layers compute W x + b."""
+    assert len(perceptron.layers) == 1
+    with torch.no_grad():
+        perceptron.layers[0][0].copy_(torch.tensor(weights))
+        perceptron.layers[0][1].copy_(torch.tensor(bias))
+
+
+def inputs_at(observation: Tree) -> AgentInputs:
+    nothing = torch.zeros(1)
+    return AgentInputs(observation, nothing, nothing, nothing.bool())
+
+
+def transitions(
+    states: list[float], actions: Any, return_: list[float], bootstrap: list[float], next_states: list[float]
+) -> Transitions:
+    """Of observations [n, 1]; a list of floats for actions [n, 1], of ints for choices [n]."""
+    action = torch.tensor(actions)
+    return Transitions(
+        inputs=inputs_at(torch.tensor(states).unsqueeze(-1)),
+        action=action.unsqueeze(-1) if action.is_floating_point() else action,
+        return_=torch.tensor(return_),
+        bootstrap=torch.tensor(bootstrap),
+        next_inputs=inputs_at(torch.tensor(next_states).unsqueeze(-1)),
+        weight=torch.ones(len(states)),
+        index=np.arange(len(states)),
+    )
+
+
+class OneBatch:
+    """In the place of replay: always the same batch."""
+
+    n_rows = n_choices = 1
+
+    def __init__(self, batch: Transitions) -> None:
+        self.batch = batch
+
+    def sample(self, n: int) -> Transitions:
+        return self.batch
+
+
+def updated(algo: Any, batch: Transitions) -> dict[str, float]:
+    """The metrics of one update on this batch."""
+    algo.replay = OneBatch(batch)
+    return {name: float(value) for name, value in algo.update().items()}
+
+
+def collected(
+    env: Any, agent: Any, n_batches: int, spec: tuple[int, int], seed: int = 0, **kwargs: Any
+) -> list[Samples]:
+    """Batches that an agent collects, whose levels of exploration stay as they are."""
+    T, B = spec
+    sampler = SerialSampler(make_envs(EnvConfig(env, kwargs, "python"), B, list(range(B))), agent, T, seed)
+    return [copied(sampler.collect()) for _ in range(n_batches)]
+
+
+def learn(algo: Any, batches: Sequence[Samples]) -> list[dict[str, float]]:
+    """Receive batches and make the updates due; the metrics of each."""
+    found = []
+    for samples in batches:
+        algo.receive(samples)
+        while algo.updates_due():
+            found.append({name: float(value) for name, value in algo.update().items()})
+    return found

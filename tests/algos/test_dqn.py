@@ -1,0 +1,262 @@
+"""DQN and its options: targets by hand, when updates and copies happen, exact resume, and learning in seconds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe.algos import dqn
+from rlframe.algos.parts import UpdateDebt
+from rlframe.core.errors import ConfigError
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.envs import EnvConfig, probe
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+from rlframe.samplers import EvalConfig, Evaluator, serial
+from tests.algos.q_table import inputs_at, table_agent, transitions
+from tests.algos.test_learning import blind_time_limit
+
+QUICK: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "batch_size": 32,
+    "replay_ratio": 8.0,
+    "learn_from": 64,
+    "target_interval": 20,
+    "epsilon_final": 0.1,
+    "epsilon_fraction": 0.5,
+    "adam_epsilon": 1e-5,
+}
+SMALL = ReplayConfig(size=2_000)
+
+
+def algo_for(n: int = 4, **settings: Any) -> dqn.DQN:
+    config = dqn.Config(**{"replay": SMALL, "discount": 0.5} | settings)
+    return dqn.DQN(table_agent(n, config.kind()), BatchSpec(4, 2), 100, config)
+
+
+def made(
+    env: Any, n_steps: int, T: int = 8, B: int = 8, seed: int = 0, module: Any = dqn, **settings: Any
+) -> tuple[Any, Any, Any]:
+    """Sampler, agent and algorithm; what begins with `model_` is the model's."""
+    kwargs = {key: settings.pop(key) for key in ("action", "length", "delay", "ends") if key in settings}
+    model = {key.removeprefix("model_"): settings.pop(key) for key in list(settings) if key.startswith("model_")}
+    config = module.Config(**{"replay": SMALL} | QUICK | settings)
+    sampling = serial.Config(batch_T=T, batch_B=B)
+    envs = sampling.make_envs(EnvConfig(env, kwargs, "python"), seed, ())
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(**{"hidden": (32,)} | model), seed)
+    sampler = sampling.make_sampler(envs, agent, seed)
+    return sampler, agent, config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
+
+
+def run(env: Any, n_batches: int, **settings: Any) -> tuple[Any, Any, list[Samples]]:
+    """Algorithm, agent and a copy of every batch, after `n_batches` of 64 rows."""
+    sampler, agent, algo = made(env, n_batches * 64, **settings)
+    batches = []
+    for _ in range(n_batches):
+        samples = sampler.collect()
+        batches.append(samples.map(torch.clone))
+        learn(algo, samples)
+    return algo, agent, batches
+
+
+def learn(algo: Any, samples: Samples) -> None:
+    algo.receive(samples)
+    while algo.updates_due():
+        algo.update()
+
+
+def score(agent: Any, env: Any, **kwargs: Any) -> float:
+    evaluator = Evaluator(EnvConfig(env, kwargs, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
+    return float(np.mean([t.return_ for t in evaluator.evaluate()]))
+
+
+def test_an_update_debt_loses_no_fraction() -> None:
+    debt, n = UpdateDebt(replay_ratio=0.1, batch_size=3, learn_from=0), 0
+    for step in range(3_000):
+        debt.receive(step, step + 1)
+        while debt.due():
+            debt.pay()
+            n += 1
+    assert n == 100
+
+
+def test_a_debt_accrues_only_from_learn_from_on() -> None:
+    debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=1_000)
+    debt.receive(0, 996)
+    assert debt.due() == 0
+    debt.receive(996, 1_012)  # 12 of 16 count
+    assert debt.due() == 3
+
+
+def test_a_saved_debt_is_exact() -> None:
+    debt, other = UpdateDebt(1 / 3, 7, 0), UpdateDebt(1 / 3, 7, 0)
+    debt.receive(0, 1_000_003)
+    other.load_state_dict(debt.state_dict())
+    assert other.owed == debt.owed
+
+
+def test_debts_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"algo.replay_ratio=0.0 must be above 0"):
+        UpdateDebt(0.0, 32, 0)
+
+
+def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
+    algo, agent, _ = run(probe.identity, 1, learn_from=0, target_interval=1_000_000)
+    fresh, fresh_agent, _ = run(probe.identity, 1, learn_from=10_000)
+    for one, other in zip(fresh.target.parameters(), fresh_agent.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(algo.target.parameters(), fresh.target.parameters(), strict=True):
+        torch.testing.assert_close(one, other)  # still what it began with
+    assert algo.progress.updates == 16  # 64 rows * ratio 8 / batch 32
+    algo.config = dqn.Config(replay=SMALL, target_interval=17)
+    algo.debt.receive(1_000_000, 1_000_004)
+    algo.update()
+    for one, other in zip(algo.target.parameters(), agent.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_single_target_takes_the_largest_value_and_the_double_that_of_the_online_choice() -> None:
+    batch = transitions([0, 0], [0, 1], [1.0, 1.0], [0.5, 0.0], [1, 1])
+    for double, q_next in ((False, 8.0), (True, 2.0)):
+        algo = algo_for(double=double)
+        with torch.no_grad():
+            algo.agent.model.table[1, :, 0] = torch.tensor([5.0, 4.0])  # the online network prefers action 0
+            algo.target.table[1, :, 0] = torch.tensor([2.0, 8.0])
+        loss, error, q = algo._loss(batch)
+        torch.testing.assert_close(error, torch.tensor([1.0 + 0.5 * q_next, 1.0]))  # Q(0, .) = 0; row 1 terminated
+        torch.testing.assert_close(loss, torch.tensor([0.5 + 0.5 * q_next, 0.5]))
+        torch.testing.assert_close(q, torch.zeros(2))
+
+
+@pytest.mark.parametrize("value", ["categorical", "quantile"])
+def test_a_distribution_is_learned_of_the_action_taken_only(value: str) -> None:
+    algo = algo_for(value=value, n_atoms=3, v_min=0.0, v_max=2.0)
+    loss, _, _ = algo._loss(transitions([0], [1], [2.0], [0.0], [1]))
+    loss.sum().backward()
+    grad = algo.agent.model.table.grad
+    assert (grad[0, 1] != 0).any()
+    assert (grad[0, 0] == 0).all()
+    assert (grad[1:] == 0).all()
+
+
+def test_the_learning_rate_is_used_and_scheduled() -> None:
+    _, agent, _ = run(probe.identity, 2, learning_rate=0.0)
+    _, untouched, _ = run(probe.identity, 1, learn_from=10_000)
+    for one, other in zip(agent.parameters(), untouched.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    algo, _, _ = run(probe.identity, 4, learning_rate_schedule="linear")
+    assert algo.updater.rate == pytest.approx(1e-2 * (1 - algo.progress.scheduled / 256))
+
+
+def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
+    algo, agent, _ = run(probe.identity, 4, epsilon_fraction=0.5, epsilon_last=0.01)
+    assert agent.epsilon.tolist() == pytest.approx([0.1, 0.01])
+    algo.epsilon.apply(agent, 64)
+    assert agent.epsilon.tolist() == pytest.approx([0.55, 0.505])
+    assert agent.last_env == 7
+
+
+def test_prioritized_replay_is_told_the_errors() -> None:
+    algo, _, _ = run(probe.identity, 3, prioritized=True, discount=0.0)
+    told: list[Any] = []
+    algo.replay.update_priorities = lambda index, priority: told.append((index, priority))
+    algo.debt.receive(1_000_000, 1_000_004)
+    algo.update()
+    ((index, priority),) = told
+    assert len(index) == len(priority) == 32
+    assert (priority >= 0).all()
+
+
+def test_memory_is_refused_with_the_algorithm_that_trains_it() -> None:
+    with pytest.raises(ConfigError, match="use r2d1"):
+        run(probe.memory, 1, model_memory="lstm")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "double dueling": {"double": True, "dueling": True},
+    "3 steps prioritized": {"n_step": 3, "prioritized": True},
+    "noisy": {"noisy": True, "learning_rate": 3e-3},
+    "categorical": {"value": "categorical", "n_atoms": 21, "v_min": -1.0, "v_max": 5.0},
+    "quantile": {"value": "quantile", "n_atoms": 8},
+    "normalised, fed back": {"model_normalize_observation": True, "model_feed_back": True},
+    "rainbow": {
+        "double": True,
+        "dueling": True,
+        "n_step": 3,
+        "prioritized": True,
+        "noisy": True,
+        "value": "categorical",
+        "n_atoms": 21,
+        "v_min": -1.0,
+        "v_max": 5.0,
+        "learning_rate": 3e-3,
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_learns_to_name_what_it_sees(options: dict[str, Any]) -> None:
+    _, agent, _ = run(probe.identity, 50, length=8, discount=0.5, **options)
+    assert score(agent, probe.identity, length=8) > 0.9 * 8  # chance is at most 4
+
+
+def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tensor:
+    """The largest Q of each state, after learning with γ = 0.8 from random actions."""
+    settings = {"discount": 0.8, "epsilon_final": 1.0, "double": True, "n_step": n_step, "replay_ratio": 32.0}
+    _, agent, _ = run(env, 60, **settings, **kwargs)
+    with torch.no_grad():
+        return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_time_limit_bootstraps(n_step: int) -> None:
+    q = q_values(blind_time_limit, 1, n_step, ends="truncated")
+    torch.testing.assert_close(q, torch.tensor([5.0]), rtol=0, atol=0.3)  # 1 / (1 - γ)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_termination_does_not_bootstrap(n_step: int) -> None:
+    q = q_values(probe.time_limit, 5, n_step, ends="terminated", length=5)
+    torch.testing.assert_close(q, torch.tensor([3.3616, 2.952, 2.44, 1.8, 1.0]), rtol=0, atol=0.3)
+
+
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["rainbow"]], ids=["plain", "rainbow"])
+def test_one_seed_gives_one_history(options: dict[str, Any]) -> None:
+    agents = [run(probe.identity, 4, seed=3, **options)[1] for _ in range(2)]
+    other = run(probe.identity, 4, seed=4, **options)[1]
+    pairs = list(zip(*(agent.parameters() for agent in (*agents, other)), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)
+
+
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["rainbow"]], ids=["plain", "rainbow"])
+def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any]) -> None:
+    _, _, batches = run(probe.identity, 8, **options)
+    _, agent, algo = made(probe.identity, 8 * 64, **options)
+    for samples in batches[:4]:
+        learn(algo, samples)
+    saved, weights = copied(algo.state_dict()), copied(dict(agent.state_dict()))
+    _, other_agent, other = made(probe.identity, 8 * 64, seed=9, **options)
+    other.load_state_dict(saved)
+    other_agent.load_state_dict(weights)
+    for samples in batches[4:]:
+        learn(algo, samples)
+        learn(other, samples)
+    for one, two in zip(agent.state_dict().values(), other_agent.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def copied(state: Any) -> Any:
+    """A copy of a state that what is learned from here on does not change."""
+    match state:
+        case torch.Tensor():
+            return state.clone()
+        case np.ndarray():
+            return state.copy()
+        case dict():
+            return {key: copied(value) for key, value in state.items()}
+        case list() | tuple():
+            return type(state)(copied(value) for value in state)
+    return state

@@ -1,0 +1,190 @@
+"""SAC: its losses and targets against numbers worked out by hand, for continuous and for discrete actions."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlframe.algos import sac, td3
+from rlframe.core.types import BatchSpec
+from tests.algos.learners import learner, transitions, updated, write_linear
+
+TWO = spaces.Discrete(2)
+ALPHA = 0.5
+
+
+def continuous(log_std: float = -20.0, **settings: Any) -> Any:
+    """a ~ tanh(N(s / 2, σ));  Q1 = s + 2a + 0.5, Q2 = 2s + a - 1;  targets Q1' = 10 + a, Q2' = 9 + 3a."""
+    algo = learner(sac, **{"discount": 0.9, "tau": 0.5, "temperature": ALPHA, "critic_learning_rate": 0.0} | settings)
+    write_linear(algo.agent.model.perceptron, [[0.5], [0.0]], [0.0, log_std])
+    write_linear(algo.critics.perceptrons[0], [[1.0, 2.0]], [0.5])
+    write_linear(algo.critics.perceptrons[1], [[2.0, 1.0]], [-1.0])
+    write_linear(algo.target_critics.perceptrons[0], [[0.0, 1.0]], [10.0])
+    write_linear(algo.target_critics.perceptrons[1], [[0.0, 3.0]], [9.0])
+    return algo
+
+
+def two_rows(discrete: bool = False) -> Any:
+    """One goes on to state 1, one terminated."""
+    actions = [1, 0] if discrete else [0.5, -1.0]
+    return transitions([1.0, 2.0], actions, [0.25, 3.0], [0.9, 0.0], [1.0, 7.0])
+
+
+def drawn(algo: Any, n_draws: int, n: int = 2) -> list[np.ndarray]:
+    """The noise that an algorithm will draw next."""
+    copy = torch.Generator()
+    copy.set_state(algo.generator.get_state())
+    return [torch.randn(n, 1, generator=copy).numpy()[:, 0].astype(np.float64) for _ in range(n_draws)]
+
+
+def log_prob_at(raw: Any, noise: Any, log_std: float) -> Any:
+    return -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - np.tanh(raw) ** 2)
+
+
+def test_targets_are_soft_and_termination_does_not_bootstrap() -> None:
+    algo = continuous(log_std=-1.0)
+    noise, _ = drawn(algo, 2)
+    metrics = updated(algo, two_rows())
+    raw = 0.5 + math.exp(-1) * noise[0]
+    a, log_prob = math.tanh(raw), log_prob_at(raw, noise[0], -1.0)
+    targets = [0.25 + 0.9 * (min(10 + a, 9 + 3 * a) - ALPHA * log_prob), 3.0]
+    errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
+    assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
+    assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
+    for critic, (one, two) in zip(algo.critics.perceptrons, errors, strict=True):
+        weight, bias = critic.layers[0]
+        assert weight.grad.tolist()[0] == pytest.approx([(one + 2 * two) / 2, (0.5 * one - two) / 2], rel=1e-4)
+        assert bias.grad.item() == pytest.approx((one + two) / 2, rel=1e-4)
+
+
+def test_the_actor_ascends_the_least_critic_and_its_entropy() -> None:
+    algo = continuous(log_std=-1.0)
+    _, noise = drawn(algo, 2)
+    metrics = updated(algo, two_rows())
+    states, std = np.array([1.0, 2.0]), math.exp(-1)
+    raw = states / 2 + std * noise
+    a, log_prob = np.tanh(raw), log_prob_at(raw, noise, -1.0)
+    q = np.stack([states + 2 * a + 0.5, 2 * states + a - 1])
+    assert metrics["policy_loss"] == pytest.approx(float((ALPHA * log_prob - q.min(0)).mean()), rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(-float(log_prob.mean()), rel=1e-4)
+    slope = np.where(q[0] < q[1], 2.0, 1.0)
+    of_raw = -(1 - a**2) * slope / 2 + ALPHA * 2 * a / 2  # of the mean over two rows
+    of_log_std = of_raw * std * noise - ALPHA / 2
+    weight, bias = algo.agent.model.perceptron.layers[0]
+    assert bias.grad.tolist() == pytest.approx([of_raw.sum(), of_log_std.sum()], rel=1e-4)
+    assert weight.grad.flatten().tolist() == pytest.approx(
+        [float((of_raw * states).sum()), float((of_log_std * states).sum())], rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(("log_std", "rises"), [(-5.0, True), (0.0, False)])
+def test_the_temperature_rises_below_the_target_entropy_and_falls_above(log_std: float, rises: bool) -> None:
+    algo = continuous(log_std=log_std)  # entropies of about -4 and 0.6; the target is -1
+    metrics = updated(algo, two_rows())
+    assert (metrics["entropy"] < -1.0) == rises
+    assert algo.log_temperature.grad.item() == pytest.approx(metrics["entropy"] - -1.0, rel=1e-5)
+    moved = algo.log_temperature.item() - math.log(ALPHA)
+    assert moved == pytest.approx(3e-4 if rises else -3e-4, rel=1e-2)
+
+
+def test_a_fixed_temperature_stays() -> None:
+    algo = continuous(learn_temperature=False)
+    for _ in range(3):
+        assert updated(algo, two_rows())["temperature"] == pytest.approx(ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("space", "settings", "expected"),
+    [
+        (spaces.Box(-1, 1, (2, 3), np.float32), {}, -6.0),
+        (spaces.Box(-1, 1, (2,), np.float32), {"target_entropy": 0.5}, 0.5),
+        (spaces.Discrete(5), {}, 0.98 * math.log(5)),
+        (spaces.Discrete(5), {"target_entropy_fraction": 0.5}, 0.5 * math.log(5)),
+    ],
+)
+def test_target_entropies(space: Any, settings: dict[str, Any], expected: float) -> None:
+    assert learner(sac, action_space=space, **settings).target_entropy == pytest.approx(expected)
+
+
+def test_nothing_becomes_nan_when_actions_saturate() -> None:
+    algo = continuous(log_std=2.0, critic_learning_rate=1e-3)
+    write_linear(algo.agent.model.perceptron, [[100.0], [50.0]], [0.0, 0.0])
+    for _ in range(3):
+        metrics = updated(algo, transitions([3.0, -3.0], [1.0, -1.0], [0.0, 0.0], [0.9, 0.9], [5.0, -5.0]))
+        assert all(math.isfinite(value) for value in metrics.values()), metrics
+    assert all(bool(p.isfinite().all()) for p in [*algo.agent.parameters(), *algo.critics.parameters()])
+
+
+def test_only_the_critics_have_targets_which_are_copies_at_first_and_move_by_tau() -> None:
+    fresh = learner(sac, model={"hidden": (8,)})
+    assert all(torch.equal(one, other) for one, other in zip(fresh.online, fresh.targets, strict=True))
+    algo = continuous()
+    updated(algo, two_rows())
+    assert algo.target_critics.perceptrons[0].layers[0][1].item() == pytest.approx((10 + 0.5) / 2)
+
+
+def discrete(**settings: Any) -> Any:
+    """Logits (s, 0);  Q1 = (1, s), Q2 = (s, 2);  targets Q1' = (5, 7), Q2' = (6, 6)."""
+    given = {"action_space": TWO, "discount": 0.9, "temperature": ALPHA, "critic_learning_rate": 0.0}
+    algo = learner(sac, **given | settings)
+    write_linear(algo.agent.model.perceptron, [[1.0], [0.0]], [0.0, 0.0])
+    write_linear(algo.critics.perceptrons[0], [[0.0], [1.0]], [1.0, 0.0])
+    write_linear(algo.critics.perceptrons[1], [[1.0], [0.0]], [0.0, 2.0])
+    write_linear(algo.target_critics.perceptrons[0], [[0.0], [0.0]], [5.0, 7.0])
+    write_linear(algo.target_critics.perceptrons[1], [[0.0], [0.0]], [6.0, 6.0])
+    return algo
+
+
+def policy_at(state: float) -> np.ndarray:
+    return np.exp([state, 0.0]) / np.exp([state, 0.0]).sum()
+
+
+def test_discrete_targets_are_the_expectation_over_all_actions() -> None:
+    algo = discrete()
+    metrics = updated(algo, two_rows(True))
+    p = policy_at(1.0)
+    targets = [0.25 + 0.9 * float((p * (np.array([5.0, 6.0]) - ALPHA * np.log(p))).sum()), 3.0]
+    q = [[1.0, 1.0], [2.0, 2.0]]  # of action 1 in state 1 and of action 0 in state 2, by each critic
+    errors = [[value - y for value, y in zip(row, targets, strict=True)] for row in q]
+    assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
+    for critic, (one, two) in zip(algo.critics.perceptrons, errors, strict=True):
+        assert critic.layers[0][1].grad.tolist() == pytest.approx([two / 2, one / 2], rel=1e-5)
+
+
+def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
+    algo = discrete()
+    metrics = updated(algo, two_rows(True))
+    value, entropy, gradient = 0.0, 0.0, np.zeros(2)
+    for state in (1.0, 2.0):
+        p, q = policy_at(state), np.minimum([1.0, state], [state, 2.0])
+        soft = q - ALPHA * np.log(p)
+        value += float((p * soft).sum()) / 2
+        entropy -= float((p * np.log(p)).sum()) / 2
+        gradient -= p * (soft - (p * soft).sum()) / 2
+    assert metrics["policy_loss"] == pytest.approx(-value, rel=1e-5)
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
+    assert algo.agent.model.perceptron.layers[0][1].grad.tolist() == pytest.approx(gradient.tolist(), rel=1e-4)
+
+
+def test_the_discrete_gradient_is_that_of_autograd() -> None:
+    algo = discrete()
+    logits = torch.randn(6, 2, requires_grad=True)
+    observation = torch.rand(6, 1)
+    with torch.no_grad():
+        loss, _, gradient = algo.soft_value.gradient(observation, logits.detach(), torch.tensor(ALPHA))
+        q = algo.critics(observation).amin(0)
+    log_prob = logits.log_softmax(-1)
+    expected = -(log_prob.exp() * (q - ALPHA * log_prob)).sum(-1).mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, logits.grad)
+
+
+def test_a_deterministic_agent_and_a_temperature_of_zero_are_refused() -> None:
+    with pytest.raises(TypeError, match="SAC needs an agent with a stochastic policy, got Deterministic"):
+        sac.SAC(learner(td3).agent, BatchSpec(1, 1), 100, learner(sac).config)
+    with pytest.raises(ValueError, match=r"algo.temperature=0.0 must be above 0"):
+        learner(sac, temperature=0.0)

@@ -1,0 +1,80 @@
+"""DDPG, TD3 and SAC learn, in seconds, what a probe isolates; and values bootstrap as they should."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe.algos import ddpg, sac, td3
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.core.types import BatchSpec
+from rlframe.envs import EnvConfig, make_envs, probe
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from tests.algos.test_learning import blind_time_limit
+
+FAST: dict[str, Any] = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "batch_size": 64, "replay_ratio": 64.0}
+NOISY: dict[str, Any] = {"exploration": 0.3, "exploration_final": 0.3}
+
+
+def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwargs: Any) -> tuple[Any, float]:
+    """The algorithm after some env steps, and its mean greedy return over 40 episodes."""
+    T, B = 4, 4
+    envs = make_envs(EnvConfig(env, kwargs, "python"), B, env_seeds(0, Role.ENV, B))
+    given = {"learn_from": 200, "tau": 0.02, **FAST, **settings}
+    config = module.Config(replay=ReplayConfig(size=10_000), **given)
+    agent = config.make_agent(
+        envs.observation_space, envs.action_space, ModelConfig(hidden=(32, 32), activation="relu"), 0
+    )
+    sampler = SerialSampler(envs, agent, T)
+    algo = config.make_algorithm(agent, BatchSpec(T, B), n_steps, 0)
+    while algo.progress.env_steps < n_steps:
+        algo.receive(sampler.collect())
+        while algo.updates_due():
+            algo.update()
+        sampler.refresh(agent)
+    evaluator = Evaluator(EnvConfig(env, kwargs, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
+    return algo, float(np.mean([t.return_ for t in evaluator.evaluate()]))
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"), [(ddpg, NOISY), (td3, NOISY), (sac, {"temperature": 0.1})], ids=["ddpg", "td3", "sac"]
+)
+def test_a_level_is_named(module: Any, settings: dict[str, Any]) -> None:
+    _, score = trained(module, {**settings, "discount": 0.0}, probe.identity, 1000, action="box", length=8)
+    assert score > 0.85 * 8  # chance is below 4
+
+
+def test_discrete_sac_names_what_it_sees() -> None:
+    settings = {"discount": 0.0, "temperature": 0.1, "target_entropy_fraction": 0.2}
+    _, score = trained(sac, settings, probe.identity, 1000, action="discrete", length=8)
+    assert score > 0.9 * 8  # chance is 2.7
+
+
+COLD: dict[str, Any] = {"discount": 0.8, "temperature": 1e-6, "learn_temperature": False, "tau": 0.05}
+
+
+def state_values(algo: Any, n: int) -> list[float]:
+    with torch.no_grad():
+        return algo.critics(torch.arange(n)).mean((0, 2)).tolist()
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_truncation_bootstraps_to_the_endless_sum(n_step: int) -> None:
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 1000, ends="truncated")
+    assert state_values(algo, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_termination_ends_the_sum(n_step: int) -> None:
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, probe.time_limit, 1000, ends="terminated", length=5)
+    expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
+    assert state_values(algo, 6)[:5] == pytest.approx(expected, rel=0.05)
+
+
+def test_returns_of_n_steps_carry_a_late_reward_past_states_that_do_not_tell() -> None:
+    settings = {"discount": 0.99, "temperature": 0.1, "learn_temperature": False, "n_step": 4}
+    _, score = trained(sac, settings, probe.delayed_reward, 1000, delay=3)
+    assert score == 1.0  # chance is 1/3

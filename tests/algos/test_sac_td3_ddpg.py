@@ -1,0 +1,198 @@
+"""What DDPG, TD3 and SAC share: replay, warm-up, the debt of updates, seeds, exact resumption, every observation."""
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+
+from rlframe.algos import ddpg, sac, td3
+from rlframe.core.struct import leaves, map_tree
+from rlframe.envs import probe
+from rlframe.record.tree import decode, encode
+from tests.algos.learners import LEVEL, collected, learn, learner
+
+MODULES = {"ddpg": ddpg, "td3": td3, "sac": sac}
+every = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
+SEEN = spaces.Box(-2.0, 4.0, (1,), np.float32)  # by probe.identity(action="box")
+IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+MIXED = spaces.Dict({"image": IMAGE, "place": SEEN, "which": spaces.Discrete(3)})
+
+
+class Sees(gymnasium.Env):
+    """Random observations of a space, episodes of 5 steps that terminate or, every other time, are cut."""
+
+    def __init__(self, observation: Space, action: Space) -> None:
+        self.observation_space, self.action_space = observation, action
+        self.time = self.episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.time, self.episode = 0, self.episode + 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        over, cut = self.time == 5, self.episode % 2 == 0
+        return self.observation_space.sample(), float(np.sum(action)), over and not cut, over and cut, {}
+
+
+def identity_learner(module: Any, **settings: Any) -> Any:
+    return learner(module, SEEN, probe.identity("box").action_space, **{"model": {"hidden": (8,)}} | settings)
+
+
+def identity_batches(algo: Any, n: int, **kwargs: Any) -> Any:
+    return collected(probe.identity, algo.agent, n, (4, 2), action="box", length=6, **kwargs)
+
+
+@every
+def test_the_warm_up_counts_the_steps_of_all_environments_and_then_updates_are_due_exactly(module: Any) -> None:
+    algo = identity_learner(module, learn_from=30, batch_size=6, replay_ratio=10.0)
+    owed, made = 0.0, 0
+    for samples in identity_batches(algo, 12):  # 8 rows of 2 environments each, some of them not valid
+        assert algo.agent.random.item() == (algo.progress.env_steps < 30)
+        before = algo.progress.env_steps
+        algo.receive(samples)
+        owed += 10 / 6 * max(0, algo.progress.env_steps - max(before, 30))
+        assert algo.updates_due() == math.floor(owed - made + 1e-9)
+        while algo.updates_due():
+            algo.update()
+            made += 1
+    assert algo.progress.env_steps < 12 * 8
+    assert algo.progress.updates == made == math.floor((algo.progress.env_steps - 30) * 10 / 6)
+    assert algo.counters()["replay/ratio"] == pytest.approx(10.0, rel=0.05)
+
+
+@every
+def test_a_cut_episode_bootstraps_from_its_last_observation_and_a_terminated_one_does_not(module: Any) -> None:
+    algo = learner(module, SEEN, LEVEL, discount=0.9, n_step=2)
+    batches = collected(Sees, algo.agent, 8, (4, 2), observation=SEEN, action=LEVEL)
+    for samples in batches:
+        algo.receive(samples)
+    rows = map_tree(lambda *x: torch.cat(x), *[samples.map(lambda x: x[:4]) for samples in batches])
+    found = algo.replay.sample(500)
+    time, env = np.divmod(found.index, 2)
+    ends = {0.0: 0, 0.9: 0, 0.81: 0}
+    for i, (t, b) in enumerate(zip(time, env, strict=True)):
+        k = 1 if rows.terminated[t, b] or rows.truncated[t, b] else 2
+        last = t + k - 1
+        bootstrap = 0.0 if rows.terminated[last, b] else round(0.9**k, 3)
+        assert found.bootstrap[i].item() == pytest.approx(bootstrap)
+        assert found.return_[i].item() == pytest.approx(
+            sum(0.9**j * rows.reward[t + j, b].item() for j in range(k)), abs=1e-5
+        )
+        if bootstrap and t + k < len(rows.reward):
+            assert torch.equal(found.next_inputs.observation[i], rows.inputs.observation[t + k, b])
+        ends[bootstrap] += 1
+    assert min(ends.values()) > 10, "every way to end was drawn"
+
+
+@every
+@pytest.mark.parametrize("space", [IMAGE, MIXED, spaces.Discrete(4)], ids=["image", "dict", "discrete"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_every_observation_is_learned_from(module: Any, space: Space, normalize: bool) -> None:
+    model = {"hidden": (8,), "image_hidden": (8,), "normalize_observation": normalize}
+    algo = learner(module, space, LEVEL, model=model)
+    before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
+    metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=LEVEL))
+    assert metrics
+    assert all(math.isfinite(value) for each in metrics for value in each.values())
+    after = [*algo.agent.parameters(), *algo.online]
+    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True)), "all of it learns"
+
+
+@every
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
+def test_actions_of_every_shape_are_learned(module: Any, shape: tuple[int, ...]) -> None:
+    box = spaces.Box(-2.0, 1.0, shape, np.float32)
+    algo = learner(module, SEEN, box, model={"hidden": (8,)})
+    metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=SEEN, action=box))
+    assert all(math.isfinite(value) for each in metrics for value in each.values())
+    assert algo.replay.sample(3).action.shape == (3, *shape)
+
+
+@pytest.mark.parametrize("space", [IMAGE, MIXED], ids=["image", "dict"])
+def test_discrete_sac_learns_from_every_observation(space: Space) -> None:
+    algo = learner(sac, space, spaces.Discrete(3), model={"hidden": (8,), "image_hidden": (8,)})
+    before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
+    assert learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=spaces.Discrete(3)))
+    after = [*algo.agent.parameters(), *algo.online]
+    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@every
+def test_the_normaliser_is_the_agents_and_sees_every_row_once(module: Any) -> None:
+    algo = identity_learner(module, model={"hidden": (8,), "normalize_observation": True})
+    batches = identity_batches(algo, 3)
+    learn(algo, batches)
+    norm = algo.agent.model.norm.parts[0]
+    assert norm.count.item() == 3 * 8
+    seen = torch.cat([samples.inputs.observation[:-1].flatten() for samples in batches])
+    assert norm.mean.item() == pytest.approx(seen.mean().item(), rel=1e-5)
+
+
+def everything(algo: Any) -> Any:
+    return {"agent": algo.agent.state_dict(), "algo": algo.state_dict()}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Of two states, exactly, by way of what a snapshot keeps."""
+    arrays: tuple[dict[str, np.ndarray], ...] = ({}, {})
+    trees = [encode(state, found) for state, found in zip((one, other), arrays, strict=True)]
+    assert trees[0] == trees[1]
+    assert arrays[0].keys() == arrays[1].keys()
+    for name, array in arrays[0].items():
+        np.testing.assert_array_equal(array, arrays[1][name], err_msg=name)
+
+
+KINDS = [(ddpg, LEVEL), (td3, LEVEL), (sac, LEVEL), (sac, spaces.Discrete(3))]
+every_kind = pytest.mark.parametrize(("module", "action"), KINDS, ids=["ddpg", "td3", "sac", "discrete_sac"])
+MODEL = {"hidden": (8,), "normalize_observation": True}
+
+
+@every_kind
+def test_the_same_seed_gives_the_same_result_and_another_another(module: Any, action: Space) -> None:
+    torch.manual_seed(1)
+    algos = [learner(module, SEEN, action, seed=seed, model=MODEL) for seed in (3, 3, 4)]
+    batches = collected(Sees, algos[0].agent, 4, (4, 2), observation=SEEN, action=action)
+    metrics = []
+    for algo in algos:
+        torch.rand(1)  # what others draw from torch's own generator changes nothing
+        metrics.append(learn(algo, batches))
+    assert metrics[0] == metrics[1] != metrics[2]
+    assert_same(everything(algos[0]), everything(algos[1]))
+
+
+@every_kind
+def test_training_goes_on_exactly_in_new_objects(module: Any, action: Space) -> None:
+    def made() -> Any:
+        settings = {"n_step": 2, "batch_size": 7, "learning_rate_schedule": "linear", "learn_from": 5}
+        return learner(module, SEEN, action, model=MODEL, n_steps=100, size=40, **settings)
+
+    whole, half, resumed = made(), made(), made()
+    batches = collected(Sees, whole.agent, 12, (4, 2), observation=SEEN, action=action)
+    learn(whole, batches[:6])
+    learn(half, batches[:6])
+    arrays: dict[str, np.ndarray] = {}
+    tree = encode(everything(half), arrays)
+    state = decode(tree, {name: array.copy() for name, array in arrays.items()})
+    learn(half, batches[6:])  # what was saved does not change any more
+    resumed.agent.load_state_dict(state["agent"])
+    resumed.load_state_dict(state["algo"])
+    assert_same(everything(resumed), state)
+    assert learn(whole, batches[6:]) == learn(resumed, batches[6:])
+    assert_same(everything(whole), everything(resumed))
+    assert len(leaves(whole.agent.state_dict())) > 4
+
+
+@every
+def test_wrong_numbers_are_refused_by_name(module: Any) -> None:
+    with pytest.raises(ValueError, match=r"algo.replay_ratio=0"):
+        learner(module, replay_ratio=0.0)
+    with pytest.raises(ValueError, match=r"algo.replay.size=3"):
+        learner(module, size=3)

@@ -1,0 +1,163 @@
+"""The gradients that are written out are autograd's."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+
+from rlframe.core.spaces import zeros
+from rlframe.core.struct import map_tree
+from rlframe.models import ModelConfig
+from rlframe.models.actors import Actor
+from rlframe.models.critics import make_critics, make_discrete_critics
+from rlframe.models.perceptron import Perceptron, _masked_to_input, least, least_to_input
+from rlframe.ops.squashed import squashed_gradient, squashed_sample
+
+ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
+VECTOR, IMAGE = spaces.Box(-9, 9, (5,), np.float32), spaces.Box(0, 255, (12, 12, 3), np.uint8)
+MIXED = spaces.Dict({"image": IMAGE, "place": VECTOR, "which": spaces.Discrete(3)})
+OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "dict": MIXED}
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def observations(space: Space, n: int) -> Any:
+    generator = torch.Generator().manual_seed(0)
+
+    def fill(x: np.ndarray) -> torch.Tensor:
+        drawn = torch.rand(x.shape, generator=generator)
+        return drawn if x.dtype.kind == "f" else (drawn * 2.99).to(torch.from_numpy(x).dtype)
+
+    return map_tree(fill, zeros(space, (n,)))
+
+
+@pytest.mark.parametrize("hidden", [(), (7,), (7, 6), (7, 6, 5)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_pass_gives_the_gradients_of_autograd(activation: str, hidden: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network = Perceptron(4, hidden, 3, activation)
+    plain = copy.deepcopy(network)
+    x, gradient = torch.randn(9, 4, requires_grad=True), torch.randn(9, 3)
+    (plain(x) * gradient).sum().backward()
+    for _ in range(2):  # gradients are set, not added up
+        found = network.run(x.detach())
+        close(found.output, plain(x).detach())
+        close(network.run(x.detach()).to_input(gradient.clone()), x.grad)
+        close(found.to_all(gradient.clone()), x.grad)
+        for one, other in zip(network.parameters(), plain.parameters(), strict=True):
+            close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_least_of_several_gives_the_gradient_of_autograd(activation: str) -> None:
+    torch.manual_seed(0)
+    networks = [Perceptron(4, (7, 6), 1, activation) for _ in range(3)]
+    with torch.no_grad():
+        for network in networks:
+            network.layers[-1][1].zero_()
+    x, gradient = (3 * torch.randn(40, 4)).requires_grad_(), torch.randn(40)
+    value = torch.stack([network(x).squeeze(-1) for network in networks]).amin(0)
+    (value * gradient).sum().backward()
+    passes = [network.run(x.detach()) for network in networks]
+    found, which = least(passes)
+    assert len(which.unique()) == 3
+    close(found, value.detach())
+    close(least_to_input(passes, which, gradient), x.grad)
+    with torch.no_grad():
+        close(_masked_to_input(passes, which, gradient), x.grad)  # the way of a GPU
+
+
+def test_a_network_that_never_has_the_least_changes_nothing() -> None:
+    networks = [Perceptron(2, (4,), 1, "relu") for _ in range(2)]
+    with torch.no_grad():
+        networks[1].layers[-1][1].fill_(100.0)
+    x, gradient = torch.randn(5, 2), torch.ones(5)
+    passes = [network.run(x) for network in networks]
+    _, which = least(passes)
+    close(least_to_input(passes, which, gradient), networks[0].run(x).to_input(gradient.unsqueeze(-1)))
+
+
+@pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+def test_critics_give_the_gradients_of_autograd_encoders_and_all(space: Space) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    critics = make_critics(space, box, ModelConfig(hidden=(7,), image_hidden=(6,), activation="relu"), 2, 0)
+    plain = copy.deepcopy(critics)
+    observation, action, gradient = observations(space, 6), torch.rand(6, 2, requires_grad=True), torch.randn(2, 6)
+    (plain(observation, action) * gradient).sum().backward()
+    for _ in range(2):
+        run = critics.run(observation, action.detach())
+        run.to_parameters(gradient)
+        close(run.q, plain(observation, action).detach())
+    for one, other in zip(critics.parameters(), plain.parameters(), strict=True):
+        close(one.grad, other.grad)
+
+    before = [parameter.grad.clone() for parameter in critics.parameters()]
+    for found, expected in (
+        (critics.least(observation, action.detach()), plain(observation, action).amin(0)),
+        (critics.first(observation, action.detach()), plain(observation, action)[0]),
+    ):
+        (of_action,) = torch.autograd.grad(expected.sum(), action)
+        close(found.q, expected.detach())
+        close(found.to_action(torch.ones(6)), of_action)
+    assert all(torch.equal(p.grad, b) for p, b in zip(critics.parameters(), before, strict=True)), "constant here"
+
+
+@pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+def test_actors_and_discrete_critics_give_the_gradients_of_autograd(space: Space) -> None:
+    config = ModelConfig(hidden=(7,), image_hidden=(6,), activation="elu", normalize_observation=True)
+    torch.manual_seed(0)
+    actor, observation, gradient = Actor(space, 4, config), observations(space, 6), torch.randn(6, 4)
+    actor.norm.update(observation)  # type: ignore[union-attr]
+    plain = copy.deepcopy(actor)
+    (plain(observation) * gradient).sum().backward()
+    actor.run(actor.normalized(observation)).to_parameters(gradient)
+    for one, other in zip(actor.parameters(), plain.parameters(), strict=True):
+        close(one.grad, other.grad)
+    critics = make_discrete_critics(space, 4, config, 2, 0)
+    for network, q in zip(critics.run(observation), critics(observation), strict=True):
+        close(network.output, q.detach())
+
+
+def test_critics_differ_from_each_other_and_copies_do_not() -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    critics = make_critics(VECTOR, box, ModelConfig(), 2, 0)
+    q = critics(torch.rand(5, 5), torch.rand(5, 2))
+    assert not torch.allclose(q[0], q[1], atol=1e-3)
+    target = copy.deepcopy(critics).requires_grad_(False)
+    with torch.no_grad():
+        critics.perceptrons[0].layers[0][0].zero_()  # type: ignore[index, union-attr]
+    assert not torch.equal(target(torch.ones(1, 5), torch.ones(1, 2)), critics(torch.ones(1, 5), torch.ones(1, 2)))
+
+
+def test_the_squashed_normal_gives_the_gradients_of_autograd() -> None:
+    torch.manual_seed(0)
+    mean, log_std = ((0.5 * torch.randn(30, 3, dtype=torch.float64)).requires_grad_() for _ in range(2))
+    noise, of_action = torch.randn(30, 3).double(), torch.randn(30, 3).double()
+    of_log_prob = torch.tensor(0.7)
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    raw = mean + log_std.exp() * noise
+    log_prob = (normal.log_prob(raw) - torch.log(1 - raw.tanh() ** 2)).sum(-1)
+    (raw.tanh() * of_action).sum().backward(retain_graph=True)
+    (log_prob * of_log_prob).sum().backward()
+    action, found = squashed_sample(mean.detach(), log_std.detach(), noise)
+    close(found, log_prob.detach())
+    of_mean, of_log_std = squashed_gradient(action, log_std.detach(), noise, of_action, of_log_prob)
+    close(of_mean, mean.grad)
+    close(of_log_std, log_std.grad)
+
+
+def test_a_saturated_squashed_normal_has_a_finite_log_probability_and_gradient() -> None:
+    mean, log_std = torch.tensor([[40.0, -40.0]]), torch.tensor([[2.0, -20.0]])
+    action, log_prob = squashed_sample(mean, log_std, torch.tensor([[3.0, -3.0]]))
+    assert action.tolist() == [[1.0, -1.0]]
+    # -ε²/2 - log σ - log √2π + 2 (u - log 2) for large u, of both dimensions
+    raw = [40 + 3 * np.exp(2.0), 40 + 3 * np.exp(-20.0)]
+    expected = sum(-4.5 - s - 0.5 * np.log(2 * np.pi) + 2 * (u - np.log(2)) for u, s in zip(raw, (2, -20), strict=True))
+    assert log_prob.item() == pytest.approx(expected, rel=1e-5)
+    gradients = squashed_gradient(action, log_std, torch.ones(1, 2), torch.ones(1, 2), torch.tensor(1.0))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)

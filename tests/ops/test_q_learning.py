@@ -1,0 +1,90 @@
+"""Losses of Q-learning against numbers worked out by hand, and against their definitions by brute force."""
+
+import math
+
+import pytest
+import torch
+
+from rlframe.ops.q_learning import categorical_loss, expected_loss, project, quantile_loss
+from rlframe.ops.scaling import rescale, unscale
+
+
+def t(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers)
+
+
+def test_the_td_loss_is_quadratic_within_one_and_linear_beyond() -> None:
+    q = t(1.0, 1.0, 1.0).requires_grad_()
+    loss, error = expected_loss(q, t(2.0, 10.0, 10.0), t(0.5, 1.0, 1.0), t(0.5, 0.5, 0.0))  # targets 1.5, 6, 1
+    torch.testing.assert_close(loss, t(0.125, 4.5, 0.0))
+    torch.testing.assert_close(error, t(0.5, 5.0, 0.0))
+    loss.sum().backward()
+    assert q.grad is not None
+    torch.testing.assert_close(q.grad, t(-0.5, -1.0, 0.0))  # a large error has a gradient, of size 1
+
+
+def test_no_gradient_flows_into_the_target() -> None:
+    q, target = t(1.0).requires_grad_(), t(2.0).requires_grad_()
+    expected_loss(q, target, t(0.0), t(1.0))[0].sum().backward()
+    assert target.grad is None
+
+
+def test_a_return_between_two_atoms_is_shared_by_distance() -> None:
+    # z = 0, 1, 2; all mass on z = 1; G + γ z = 0.5 + 0.9 = 1.4: 0.6 to atom 1 and 0.4 to atom 2
+    projected = project(t(0.0, 1.0, 0.0)[None], t(0.5), t(0.9), 0.0, 2.0)
+    torch.testing.assert_close(projected, t(0.0, 0.6, 0.4)[None])
+
+
+def test_a_return_on_an_atom_stays_whole_and_beyond_the_range_goes_to_its_end() -> None:
+    p = t(0.2, 0.3, 0.5)[None].expand(4, 3)
+    projected = project(p, t(0.0, 1.0, 9.0, -9.0), t(1.0, 0.0, 1.0, 1.0), 0.0, 2.0)
+    expected = [[0.2, 0.3, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    torch.testing.assert_close(projected, torch.tensor(expected))
+
+
+def test_projection_keeps_all_mass_and_the_mean_within_the_range() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(100, 51, generator=generator).softmax(-1)
+    return_, bootstrap = torch.rand(100, generator=generator), torch.full((100,), 0.9)
+    projected = project(p, return_, bootstrap, -10.0, 10.0)
+    support = torch.linspace(-10, 10, 51)
+    torch.testing.assert_close(projected.sum(-1), torch.ones(100))
+    torch.testing.assert_close(projected @ support, return_ + 0.9 * (p @ support), rtol=0, atol=1e-4)
+
+
+def test_the_categorical_loss_is_cross_entropy_and_its_error_the_divergence() -> None:
+    logits = t(0.0, math.log(3.0))[None].requires_grad_()  # probabilities 1/4, 3/4
+    loss, error = categorical_loss(logits, t(5.0, 1.0)[None], t(0.5), t(0.0), 0.0, 1.0)  # target 1/2, 1/2
+    cross_entropy = -0.5 * math.log(0.25) - 0.5 * math.log(0.75)
+    torch.testing.assert_close(loss, t(cross_entropy))
+    torch.testing.assert_close(error, t(cross_entropy - math.log(2)))
+    loss.sum().backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, t(0.25 - 0.5, 0.75 - 0.5)[None])  # p - target
+
+
+def test_the_quantile_loss_by_hand() -> None:
+    # θ = 0, 2 at τ = 1/4, 3/4; one target sample 1 (after termination: G): u = 1 and -1, Huber 1/2 each.
+    loss, error = quantile_loss(t(0.0, 2.0)[None], t(7.0, 9.0)[None], t(1.0), t(0.0))
+    torch.testing.assert_close(loss, t(0.25 * 0.5 + 0.25 * 0.5))
+    torch.testing.assert_close(error, t(0.0))
+
+
+def test_the_quantile_loss_is_least_at_the_quantiles() -> None:
+    samples = torch.linspace(0, 100, 1001)
+    theta = torch.zeros(1, 4, requires_grad=True)
+    optimizer = torch.optim.SGD([theta], 10.0)
+    for _ in range(3000):
+        optimizer.zero_grad()
+        quantile_loss(theta, samples[None], t(0.0), t(1.0))[0].sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(theta.detach(), t(12.5, 37.5, 62.5, 87.5)[None], rtol=0, atol=0.5)
+
+
+@pytest.mark.parametrize("x", [0.0, 0.5, -0.5, 3.0, -100.0, 1e4])
+def test_unscaling_undoes_rescaling(x: float) -> None:
+    torch.testing.assert_close(unscale(rescale(t(x))), t(x), rtol=1e-4, atol=1e-5)
+
+
+def test_rescaling_by_hand() -> None:
+    torch.testing.assert_close(rescale(t(3.0, -8.0)), t(1.003, -2.008))
