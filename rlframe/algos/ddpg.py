@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.descent import Descent
-from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.algos.parts import UpdateDebt, Updater, soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
@@ -83,8 +82,10 @@ class DDPG(Algorithm):
             annealed(config.learning_rate_schedule, rate, n_steps)
             for rate in (config.learning_rate, config.critic_learning_rate)
         ]
-        self.actor_descent = Descent(agent.parameters(), rates[0], config.max_grad_norm, self.progress)
-        self.critic_descent = Descent(self.critic.parameters(), rates[1], config.max_grad_norm, self.progress)
+        self.actor_updater = Updater(agent.parameters(), "adam", rates[0], config.max_grad_norm, self.progress, 1e-8)
+        self.critic_updater = Updater(
+            self.critic.parameters(), "adam", rates[1], config.max_grad_norm, self.progress, 1e-8
+        )
         self.online = [*agent.model.parameters(), *self.critic.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
         self.exploration = Linear(config.exploration, config.exploration_final, n_steps)
@@ -112,7 +113,7 @@ class DDPG(Algorithm):
         soft_update(self.targets, self.online, self.config.tau)
         self.progress.updates += 1
         self.debt.pay()
-        return {**metrics, "learning_rate": self.actor_descent.rate}
+        return {**metrics, "learning_rate": self.actor_updater.rate}
 
     def _target_q(self, batch: Transitions) -> Tensor:
         """y = r + γ Q'(s', μ'(s'))   (algorithm 1)."""
@@ -127,7 +128,7 @@ class DDPG(Algorithm):
         q = critic.q  # [1, n]
         error = q - target_q
         critic.to_parameters(error * (2 / len(target_q)))
-        self.critic_descent.step()
+        self.critic_updater.follow()
         return {"loss": error.square().mean(), "q": q.mean()}
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
@@ -137,7 +138,7 @@ class DDPG(Algorithm):
         critic = self.critic.first(observation, action)
         of_action = critic.to_action(torch.full_like(critic.q, -1 / len(critic.q)))
         actor.to_parameters(self.policy.gradient(action, of_action))
-        self.actor_descent.step()
+        self.actor_updater.follow()
         return {"policy_loss": -critic.q.mean()}
 
     def counters(self) -> dict[str, float]:
@@ -155,8 +156,8 @@ class DDPG(Algorithm):
             "critic": self.critic.state_dict(),
             "target_critic": self.target_critic.state_dict(),
             "target_actor": self.target_actor.state_dict(),
-            "actor_descent": self.actor_descent.state_dict(),
-            "critic_descent": self.critic_descent.state_dict(),
+            "actor_updater": self.actor_updater.state_dict(),
+            "critic_updater": self.critic_updater.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,5 +167,5 @@ class DDPG(Algorithm):
         self.critic.load_state_dict(state["critic"])
         self.target_critic.load_state_dict(state["target_critic"])
         self.target_actor.load_state_dict(state["target_actor"])
-        self.actor_descent.load_state_dict(state["actor_descent"])
-        self.critic_descent.load_state_dict(state["critic_descent"])
+        self.actor_updater.load_state_dict(state["actor_updater"])
+        self.critic_updater.load_state_dict(state["critic_updater"])

@@ -45,11 +45,20 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self._descend()
+        self.progress.updates += 1
+        return grad_norm
+
+    def follow(self) -> None:
+        """One step along the gradients that the parameters have; the caller counts its updates."""
+        if math.isfinite(self.max_grad_norm):
+            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self._descend()
+
+    def _descend(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
         self.optimizer.step()
-        self.progress.updates += 1
-        return grad_norm
 
     @property
     def rate(self) -> float:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.descent import Descent
-from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.algos.parts import UpdateDebt, Updater, soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, seed_int
@@ -196,9 +195,9 @@ class SAC(Algorithm):
         schedule, clip = config.learning_rate_schedule, config.max_grad_norm
         rate = annealed(schedule, config.learning_rate, n_steps)
         critic_rate = annealed(schedule, config.critic_learning_rate, n_steps)
-        self.actor_descent = Descent(agent.parameters(), rate, clip, self.progress)
-        self.critic_descent = Descent(self.critics.parameters(), critic_rate, clip, self.progress)
-        self.temperature_descent = Descent([self.log_temperature], rate, clip, self.progress)
+        self.actor_updater = Updater(agent.parameters(), "adam", rate, clip, self.progress, 1e-8)
+        self.critic_updater = Updater(self.critics.parameters(), "adam", critic_rate, clip, self.progress, 1e-8)
+        self.temperature_updater = Updater([self.log_temperature], "adam", rate, clip, self.progress, 1e-8)
         self._explore()
 
     def _explore(self) -> None:
@@ -226,7 +225,7 @@ class SAC(Algorithm):
         soft_update(self.targets, self.online, self.config.tau)
         self.progress.updates += 1
         self.debt.pay()
-        return {**metrics, **policy_metrics, "temperature": temperature, "learning_rate": self.actor_descent.rate}
+        return {**metrics, **policy_metrics, "temperature": temperature, "learning_rate": self.actor_updater.rate}
 
     def _update_critics(self, batch: Transitions, observation: Tree, temperature: Tensor) -> dict[str, Tensor]:
         """Descend Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6 of the second paper)."""
@@ -234,7 +233,7 @@ class SAC(Algorithm):
         params = self.agent.model.params(next_observation)
         target_q = batch.return_ + batch.bootstrap * self.soft_value.target(next_observation, params, temperature)
         loss, q_mean = self.soft_value.descend_error(observation, batch.action, target_q)
-        self.critic_descent.step()
+        self.critic_updater.follow()
         return {"loss": loss, "q": q_mean}
 
     def _update_actor(self, observation: Tree, temperature: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -242,13 +241,13 @@ class SAC(Algorithm):
         actor = self.agent.model.run(observation)
         loss, log_prob, gradient = self.soft_value.gradient(observation, actor.output, temperature)
         actor.to_parameters(gradient)
-        self.actor_descent.step()
+        self.actor_updater.follow()
         return {"policy_loss": loss, "entropy": -log_prob}, log_prob
 
     def _update_temperature(self, log_prob: Tensor) -> None:
         """Descend -log α (log π + H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""
         self.log_temperature.grad = -(log_prob + self.target_entropy)
-        self.temperature_descent.step()
+        self.temperature_updater.follow()
 
     def counters(self) -> dict[str, float]:
         return {
@@ -264,9 +263,9 @@ class SAC(Algorithm):
             "critics": self.critics.state_dict(),
             "target_critics": self.target_critics.state_dict(),
             "log_temperature": self.log_temperature.detach().clone(),
-            "actor_descent": self.actor_descent.state_dict(),
-            "critic_descent": self.critic_descent.state_dict(),
-            "temperature_descent": self.temperature_descent.state_dict(),
+            "actor_updater": self.actor_updater.state_dict(),
+            "critic_updater": self.critic_updater.state_dict(),
+            "temperature_updater": self.temperature_updater.state_dict(),
             "generator": self.generator.get_state(),
         }
 
@@ -278,7 +277,7 @@ class SAC(Algorithm):
         self.critics.load_state_dict(state["critics"])
         self.target_critics.load_state_dict(state["target_critics"])
         self.log_temperature.copy_(state["log_temperature"])
-        self.actor_descent.load_state_dict(state["actor_descent"])
-        self.critic_descent.load_state_dict(state["critic_descent"])
-        self.temperature_descent.load_state_dict(state["temperature_descent"])
+        self.actor_updater.load_state_dict(state["actor_updater"])
+        self.critic_updater.load_state_dict(state["critic_updater"])
+        self.temperature_updater.load_state_dict(state["temperature_updater"])
         self.generator.set_state(state["generator"].cpu())

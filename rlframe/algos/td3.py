@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.descent import Descent
-from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.algos.parts import UpdateDebt, Updater, soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.seeding import Role, seed_int
@@ -87,8 +86,10 @@ class TD3(Algorithm):
             annealed(config.learning_rate_schedule, rate, n_steps)
             for rate in (config.learning_rate, config.critic_learning_rate)
         ]
-        self.actor_descent = Descent(agent.parameters(), rates[0], config.max_grad_norm, self.progress)
-        self.critic_descent = Descent(self.critics.parameters(), rates[1], config.max_grad_norm, self.progress)
+        self.actor_updater = Updater(agent.parameters(), "adam", rates[0], config.max_grad_norm, self.progress, 1e-8)
+        self.critic_updater = Updater(
+            self.critics.parameters(), "adam", rates[1], config.max_grad_norm, self.progress, 1e-8
+        )
         self.online = [*agent.model.parameters(), *self.critics.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
         self.exploration = Linear(config.exploration, config.exploration_final, n_steps)
@@ -119,7 +120,7 @@ class TD3(Algorithm):
             metrics |= self._update_actor(observation)
             soft_update(self.targets, self.online, self.config.tau)
         self.debt.pay()
-        return {**metrics, "learning_rate": self.actor_descent.rate}
+        return {**metrics, "learning_rate": self.actor_updater.rate}
 
     def _target_q(self, batch: Transitions) -> Tensor:
         """y = r + γ min_i Q'_i(s', a~),  a~ = π'(s') + clip(ε, -c, c),  ε ~ N(0, σ)   (algorithm 1)."""
@@ -137,7 +138,7 @@ class TD3(Algorithm):
         q = critics.q  # [2, n]
         error = q - target_q
         critics.to_parameters(error * (2 / len(target_q)))
-        self.critic_descent.step()
+        self.critic_updater.follow()
         return {"loss": error.square().mean() * 2, "q": q.mean()}
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
@@ -147,7 +148,7 @@ class TD3(Algorithm):
         critic = self.critics.first(observation, action)
         of_action = critic.to_action(torch.full_like(critic.q, -1 / len(critic.q)))
         actor.to_parameters(self.policy.gradient(action, of_action))
-        self.actor_descent.step()
+        self.actor_updater.follow()
         return {"policy_loss": -critic.q.mean()}
 
     def counters(self) -> dict[str, float]:
@@ -165,8 +166,8 @@ class TD3(Algorithm):
             "critics": self.critics.state_dict(),
             "target_critics": self.target_critics.state_dict(),
             "target_actor": self.target_actor.state_dict(),
-            "actor_descent": self.actor_descent.state_dict(),
-            "critic_descent": self.critic_descent.state_dict(),
+            "actor_updater": self.actor_updater.state_dict(),
+            "critic_updater": self.critic_updater.state_dict(),
             "generator": self.generator.get_state(),
         }
 
@@ -177,6 +178,6 @@ class TD3(Algorithm):
         self.critics.load_state_dict(state["critics"])
         self.target_critics.load_state_dict(state["target_critics"])
         self.target_actor.load_state_dict(state["target_actor"])
-        self.actor_descent.load_state_dict(state["actor_descent"])
-        self.critic_descent.load_state_dict(state["critic_descent"])
+        self.actor_updater.load_state_dict(state["actor_updater"])
+        self.critic_updater.load_state_dict(state["critic_updater"])
         self.generator.set_state(state["generator"].cpu())
