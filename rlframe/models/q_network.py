@@ -148,6 +148,7 @@ class QNetwork(QModel):
         self.n_actions, self.n_atoms = int(action_space.n), n_atoms
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
+        self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
         return self.trunk.initial_state(n)
@@ -165,9 +166,8 @@ class QNetwork(QModel):
             self.norm.update(observation)
 
     def resample(self, generator: torch.Generator) -> None:
-        for module in self.modules():
-            if isinstance(module, NoisyLinear):
-                module.resample(generator)
+        for layer in self.noisy_layers:
+            layer.resample(generator)
 
     def numpy_forward(self) -> NumpyQ | None:
         trunk = self.trunk.numpy_forward()
