@@ -23,8 +23,9 @@ help:
 train: $(VENV)/.installed-train
 	@exec $(python) -m rlframe.launch $(ARGS)
 
+# Two tests a core: many wait for processes.
 test: lint
-	@$(python) -m pytest -q -n auto $(PYTEST_ARGS)
+	@$(python) -m pytest -q -n $$($(python) -c 'import os; print(2 * (os.cpu_count() or 1))') $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(python) -m ruff check .

@@ -41,6 +41,7 @@ def test_what_a_worker_costs_is_told_beside_rates(tmp_path: Path) -> None:
     assert [fact["asked"] for fact in found["facts"] if fact["asked"]] == [1.0, 60.0, 1.0, 60.0]
 
 
+@pytest.mark.slow
 def test_updates_are_measured_beside_stable_baselines3(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     found = smoke(tmp_path, "sac,td3,dqn_cartpole,dqn_atari", "updates")

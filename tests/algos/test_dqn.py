@@ -205,7 +205,7 @@ def test_every_option_learns_to_name_what_it_sees(options: dict[str, Any]) -> No
 def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tensor:
     """The largest Q of each state, after learning with γ = 0.8 from random actions."""
     settings = {"discount": 0.8, "epsilon_final": 1.0, "double": True, "n_step": n_step, "replay_ratio": 32.0}
-    _, agent, _ = run(env, 60, **settings, **kwargs)
+    _, agent, _ = run(env, 30, **settings, **kwargs)
     with torch.no_grad():
         return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values
 

@@ -17,6 +17,7 @@ import torch
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
+from rlframe.models import PolicyModel
 from rlframe.samplers import CpuSampler, EvalConfig, Evaluator
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault, Odd, Small
@@ -94,7 +95,7 @@ def test_what_a_space_forbids_is_found_in_the_worker(kind: str, misfit: str, mes
         sampler.collect()
 
 
-class Failing(torch.nn.Module):
+class Failing(PolicyModel):
     """A model that raises in worker processes only."""
 
     def __init__(self, model: torch.nn.Module, fail: Any) -> None:
