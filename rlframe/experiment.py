@@ -278,6 +278,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     facts = {
         "environments": f"{experiment.env}, {envs.n} x {sampler.batch_spec.T} steps a batch, {sampler.backend}",
         "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {counted(threads, 'torch thread')}",
+        **algo.facts(),
     }
     return Built(runner, facts)
 

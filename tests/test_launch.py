@@ -271,3 +271,9 @@ def test_training_runs_on_a_gpu_and_its_run_evaluates_on_the_cpu(tmp_path, memor
     words = ("env=CartPole-v1", "device=cuda:0", f"model.memory={memory}", "model.normalize_observation=true")
     assert launch(tmp_path, *words, "algo.minibatches=2") == 0
     assert evaluate.main([str(tmp_path / "run_0"), "n_episodes=2", "device=cpu"]) == 0
+
+
+def test_the_log_begins_with_the_size_of_replay(tmp_path):
+    words = ["env=CartPole-v1", "algo=dqn", "algo.replay.size=1e4", "algo.learn_from=64", "runner.n_steps=128"]
+    assert main([*words, "sampler=serial", "sampler.batch_T=16", "eval.n_episodes=1", f"log_dir={tmp_path}"]) == 0
+    assert "replay: 10,000 rows of " in (tmp_path / "run_0/debug.log").read_text()

@@ -54,6 +54,10 @@ class Algorithm(ABC):
     def update(self) -> UpdateMetrics:
         """Learn once; returns statistics by name."""
 
+    def facts(self) -> dict[str, str]:
+        """What a run's log says of it at its start, by name."""
+        return {}
+
     def counters(self) -> dict[str, float]:
         """Metrics of the algorithm's own state, with their groups, for the log; none where there is nothing to tell."""
         return {}

@@ -148,6 +148,9 @@ class DQN(Algorithm):
         loss, error = kind.loss(taken, target, batch.return_, batch.bootstrap)
         return loss, error, kind.q(taken)
 
+    def facts(self) -> dict[str, str]:
+        return {"replay": self.replay.size}
+
     def counters(self) -> dict[str, float]:
         return {"replay/ratio": self.debt.reached(self.progress), "replay/rows": self.replay.n_rows}
 

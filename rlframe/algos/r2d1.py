@@ -165,6 +165,9 @@ class R2D1(Algorithm):
         values, _ = model(batch.inputs[self.config.burn_in :], state)
         return values.squeeze(-1)
 
+    def facts(self) -> dict[str, str]:
+        return {"replay": self.replay.size}
+
     def counters(self) -> dict[str, float]:
         return {"replay/ratio": self.debt.reached(self.progress), "replay/rows": self.replay.n_rows}
 

@@ -249,6 +249,9 @@ class SAC(Algorithm):
         self.log_temperature.grad = -(log_prob + self.target_entropy)
         self.temperature_updater.follow()
 
+    def facts(self) -> dict[str, str]:
+        return {"replay": self.replay.size}
+
     def counters(self) -> dict[str, float]:
         return {
             "replay/ratio": self.debt.reached(self.progress),

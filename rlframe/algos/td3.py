@@ -151,6 +151,9 @@ class TD3(Algorithm):
         self.actor_updater.follow()
         return {"policy_loss": -critic.q.mean()}
 
+    def facts(self) -> dict[str, str]:
+        return {"replay": self.replay.size}
+
     def counters(self) -> dict[str, float]:
         return {
             "replay/ratio": self.debt.reached(self.progress),

@@ -18,7 +18,9 @@ from rlframe.replay.storage import Storage
 class ReplayBuffer(Generic[Drawn]):
     """Owned by an algorithm, which appends every batch and samples as often as it likes."""
 
-    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Drawn]) -> None:
+    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Drawn], size: str = "") -> None:
+        """`size`: how large it gets, in words, for the log."""
+        self.size = size
         self._storage, self._selector, self._reader = storage, selector, reader
         self._ones = storage.memory.send(np.ones(1, np.float32))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from pathlib import Path
 
@@ -32,8 +31,6 @@ _BESIDE = 32  # bytes a row for flags, rewards, returns and the choice, at most
 _TREE = 9  # bytes a row of a sum tree
 _COMPRESSED = 4  # frames take at most a quarter
 _CPU = torch.device("cpu")
-
-_log = logging.getLogger("rlframe")
 
 
 @chz.chz
@@ -65,7 +62,7 @@ def make_replay(
     device: torch.device = _CPU,
     seed: int = 0,
 ) -> ReplayBuffer[Drawn]:
-    """Replay of what a sampler of these spaces collects. Logs its size.
+    """Replay of what a sampler of these spaces collects.
 
     Args:
         reader: NStep(discount, n) or Whole(length).    alpha: α of prioritized replay; 0: uniform.
@@ -79,7 +76,7 @@ def make_replay(
     T, B = batch_spec
     memory = _memory(config, device)
     ring = Ring(-(-config.size // B), B)
-    _check_room(config, observation_space, action_space, ring, memory, alpha)
+    size = _checked_size(config, observation_space, action_space, ring, memory, alpha)
     example = AgentInputs(
         spaces.zeros(observation_space, (B,)),
         spaces.zeros(action_space, (B,)),
@@ -97,7 +94,7 @@ def make_replay(
     live = reader.over(storage, T, map_tree(as_numpy, state))
     rng = generator(seed, Role.REPLAY)
     selector: Selector = Prioritized(rng, alpha, live.choices.n_slots) if alpha else Uniform(rng)
-    return ReplayBuffer(storage, selector, live)
+    return ReplayBuffer(storage, selector, live, size)
 
 
 def _memory(config: ReplayConfig, device: torch.device) -> Memory:
@@ -130,10 +127,10 @@ def _compressed(ring: Ring, memory: Memory, space: FrameStack) -> Kept:
     return CompressedFrames(ring, memory, space)
 
 
-def _check_room(
+def _checked_size(
     config: ReplayConfig, observation_space: Space, action_space: Space, ring: Ring, memory: Memory, alpha: float
-) -> None:
-    """Log the size.
+) -> str:
+    """The size in words.
 
     Raises:
         ValueError: it does not fit.    ConfigError: nothing is there to compress.
@@ -149,10 +146,10 @@ def _check_room(
     n, in_memory = ring.n_slots, config.memory == "cpu"
     size = _gigabytes(n * (in_columns + beside))
     guess = " (estimated: frames compressed to a quarter)" if config.compress else ""
-    _log.info(f"replay: {n:,} rows of {in_columns + beside:,} bytes are {size}{guess}, in {config.memory}")
     _check_fits(config, n * (beside + in_columns * in_memory), available_memory(), "main memory")
     if not in_memory:
         _check_fits(config, n * in_columns, memory.available(), config.memory)
+    return f"{n:,} rows of {in_columns + beside:,} bytes are {size}{guess}, in {config.memory}"
 
 
 def _check_fits(config: ReplayConfig, needed: int, available: int, where: str) -> None:
