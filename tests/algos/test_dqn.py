@@ -233,17 +233,23 @@ def test_one_seed_gives_one_history(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["rainbow"]], ids=["plain", "rainbow"])
 def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any]) -> None:
-    _, _, batches = run(probe.identity, 8, **options)
-    _, agent, algo = made(probe.identity, 8 * 64, **options)
+    check_resume(probe.identity, **options)
+
+
+def check_resume(env: Any, **settings: Any) -> None:
+    """Eight batches learned from at once, or four, and four more by an algorithm that began with other weights."""
+    _, _, batches = run(env, 8, **settings)
+    _, agent, algo = made(env, 8 * 64, **settings)
     for samples in batches[:4]:
         learn(algo, samples)
     saved, weights = copied(algo.state_dict()), copied(dict(agent.state_dict()))
-    _, other_agent, other = made(probe.identity, 8 * 64, seed=9, **options)
+    _, other_agent, other = made(env, 8 * 64, seed=9, **settings)
     other.load_state_dict(saved)
     other_agent.load_state_dict(weights)
     for samples in batches[4:]:
         learn(algo, samples)
         learn(other, samples)
+    assert algo.progress.updates > 0
     for one, two in zip(agent.state_dict().values(), other_agent.state_dict().values(), strict=True):
         assert torch.equal(one, two)
 

@@ -9,7 +9,7 @@ import torch
 from rlframe.algos import r2d1
 from rlframe.core.errors import ConfigError
 from rlframe.envs import probe
-from tests.algos.test_dqn import copied, learn, made, run, score
+from tests.algos.test_dqn import check_resume, made, run, score
 
 MEMORY: dict[str, Any] = {
     "module": r2d1,
@@ -125,17 +125,4 @@ def test_r2d1_learns_what_needs_memory() -> None:
 
 
 def test_a_resumed_algorithm_goes_on_exactly() -> None:
-    _, _, batches = run(probe.memory, 8, **MEMORY)
-    _, agent, algo = made(probe.memory, 8 * 64, **MEMORY)
-    for samples in batches[:4]:
-        learn(algo, samples)
-    saved, weights = copied(algo.state_dict()), copied(dict(agent.state_dict()))
-    _, other_agent, other = made(probe.memory, 8 * 64, seed=9, **MEMORY)
-    other.load_state_dict(saved)
-    other_agent.load_state_dict(weights)
-    for samples in batches[4:]:
-        learn(algo, samples)
-        learn(other, samples)
-    assert algo.progress.updates > 0
-    for one, two in zip(agent.state_dict().values(), other_agent.state_dict().values(), strict=True):
-        assert torch.equal(one, two)
+    check_resume(probe.memory, **MEMORY)
