@@ -42,9 +42,10 @@ class Updater:
 
     def step(self, loss: Tensor) -> Tensor:
         """One gradient step on `loss`; returns the gradient's norm before clipping."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         loss.backward()
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        grad_norm = clip_gradient(self.parameters, self.max_grad_norm)
         self._descend()
         self.progress.updates += 1
         return grad_norm
@@ -52,7 +53,7 @@ class Updater:
     def follow(self) -> None:
         """One step along the gradients that the parameters have; the caller counts its updates."""
         if math.isfinite(self.max_grad_norm):
-            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+            clip_gradient(self.parameters, self.max_grad_norm)
         self._descend()
 
     def _descend(self) -> None:
@@ -82,6 +83,19 @@ def _optimizer(
     if name == "rmsprop":  # decay and eps as in Mnih et al. 2016
         return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=1e-5)
     raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
+
+
+@torch.no_grad()
+def clip_gradient(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before.
+
+    As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if math.isfinite(max_norm):
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    return norm
 
 
 class UpdateDebt:

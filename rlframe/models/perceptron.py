@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlframe.ops.products import affine, linear, product, weight_gradient
+
 Layers = list[tuple[nn.Parameter, nn.Parameter]]  # weight [out, in] and bias [out] of each
-_NARROW = 64  # columns: below, [n, 256]^T [n, columns] takes half the time the other way round
 
 Function = Callable[[Tensor], Tensor]
 Gradient = Callable[[Tensor, Tensor], Tensor]
@@ -62,19 +63,19 @@ class Perceptron(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.activation]
         for weight, bias in self.layers[:-1]:
-            x, _ = activation.forward(F.linear(x, weight, bias))
-        return F.linear(x, *self.layers[-1])
+            x, _ = activation.forward(linear(x, weight, bias))
+        return linear(x, *self.layers[-1])
 
     @torch.no_grad()
     def run(self, x: Tensor) -> Pass:
         """`forward` without autograd, to be followed by what a `Pass` can do."""
         activation, seen, kept = ACTIVATIONS[self.activation], [x], []
         for weight, bias in self.layers[:-1]:
-            x, keep = activation.forward(torch.addmm(bias, x, weight.t()))
+            x, keep = activation.forward(affine(x, weight, bias))
             seen.append(x)
             kept.append(keep)
         weight, bias = self.layers[-1]
-        return Pass(self, torch.addmm(bias, x, weight.t()), seen, kept)
+        return Pass(self, affine(x, weight, bias), seen, kept)
 
 
 @dataclass(frozen=True)
@@ -94,27 +95,20 @@ class Pass:
             weight, bias = layers[i]
             if weight.grad is None or bias.grad is None:
                 weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
-            _weight_gradient(gradient, self.seen[i], weight.grad)
+            weight.grad.copy_(weight_gradient(gradient, self.seen[i]))
             torch.sum(gradient, 0, out=bias.grad)
             if i:
-                gradient = activation.backward(gradient @ weight, self.kept[i - 1])
+                gradient = activation.backward(product(gradient, weight), self.kept[i - 1])
         return gradient
 
     def to_all(self, gradient: Tensor) -> Tensor:
         """The same, and the gradient of the input [n, in_size]."""
-        return self.to_parameters(gradient) @ self.network.layers[0][0].detach()
+        return product(self.to_parameters(gradient), self.network.layers[0][0].detach())
 
     @torch.no_grad()
     def to_input(self, gradient: Tensor) -> Tensor:
         """The gradient of the input [n, in_size]; the network is constant."""
         return _to_input(self.network, gradient, self.kept)
-
-
-def _weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
-    if x.shape[1] < _NARROW:
-        out.copy_((x.t() @ gradient).t())
-    else:
-        torch.mm(gradient.t(), x, out=out)
 
 
 @torch.no_grad()
@@ -148,5 +142,5 @@ def _masked_to_input(passes: Sequence[Pass], which: Tensor, gradient: Tensor) ->
 def _to_input(network: Perceptron, gradient: Tensor, kept: list[Tensor]) -> Tensor:
     activation = ACTIVATIONS[network.activation]
     for (weight, _), keep in zip(reversed(network.layers[1:]), reversed(kept), strict=True):
-        gradient = activation.backward(gradient @ weight, keep)
-    return gradient @ network.layers[0][0]
+        gradient = activation.backward(product(gradient, weight), keep)
+    return product(gradient, network.layers[0][0])

@@ -21,6 +21,7 @@ from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
+from rlframe.ops.products import linear
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
@@ -77,8 +78,8 @@ class NoisyLinear(nn.Module):
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x): no second weight matrix is made
-        noise = F.linear(x * self.noise_in, self.weight_sigma, self.bias_sigma) * self.noise_out
-        return F.linear(x, self.weight, self.bias) + noisy * noise
+        noise = linear(x * self.noise_in, self.weight_sigma, self.bias_sigma) * self.noise_out
+        return linear(x, self.weight, self.bias) + noisy * noise
 
 
 class Stream(nn.Module):
@@ -93,7 +94,7 @@ class Stream(nn.Module):
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         for index, layer in enumerate(self.layers):
             x = F.relu(x) if index else x
-            x = layer(x, noisy) if isinstance(layer, NoisyLinear) else layer(x)
+            x = layer(x, noisy) if isinstance(layer, NoisyLinear) else linear(x, *layer.parameters())
         return x
 
     def on_numpy(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
