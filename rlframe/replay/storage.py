@@ -72,9 +72,12 @@ class Storage:
             raise ValueError(f"a batch of {list(valid.shape)} rows [T, B] does not fit replay of {[L, B]}")
 
     def _goes_on(self, inputs: AgentInputs) -> bool:
+        began = self.last.first & inputs.first[0]  # an episode: whoever reads the row nulls what came before
+        anywhere = np.zeros_like(began)
+        parts = zip(_parts(inputs), _parts(self.last), (anywhere, began, began, anywhere), strict=True)
         return all(
-            all(leaves(map_tree(_begins_with, rows, last)))
-            for rows, last in zip(_parts(inputs), _parts(self.last), strict=True)
+            all(leaves(map_tree(lambda x, y, but=but: _begins_with(x, y, but), rows, last)))
+            for rows, last, but in parts
         )
 
     def _begin(self, inputs: AgentInputs) -> None:
@@ -206,6 +209,7 @@ def _parts(inputs: AgentInputs) -> tuple[Tree, Tree, Tree, Tree]:
     return inputs.observation, inputs.prev_action, inputs.prev_reward, inputs.first
 
 
-def _begins_with(rows: np.ndarray, row: np.ndarray) -> bool:
-    """Bit by bit, so that NaN is NaN."""
-    return bool((np.ascontiguousarray(rows[0]).view(np.uint8) == row.view(np.uint8)).all())
+def _begins_with(rows: np.ndarray, row: np.ndarray, but: np.ndarray) -> bool:
+    """Whether rows[0] is `row`, but for some environments [B]; bit by bit, so that NaN is NaN."""
+    same = np.ascontiguousarray(rows[0]).view(np.uint8) == row.view(np.uint8)
+    return bool(same.all()) or bool((same.reshape(len(but), -1).all(1) | but).all())
