@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import FrameStackObservation
 
 from rlframe.core import spaces
 from rlframe.core.errors import ConfigError
@@ -49,6 +50,7 @@ class PythonEnvs(Envs):
             self._envs.append(self._made(make))
         self.observation_space, self.action_space = self._envs[0].observation_space, self._envs[0].action_space
         self._check_spaces()
+        self.observation_space = _with_frames(self._envs[0])
         self._steps = [env.step for env in self._envs]
         self._time_limit = time_limit or np.iinfo(np.int64).max
         self._means = [Means() for _ in self._envs]
@@ -215,3 +217,13 @@ class PythonEnvs(Envs):
 def _check_flag(name: str, flag: Any) -> None:
     if np.shape(flag) != () or flag not in (0, 1):
         raise Misfit(f"`{name}` is not True or False but {flag!r}")
+
+
+def _with_frames(env: gymnasium.Env) -> gymnasium.Space:
+    """The observation space; as a FrameStack where Gymnasium's wrapper, put on last, stacks frames without colours."""
+    space = env.observation_space
+    if not isinstance(env, FrameStackObservation) or not isinstance(space, gymnasium.spaces.Box):
+        return space
+    if space.dtype != np.uint8 or len(space.shape) != 3:
+        return space
+    return spaces.FrameStack(space, env.stack_size)

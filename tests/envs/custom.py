@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
 
 NESTED = spaces.Dict(
     {
@@ -19,6 +20,7 @@ SPACES: dict[str, spaces.Space] = {
     "scalar": spaces.Box(-1, 1, (), np.float32),
     "float64": spaces.Box(-1, 1, (2, 2), np.float64),
     "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "gray": spaces.Box(0, 255, (8, 8), np.uint8),
     "discrete": spaces.Discrete(4),
     "discrete_start": spaces.Discrete(4, start=3),
     "multi_discrete": spaces.MultiDiscrete([3, 5]),
@@ -82,6 +84,11 @@ class Scripted(gymnasium.Env):
 def scripted(**kwargs: Any) -> gymnasium.Env:
     """A Scripted."""
     return Scripted(**kwargs)
+
+
+def stacked(padding: str) -> gymnasium.Env:
+    """Gray frames in Gymnasium's stacks of three."""
+    return FrameStackObservation(Scripted("gray", length=7), 3, padding_type=padding)
 
 
 def broken(**kwargs: Any) -> gymnasium.Env:

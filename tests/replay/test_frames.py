@@ -149,10 +149,16 @@ def test_both_stacks_of_a_transition_share_their_frames() -> None:
 
 
 @COMPRESS
-def test_a_game_of_ALE_is_rebuilt(compress: bool) -> None:
-    pytest.importorskip("ale_py")
+@pytest.mark.parametrize("game", ["ale", "wrapped, reset", "wrapped, zero"])
+def test_a_game_is_rebuilt(game: str, compress: bool) -> None:
     T, B = 20, 2
-    envs = make_envs(EnvConfig("ALE/Breakout-v5", {"max_num_frames_per_episode": 240, "img_height": 42}), B, [1, 2])
+    if game == "ale":
+        pytest.importorskip("ale_py")
+        env = EnvConfig("ALE/Breakout-v5", {"max_num_frames_per_episode": 240, "img_height": 42})
+    else:
+        env = EnvConfig("tests.envs.custom:stacked", {"padding": game.split()[-1]})
+    envs = make_envs(env, B, [1, 2])
+    assert isinstance(envs.observation_space, FrameStack)
     rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
     stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
     stepper.reset()
