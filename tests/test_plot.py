@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe import plot
-from rlframe.plot import PlotError, find_experiments, main, make_curve, parse, read_run
+from rlframe.curves import Curve, PlotError, find_experiments, make_curve, read_run
+from rlframe.plot import main, parse
 
 
 def write_run(
@@ -74,7 +74,7 @@ def test_labels_name_the_curves_in_order(study: Path) -> None:
         find_experiments([study], ("a", "b", "c"))
 
 
-def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> plot.Curve:
+def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> Curve:
     (experiment,) = find_experiments([directory], ())
     return make_curve(experiment, x, "eval/return_mean", smooth, center)
 
