@@ -18,6 +18,7 @@ from rlframe.study.slots import Slot
 from rlframe.system import leash
 
 _STACK_S = 2.0  # for a run that hangs to write its stack
+_CLOSE_S = 10.0  # for a killed process to be gone
 _TAIL_BYTES = 1 << 12
 
 
@@ -111,7 +112,8 @@ class Attempt:
         """Leave nothing of it: kill what still runs, and let go."""
         if self._process.poll() is None:
             self._kill_group()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it cannot be killed while the system is at its work
+                self._process.wait(_CLOSE_S)
         self._let_go()
 
     def _let_go(self) -> None:
