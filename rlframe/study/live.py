@@ -24,7 +24,7 @@ class LiveDisplay(Display):
     interval_s = 1.0
 
     def __init__(self, console: RichConsole) -> None:
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible", transient=True)
         self._live.start()
 
     def message(self, text: str) -> None:
@@ -32,15 +32,20 @@ class LiveDisplay(Display):
         self._live.console.print(f"{datetime.now():%H:%M:%S} {text}", markup=False, highlight=False, soft_wrap=True)
 
     def show(self, rows: Sequence[Row], line: str, last: bool) -> None:
-        """Redraw."""
+        """Redraw; the last table is printed, for what is higher than the terminal cannot be redrawn."""
         room = len(rows) if last else max(1, self._live.console.height - _AROUND)
         by_importance = sorted(range(len(rows)), key=lambda index: BY_IMPORTANCE.index(rows[index].state))
         shown = [rows[index] for index in sorted(by_importance[:room])]
         hidden = f" ({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else ""
-        self._live.update(Group(_table(shown, last), Text(line + hidden, style="bold")), refresh=True)
+        table = Group(_table(shown, last), Text(line + hidden, style="bold"))
+        if last:
+            self._live.stop()
+            self._live.console.print(table)
+        else:
+            self._live.update(table, refresh=True)
 
     def close(self) -> None:
-        """Leave the last table on the screen."""
+        """Give the terminal back."""
         self._live.stop()
 
 

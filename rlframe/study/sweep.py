@@ -60,8 +60,11 @@ def run_sweep(words: Words, check: Check) -> int:
     experiments = _checked(runs_in(Path()), check)
     log_dir = resume or given.get("log_dir", "")
     directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(experiments))
-    facts = {"command": [f"{key}={value}" for key, value in given.items()]}
-    facts |= _facts(grid | ({"seed": seeds} if seeds else {}), experiments[0])
+    facts = {
+        "command": [f"{key}={value}" for key, value in given.items()],
+        "grid": read_grid(given),
+        "config": _in_common(experiments),
+    }
     study = Study(directory, runs_in(directory), facts, f"resume={directory}")
     on_gpu = any(experiment.device != "cpu" for experiment in experiments)
     slots = deal(given.get("affinity", "auto"), read_topology(), len(study.runs), on_gpu)
@@ -111,7 +114,11 @@ def _title(experiments: list[Experiment]) -> str:
     return titles.pop() if len(titles) == 1 else "sweep"
 
 
-def _facts(grid: Mapping[str, tuple[str, ...]], experiment: Experiment) -> dict[str, Any]:
-    """The grid, and the config that all runs have in common."""
-    config = {key: value for key, value in to_flat(experiment).items() if key not in (*grid, *_OF_STUDY)}
-    return {"grid": {key: list(values) for key, values in grid.items()}, "config": config}
+def _in_common(experiments: list[Experiment]) -> dict[str, Any]:
+    """The config of all runs, where they agree."""
+    flats = [to_flat(experiment) for experiment in experiments]
+    return {
+        key: value
+        for key, value in flats[0].items()
+        if key not in _OF_STUDY and all(key in flat and flat[key] == value for flat in flats)
+    }
