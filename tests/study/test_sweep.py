@@ -170,16 +170,16 @@ GRID = ("sweep.seed=0,1", "sweep.algo.learning_rate=1e-3,3e-4", "sweep.model.hid
 def test_a_sweep_of_eight_on_two_slots_never_overlaps_and_repeats_nothing_after_ctrl_c(tmp_path: Path) -> None:
     study = tmp_path / "study"
     words = ("experiment=classic/ppo_cartpole", "runner.n_steps=2e4", *GRID, "affinity=2cpu_1cpr")
-    cpus: dict[int, list[int]] = {}
+    seen_together = False
     with sweeping(study, *words) as process:
         deadline = time.monotonic() + STUDY_S
         done: list[str] = []
         while len(done) < 3:
             assert time.monotonic() < deadline
-            runs = [child for child in psutil.Process(process.pid).children() if runs_launch(child)]
-            assert len(runs) <= 2
-            cpus = {child.pid: child.cpu_affinity() for child in runs}
-            for one, other in combinations(cpus.values(), 2):
+            cpus = cpus_of_runs(process.pid)
+            assert len(cpus) <= 2
+            seen_together |= len(cpus) == 2
+            for one, other in combinations(cpus, 2):
                 assert not set(one) & set(other)
             time.sleep(0.05)
             entries = record(study).items() if (study / "experiment.json").exists() else ()
@@ -187,6 +187,7 @@ def test_a_sweep_of_eight_on_two_slots_never_overlaps_and_repeats_nothing_after_
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, output
+    assert seen_together
     finished = [name for name, entry in record(study).items() if entry["state"] == "done"]
     before = {name: (study / name / "progress.csv").stat().st_mtime_ns for name in finished}
     assert main([f"resume={study}"]) == 0
@@ -195,11 +196,15 @@ def test_a_sweep_of_eight_on_two_slots_never_overlaps_and_repeats_nothing_after_
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
 
 
-def runs_launch(process: psutil.Process) -> bool:
-    """Whether it has become a run: the queue's own children are shells of one for a moment."""
-    with suppress(psutil.Error):
-        return "rlframe.launch" in process.cmdline()[:3]
-    return False
+def cpus_of_runs(queue: int) -> list[list[int]]:
+    """Where each run of a queue is. Before it becomes one, a child has the queue's own command line, or the leash's."""
+    found = []
+    for child in psutil.Process(queue).children():
+        with suppress(psutil.Error):
+            command = child.cmdline()
+            if command[1:3] == ["-m", "rlframe.launch"] and command[-1].endswith("slt"):
+                found.append(child.cpu_affinity())
+    return found
 
 
 CARTPOLE_AT_FAULT = """
