@@ -8,12 +8,15 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.system.affinity import pin
 from rlframe.system.threads import limit_threads
+
+if TYPE_CHECKING:
+    from rlframe.experiment import Experiment
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # by a resumed run
@@ -29,10 +32,16 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch env=Pendulum-v1 algo=ppo algo.learning_rate=1e-3 runner.n_steps=2e5
   python -m rlframe.launch resume=RUN_DIR                    go on with a run
   python -m rlframe.launch init=RUN_DIR env=...              a new run from trained weights
+  python -m rlframe.launch sweep.seed=0,1,2 sweep.algo.learning_rate=1e-3,3e-4 log_dir=DIR affinity=2cpr
+                                                             a run for each combination, queued on slots of two cores;
+                                                             the same command, or resume=DIR, goes on with the study
 
 keys beside those below: experiment=NAME, resume=RUN_DIR, dry_run=true (print the config and who would run where,
 and stop), tune_sampler=true (measure every sampler for real and take the fastest), traceback=true (show where an
 error came from)
+keys of a sweep: sweep.KEY=VALUE,VALUE (lists in brackets), retries=0 (times a failed run is started again, from its
+snapshot), stall_s=3600 (without a new line in its logs after which a run is taken for hung and killed; 0: never),
+seeds=innermost|outermost (all seeds of a setting first, or all settings with the first seed)
 """
 
 
@@ -61,8 +70,11 @@ def _launch(argv: list[str]) -> int:
     from rlframe import hardware
     from rlframe.record import logger_context
     from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+    from rlframe.study.sweep import is_study, run_sweep
     from rlframe.system.memory import keep_freed_memory
 
+    if is_study(words.rest):
+        return run_sweep(words, _checked)
     dry_run, tune = words.flag("dry_run"), words.flag("tune_sampler")
     resume = words.text("resume")
     layers, notes = _resumed(resume, words.rest) if resume else _fresh(words)
@@ -98,6 +110,15 @@ def _launch(argv: list[str]) -> int:
         built.close()
     _farewell(run.directory)
     return 0
+
+
+def _checked(words: dict[str, str]) -> Experiment:
+    """The config that a command line makes."""
+    from rlframe.experiment import from_flat
+
+    of_run = Words(f"{key}={value}" for key, value in words.items())
+    layers, _ = _fresh(of_run)
+    return from_flat(*layers, of_run.rest)
 
 
 def _fresh(words: Words) -> tuple[list[Mapping[str, Any]], list[str]]:

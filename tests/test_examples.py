@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import evaluate, launch
+from rlframe.curves import find_experiments
 from rlframe.record.writers import read_csv
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +119,35 @@ def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path
     assert column(directory, "updates")[-1] == 140
 
 
-@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 8)])
+def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    words = [sys.executable, "-W", "error", str(ROOT / "examples/example_8.py"), "n_steps=600", "n_seeds=1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def queue() -> str:
+        done = subprocess.run(
+            [*words, f"log_dir={folder}"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "4 runs: 4 done" in queue()
+    experiments = find_experiments([folder], ())
+    assert [(each.label, len(each.runs)) for each in experiments] == [
+        (f"clip={clip},hidden={hidden}", 1) for clip in (0.1, 0.2) for hidden in ("16x16", "64x64")
+    ]
+    for run in folder.glob("*/run_0"):
+        assert_is_run_directory(run)
+    (cut,) = folder.glob("clip=0.1,hidden=16x16/run_0")
+    record = json.loads((folder / "experiment.json").read_text())
+    record["runs"][0]["state"] = "interrupted"
+    (folder / "experiment.json").write_text(json.dumps(record))
+    assert "4 runs, 3 of them done before" in queue()
+    assert "resume=true" in cut.with_name("run_0.log").read_text()
+    assert len(json.loads((cut / "params.json").read_text())["resumed"]) == 1
+
+
+@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 9)])
 def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')

@@ -22,12 +22,14 @@ LAYERS: list[set[str]] = [
     {"runners"},
     {"experiment"},
     {"hardware"},
+    {"study"},
     {"launch", "evaluate"},
 ]
 ALLOWED: dict[str, set[str]] = {
     part: {part}.union(*LAYERS[:depth]) for depth, layer in enumerate(LAYERS) for part in layer
 }
-ALLOWED["plot"] = {"plot", "core", "record"}
+ALLOWED["curves"] = {"curves", "core"}
+ALLOWED["plot"] = {"plot", "curves", "core"}
 ALLOWED["__init__"] = set()
 
 HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, when they are used

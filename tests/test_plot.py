@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe import plot
-from rlframe.plot import PlotError, find_experiments, main, make_curve, parse, read_run
+from rlframe.curves import Curve, PlotError, find_experiments, make_curve, read_run
+from rlframe.plot import main, parse
 
 
 def write_run(
@@ -74,7 +74,35 @@ def test_labels_name_the_curves_in_order(study: Path) -> None:
         find_experiments([study], ("a", "b", "c"))
 
 
-def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> plot.Curve:
+def test_runs_whose_sampler_was_chosen_otherwise_are_seeds_of_one_experiment(tmp_path: Path) -> None:
+    common = {"sampler.batch_T": 32}
+    write_run(tmp_path / "exp/run_0", [1.0], seed=0, sampler="serial", **common)
+    write_run(
+        tmp_path / "exp/run_1", [1.0], seed=1, sampler="cpu", **{"sampler.n_workers": 2, "eval.n_workers": 2}, **common
+    )
+    (experiment,) = find_experiments([tmp_path / "exp"], ())
+    assert len(experiment.runs) == 2
+    write_run(tmp_path / "exp/run_2", [1.0], seed=2, sampler="serial", **{"sampler.batch_T": 64})
+    assert {each.label for each in find_experiments([tmp_path / "exp"], ())} == {
+        "sampler.batch_T=32",
+        "sampler.batch_T=64",
+    }
+
+
+def test_runs_of_a_study_that_failed_or_have_just_begun_are_left_out_with_a_word(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [{"name": f"ppo/run_{seed}", "state": "failed" if seed == 2 else "done"} for seed in range(3)]
+    (study / "experiment.json").write_text(json.dumps({"runs": entries}))
+    (study / "a2c/run_0/progress.csv").write_text("env_steps,time/elapsed_s,eval/return_mean\n0,1,2\n")
+    write_run(study / "a2c/.run_1.1", [5.0, 5.0])  # what the queue has set aside
+    assert {each.label: len(each.runs) for each in find_experiments([study], ())} == {"a2c": 2, "ppo": 2}
+    said = capsys.readouterr().err
+    assert f"{study}/ppo/run_2 failed: left out" in said
+    assert f"{study}/a2c/run_0 has just begun: left out" in said
+
+
+def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> Curve:
     (experiment,) = find_experiments([directory], ())
     return make_curve(experiment, x, "eval/return_mean", smooth, center)
 

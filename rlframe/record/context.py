@@ -72,7 +72,7 @@ def _existing(log_dir: str | Path, run_id: int) -> Path:
 
 
 def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
-    directory = Path(log_dir).expanduser().absolute() / f"run_{run_id}" if log_dir else _dated(run_id, name)
+    directory = Path(log_dir).expanduser().absolute() / f"run_{run_id}" if log_dir else dated(name, f"run_{run_id}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         check_directory(directory)
@@ -81,13 +81,18 @@ def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
     return directory
 
 
-def _dated(run_id: int, name: str) -> Path:
+def dated(name: str, below: str = "") -> Path:
+    """data/local/<yyyymmdd>/<hhmmss>/<name>/<below>, where nothing is yet.
+
+    Raises:
+        ConfigError: the name cannot be a directory's, or we are inside the installed package.
+    """
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise ConfigError(f"name={name!r} must be usable as the name of a directory")
     root = _data_root() / "local"
     when = datetime.now()
-    while True:  # two runs of one name started in the same second
-        directory = root / when.strftime("%Y%m%d") / when.strftime("%H%M%S") / name / f"run_{run_id}"
+    while True:  # two of one name started in the same second
+        directory = root / when.strftime("%Y%m%d") / when.strftime("%H%M%S") / name / below
         if not directory.exists():
             return directory
         when += timedelta(seconds=1)

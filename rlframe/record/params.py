@@ -24,7 +24,8 @@ def write_params(path: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a value of `config` that JSON cannot hold.
     """
-    _replace(path, {"config": _checked(config), "seed": config.get("seed"), **_session()})
+    params = {"config": _checked(config), "seed": config.get("seed"), **session()}
+    replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
@@ -42,8 +43,8 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
         ) from None
     before = params.get("config", {})
     changed = {key: value for key, value in _checked(config).items() if key not in before or before[key] != value}
-    resumed.append({**_session(), "changed": changed})
-    _replace(path, params)
+    resumed.append({**session(), "changed": changed})
+    replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config)
 
 
-def _session() -> dict[str, Any]:
+def session() -> dict[str, Any]:
+    """Command line, time, versions, git revision and host of this process."""
     versions = {"python": platform.python_version(), "rlframe": __version__}
     for package in _PACKAGES:
         try:
@@ -88,10 +90,11 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip()
 
 
-def _replace(path: Path, params: Mapping[str, Any]) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write the file aside, then put it in place: whoever reads finds the old or the new one, whole."""
     temporary = path.with_name(f".{path.name}.new")
     with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(params, indent=2) + "\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -101,7 +101,7 @@ class Run(RunBase):
         self._rotation = Rotation(directory / "snapshot", snapshot_mode, snapshot_gap)
         self._open = ExitStack()
         with ExitStack() as opened:
-            opened.callback(os.close, _lock(directory))
+            opened.callback(os.close, lock_directory(directory, "a run", "run_ID or log_dir"))
             if not resume:
                 check_directory(directory)  # once more: another run may have begun here meanwhile
             (append_resumed if resume else write_params)(directory / "params.json", config)
@@ -169,18 +169,18 @@ class Run(RunBase):
         self._open.close()
 
 
-def _lock(directory: Path) -> int:
+def lock_directory(directory: Path, who: str, instead: str) -> int:
     """Hold `directory` until the descriptor is closed or the process dies; two writers would ruin one another's files.
 
     Raises:
-        ConfigError: another run holds it.
+        ConfigError: another holds it; says `who`, and which keys can name another place.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigError(f"{directory}: a run goes on there; stop it, or use another run_ID or log_dir") from None
+        raise ConfigError(f"{directory}: {who} goes on there; stop it, or use another {instead}") from None
     except OSError:  # a file system without locks
         _logger.debug("%s cannot be locked", directory)
     return descriptor

@@ -18,6 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from rlframe.core.errors import ConfigError
+from rlframe.system.leash import QUEUE_CPUS
 
 TOKENS = {  # of an affinity code, each with a number before it
     "cpu": "physical cores in all; what the machine has, unless given",
@@ -328,8 +329,9 @@ def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
 
     Args:
         root: where /sys, /proc and /dev are looked for.
-        allowed: logical CPUs that may be used; unless given, those that the operating system allows this process.
+        allowed: logical CPUs that may be used; unless given, those of our queue, or that the system allows us.
     """
+    allowed = map(int, os.environ[QUEUE_CPUS].split(",")) if allowed is None and QUEUE_CPUS in os.environ else allowed
     if allowed is None and sys.platform != "linux":
         cpus = tuple(Cpu(i, i, 0, 0) for i in range(os.cpu_count() or 1))
         return Topology(cpus, (), math.inf, pinnable=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import logging
 import mmap
 import os
@@ -24,6 +23,7 @@ import cloudpickle
 from rlframe.core.errors import ReadableError
 from rlframe.system.affinity import pin
 from rlframe.system.handover import Signal
+from rlframe.system.leash import die_with_writer
 from rlframe.system.shared import Shared
 
 COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES, LINES = range(7)  # words that parent and child share
@@ -150,15 +150,10 @@ def _ending_without_parent() -> Iterator[None]:
 def _end_with_parent(line: Connection) -> None:
     """Make the end of the parent ours, and of all processes that the work will have started.
 
-    Two ways: the kernel's, which also ends work that holds the interpreter, and a thread's, everywhere. (Linux's
-    PR_SET_PDEATHSIG would speak of the server of forks, or of the thread that started us.)
+    Two ways: the kernel's, which also ends work that holds the interpreter, and a thread's, everywhere.
     """
     os.setpgid(0, 0)
-    if sys.platform == "linux":
-        fcntl.fcntl(line.fileno(), fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(line.fileno(), fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(line.fileno(), fcntl.F_SETFL, fcntl.fcntl(line.fileno(), fcntl.F_GETFL) | os.O_ASYNC)
-
+    die_with_writer(line.fileno())
     if line.poll():
         sys.exit()  # it was gone before we knew
 

@@ -1,0 +1,88 @@
+"""A study of one's own: this script queues its runs on slots of the machine, and is what each of them runs.
+
+    python examples/example_8.py
+    python examples/example_8.py affinity=2cpr n_seeds=5 n_steps=100_000 log_dir=data/clips
+    python examples/example_8.py train clip=0.1 hidden=64,64 seed=3 log_dir=data/one
+
+The first trains PPO on CartPole-v1 with two clips and two networks, three seeds each: twelve runs, a slot a core. The
+same command with a log_dir again goes on with what Ctrl-C has left. `python -m rlframe.plot DIR` draws a curve for each
+of the four; docs/studies.md says more. `--help` lists the arguments. The command line alone can do much the same:
+
+    python -m rlframe.launch sweep.algo.clip=0.1,0.2 sweep.model.hidden=[16,16],[64,64] sweep.seed=0,1,2 retries=1
+"""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import chz
+import torch
+
+from rlframe.agents import make_policy_agent
+from rlframe.algos import ppo
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment import choose_device, flatten
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.record.snapshot import load_snapshot
+from rlframe.runners import MinibatchRl, minibatch_rl
+from rlframe.samplers import SerialSampler, serial
+from rlframe.study import Options, run_study
+from rlframe.system.affinity import plan, read_topology
+
+
+def study(n_seeds: int = 3, n_steps: int = 50_000, log_dir: str = "", affinity: str = "auto", retries: int = 1) -> int:
+    """Train every variant with every seed; returns the exit status."""
+    variants = [
+        {"clip": clip, "hidden": hidden, "n_steps": n_steps}  # what `train` is given, as key=value
+        for clip, hidden in product((0.1, 0.2), ((16, 16), (64, 64)))
+    ]
+    command = [sys.executable, str(Path(__file__).resolve()), "train"]
+    return run_study(command, variants, range(n_seeds), log_dir, affinity, options=Options(retries=retries))
+
+
+def train(
+    clip: float = 0.2,
+    hidden: tuple[int, ...] = (64, 64),
+    n_steps: int = 50_000,
+    seed: int = 0,
+    log_dir: str = "",
+    run_ID: int = 0,
+    affinity: str = "auto",
+    resume: bool = False,
+) -> None:
+    """One run; `seed` and the words after it are what the queue gives to every run."""
+    slot = plan(affinity, read_topology())  # to whose cores the queue has pinned us already; its GPU is ours to choose
+    device = choose_device("auto", slot.gpus)
+    torch.set_num_threads(1)  # enough for a network of this size
+    T, B, log_interval_steps = 32, 8, max(1, n_steps // 20)
+    env, model = EnvConfig("CartPole-v1"), ModelConfig(hidden=hidden)
+    config = ppo.Config(learning_rate=1e-3, discount=0.98, gae_lambda=0.8, clip=clip, epochs=20, minibatches=1)
+
+    envs = make_envs(env, B, env_seeds(seed, Role.ENV, B))
+    agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed).to(device)
+    sampler = SerialSampler(envs, agent, batch_T=T, seed=seed)
+    algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
+    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
+
+    record = flatten(
+        algo=config,
+        env=env.id,
+        model=model,
+        sampler=serial.Config(batch_T=T, batch_B=B),
+        runner=minibatch_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
+        seed=seed,
+    )
+    with runner, logger_context(log_dir, run_ID, "ppo_cartpole", record, resume=resume) as run:
+        if resume:
+            runner.resume(load_snapshot(run.directory)[0])
+        runner.train()
+    print(f"run: {run.directory}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["train"]:
+        chz.entrypoint(train, argv=sys.argv[2:])
+    else:
+        sys.exit(chz.entrypoint(study))

@@ -1,0 +1,243 @@
+"""Which runs are one curve: from the files of run directories to a mean over seeds with its confidence band."""
+
+import csv
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, generator
+
+FALLBACK = {"eval/return_mean": "episode/return_mean"}
+N_RESAMPLES = 2_000
+N_GRID = 200
+# What may differ between the seeds of one experiment: all samplers give the same samples, and `auto` chooses by timing.
+_SAME_RESULT = re.compile(
+    r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|eval\.n_workers"
+    r"|sampler(\.(?!batch_|decorrelation_).*)?"
+)
+
+
+class PlotError(ConfigError):
+    """Something to tell the user in one line."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run: its columns as numbers (nan where a cell is empty) and its config."""
+
+    directory: Path
+    columns: dict[str, np.ndarray] = field(repr=False)
+    config: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs that differ in their seeds."""
+
+    label: str
+    runs: tuple[RunData, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn for one experiment; the band is the center itself where there is one seed."""
+
+    label: str
+    n_seeds: int
+    x: np.ndarray
+    center: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def read_run(directory: Path) -> RunData:
+    """The numbers of a run's progress.csv and its config; lines that a crash has torn are left out."""
+    with (directory / "progress.csv").open(encoding="utf-8", errors="replace", newline="") as file:
+        lines = list(csv.reader(file))
+    header = lines[0] if lines else []
+    rows = [line for line in lines[1:] if len(line) == len(header)]
+    columns = {name: np.array([_number(row[i]) for row in rows]) for i, name in enumerate(header)}
+    try:
+        params = json.loads((directory / "params.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        params = {}
+    config = params.get("config") if isinstance(params, dict) else None
+    return RunData(directory, columns, config if isinstance(config, dict) else {})
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """The run directories that a DIR means, in the order of their names.
+
+    Raises:
+        PlotError: there is none.
+    """
+    if not directory.is_dir():
+        raise PlotError(f"there is no directory {directory}")
+    found = []
+    for root, below, files in os.walk(directory):
+        below[:] = [name for name in below if not name.startswith(".")]  # what a study has set aside
+        found += [Path(root)] if "progress.csv" in files else []
+    if not found:
+        raise PlotError(f"{directory} holds no run: no progress.csv in it or below")
+    return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
+
+
+def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[Experiment]:
+    """Group the runs of all DIRs into experiments, and name them.
+
+    Raises:
+        PlotError: no runs, or labels that do not fit.
+    """
+    per_dir = [find_runs(directory) for directory in dirs]
+    together = _group(list(dict.fromkeys(path.resolve() for paths in per_dir for path in paths)))
+    if not labels:
+        return together
+    if len(labels) == len(together):
+        return [replace(experiment, label=label) for experiment, label in zip(together, labels, strict=True)]
+    apart = [_group([path.resolve() for path in paths]) for paths in per_dir]
+    if len(labels) == len(dirs) and all(len(experiments) == 1 for experiments in apart):
+        return [replace(found[0], label=label) for found, label in zip(apart, labels, strict=True)]
+    names = ", ".join(experiment.label for experiment in together)
+    raise PlotError(f"{len(labels)} labels for {len(together)} curves ({names}); give one for each")
+
+
+def _group(paths: Sequence[Path]) -> list[Experiment]:
+    by_place: dict[Path, list[RunData]] = {}
+    for run in _whole([read_run(path) for path in paths]):
+        place = run.directory.parent if re.fullmatch(r"run_\d+", run.directory.name) else run.directory
+        by_place.setdefault(place, []).append(run)
+    root = Path(os.path.commonpath(list(by_place))) if len(by_place) > 1 else None
+    experiments = []
+    for place, runs in by_place.items():
+        name = place.name if root is None or place == root else str(place.relative_to(root))
+        for variant, members in _by_config(runs).items():
+            label = f"{name}: {variant}" if variant and root is not None else variant or name
+            experiments.append(Experiment(label, tuple(members)))
+    return experiments
+
+
+def _whole(runs: Sequence[RunData]) -> Sequence[RunData]:
+    """The runs that make a curve: not those of a study that failed, nor those that have just begun; says so."""
+    states = {run.directory: _state(run) for run in runs}
+    kept = [run for run in runs if states[run.directory] == ""]
+    for run in runs:
+        if kept and run not in kept:
+            print(f"{run.directory} {states[run.directory]}: left out", file=sys.stderr)
+    return kept or runs
+
+
+def _state(run: RunData) -> str:
+    """What keeps a run from being part of a curve."""
+    if len(run.columns.get("env_steps", ())) < 2:
+        return "has just begun"
+    for study in run.directory.parents[:2]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            entries = json.loads((study / "experiment.json").read_text(encoding="utf-8"))["runs"]
+            if any(entry["state"] == "failed" and study / entry["name"] == run.directory for entry in entries):
+                return "failed"
+    return ""
+
+
+def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
+    """Runs apart where their configs differ in more than the seed: averaging those would be a lie."""
+    keys = dict.fromkeys(key for run in runs for key in run.config if not _SAME_RESULT.fullmatch(key))
+    texts = [{key: json.dumps(run.config.get(key)).strip('"') for key in keys} for run in runs]
+    differing = [key for key in keys if len({text[key] for text in texts}) > 1]
+    groups: dict[str, list[RunData]] = {}
+    for run, text in zip(runs, texts, strict=True):
+        groups.setdefault(" ".join(f"{key}={text[key]}" for key in differing), []).append(run)
+    return groups
+
+
+def choose_y(experiments: Sequence[Experiment], y: str) -> str:
+    """`y`, or what stands in for it where not every run has it (said on stderr).
+
+    Raises:
+        PlotError: a run has neither.
+    """
+    runs = [run for experiment in experiments for run in experiment.runs]
+    lacking = [run for run in runs if not np.isfinite(run.columns.get(y, np.array([]))).any()]
+    if not lacking:
+        return y
+    instead = FALLBACK.get(y, "")
+    if instead and all(np.isfinite(run.columns.get(instead, np.array([]))).any() for run in runs):
+        print(f"{lacking[0].directory} has no {y}: plotting {instead} instead", file=sys.stderr)
+        return instead
+    columns = [name for name, values in lacking[0].columns.items() if np.isfinite(values).any()]
+    if not columns:
+        raise PlotError(f"{lacking[0].directory} has no rows yet")
+    raise PlotError(f"{lacking[0].directory} has no {y!r}; it has {', '.join(columns)}{nearest(y, columns)}")
+
+
+def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, center: str) -> Curve:
+    """Center and 95 % percentile bootstrap band over the seeds, on the range that all of them cover.
+
+    Raises:
+        PlotError: a run has no values to draw, or the runs share no range.
+    """
+    points = [_points(run, x_column, y, smooth) for run in experiment.runs]
+    first = points[0][0]
+    if all(np.array_equal(x, first) for x, _ in points):
+        grid, values = first, np.stack([values for _, values in points])
+    else:
+        low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
+        if low >= high:
+            raise PlotError(
+                f"the runs of {experiment.label} share no range of {x_column}: one ends before another starts"
+            )
+        if high < 0.9 * max(x[-1] for x, _ in points):
+            print(f"{experiment.label}: drawn to {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
+        grid = np.linspace(low, high, N_GRID)
+        values = np.stack([np.interp(grid, x, y_values) for x, y_values in points])
+    low_band, high_band = _bootstrap(values, center)
+    return Curve(experiment.label, len(points), grid, _center(values, center), low_band, high_band)
+
+
+def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
+    if x_column not in run.columns:
+        raise PlotError(f"{run.directory} has no {x_column!r} in its progress.csv")
+    x, values = run.columns[x_column], run.columns[y]
+    usable = np.isfinite(x) & np.isfinite(values)
+    x, first = np.unique(x[usable], return_index=True)
+    if not x.size:
+        raise PlotError(f"{run.directory} has no rows with both {x_column} and {y}")
+    values = values[usable][first]
+    window = np.ones(min(smooth, values.size))
+    return x, np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+
+
+def _center(values: np.ndarray, center: str) -> np.ndarray:
+    """Mean over axis -2, the seeds; of the middle half of them for iqm (a quarter off each side, rounded down)."""
+    cut = values.shape[-2] // 4 if center == "iqm" else 0
+    ordered = np.sort(values, axis=-2) if cut else values
+    mean: np.ndarray = ordered[..., cut : values.shape[-2] - cut, :].mean(axis=-2)
+    return mean
+
+
+def _bootstrap(values: np.ndarray, center: str) -> tuple[np.ndarray, np.ndarray]:
+    n_seeds = len(values)
+    if n_seeds == 1:
+        return values[0], values[0]
+    draws = generator(0, Role.NOISE).integers(n_seeds, size=(N_RESAMPLES, n_seeds))
+    columns = np.array_split(np.arange(values.shape[1]), max(1, values.size // 1_000))  # bounds the memory
+    bands = [np.percentile(_center(values[:, part][draws], center), [2.5, 97.5], axis=0) for part in columns]
+    low, high = np.concatenate(bands, axis=1)
+    return low, high

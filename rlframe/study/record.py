@@ -1,0 +1,134 @@
+"""experiment.json: what a study is and how far each of its runs is; what the same command goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rlframe.core.errors import ConfigError
+from rlframe.record.params import replace_file, session
+from rlframe.record.run import lock_directory
+from rlframe.record.snapshot import list_snapshots
+from rlframe.study.plan import Run
+
+FILE = "experiment.json"
+WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
+_FORMAT = 1
+
+
+@dataclass
+class Status:
+    """How far one run is. The queue changes it, and saves the record then."""
+
+    state: str = WAITING
+    slot: int = -1  # its last; -1: none yet
+    attempts: int = 0
+    seconds: float = 0.0  # of all its attempts
+    exit_status: int = 0  # of the last that ended; negative for a signal
+    reason: str = ""  # why it failed
+    has_directory: bool = False  # it has left one, so without it the run is to be repeated
+
+
+class Record:
+    """The study's file, held by one queue at a time."""
+
+    def __init__(self, directory: Path, runs: Sequence[Run], facts: Mapping[str, Any]) -> None:
+        """Begin a study in `directory`, or go on with the one there: what is done stays done, the rest waits.
+
+        Args:
+            facts: command, grid and the like, for whoever reads the file.
+        Raises:
+            ConfigError: another queue holds it, it cannot be written, or a run there is not one of these.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make {directory}: {error.strerror}; use another log_dir") from error
+        self._lock = lock_directory(directory, "a study", "log_dir")
+        try:
+            before = read_record(directory) if (directory / FILE).exists() else {}
+            self._path = directory / FILE
+            self._facts = {**facts, "sessions": [*before.get("sessions", []), session()]}
+            self._known = {entry["name"]: entry for entry in before.get("runs", [])}
+            self._runs = tuple(runs)
+            self.statuses = {run.name: self._status(run) for run in runs}
+            self.save()
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigError(f"cannot write in {directory}: {error.strerror}; use another log_dir") from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _status(self, run: Run) -> Status:
+        known = self._known.get(run.name)
+        if known is None:
+            if run.directory.exists() and any(run.directory.iterdir()):
+                raise ConfigError(f"{run.directory} is not empty, and no run of this study; use another log_dir")
+            return Status()
+        if known["words"] != run.words:
+            words = " ".join(f"{key}={value}" for key, value in known["words"].items())
+            raise ConfigError(
+                f"{run.directory} was begun with other words, {words}; a study goes on by the same command, "
+                f"with other seeds or values at most; use another log_dir for a new one"
+            )
+        status = Status(**{field.name: known[field.name] for field in fields(Status) if field.name in known})
+        if status.state != DONE or (status.has_directory and not run.directory.is_dir()):
+            status.state, status.reason = WAITING, ""
+        return status
+
+    def save(self) -> None:
+        """Write the file, whole: the facts, and a line for each run.
+
+        Raises:
+            OSError: the disk refuses; the file is as it was.
+        """
+        for run in self._runs:
+            entry = {"name": run.name, "setting": run.setting, "words": run.words}
+            self._known[run.name] = entry | vars(self.statuses[run.name])
+        head = json.dumps({"format": _FORMAT, **self._facts}, indent=2).removesuffix("\n}")
+        lines = ",\n    ".join(json.dumps(entry) for entry in self._known.values())
+        replace_file(self._path, f'{head},\n  "runs": [\n    {lines}\n  ]\n}}\n')
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self._lock)
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """The content of a study's file.
+
+    Raises:
+        ConfigError: there is none, or it is unreadable.
+    """
+    path = directory / FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = [(entry["name"], entry["words"], entry["state"]) for entry in content["runs"]]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name the directory of a study") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error!r}); move it away, and use another log_dir") from None
+    if content.get("format") != _FORMAT or not all(isinstance(name, str) for name, _, _ in entries):
+        raise ConfigError(f"{path} has format {content.get('format')}, and this rlframe reads format {_FORMAT}")
+    known: dict[str, Any] = content
+    return known
+
+
+def can_resume(run: Run) -> bool:
+    """Whether there is a snapshot to go on from."""
+    return bool(list_snapshots(run.directory / "snapshot"))
+
+
+def set_aside(run: Run) -> None:
+    """Make way for a run that starts anew: what an attempt without a snapshot has left becomes a hidden directory."""
+    if not run.directory.exists() or not any(run.directory.iterdir()):
+        return
+    n = 1
+    while (aside := run.directory.with_name(f".{run.directory.name}.{n}")).exists():
+        n += 1
+    run.directory.rename(aside)

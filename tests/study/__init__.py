@@ -1,0 +1,1 @@
+"""Studies: plans, slots and queues."""

@@ -1,0 +1,250 @@
+"""`launch` with sweep.*: what is refused before anything starts, and real studies from start to plot."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlframe import plot
+from rlframe.launch import main
+from rlframe.record.snapshot import list_snapshots
+from rlframe.record.writers import read_csv
+from tests.processes import DEADLINE_S, is_running, until
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("env=CartPole-v1", "sampler=serial", "sampler.batch_T=16", "runner.n_steps=512", "eval.n_episodes=1")
+STUDY_S = 600.0  # for eight runs on a busy machine
+
+
+def record(study: Path) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in json.loads((study / "experiment.json").read_text())["runs"]}
+
+
+REFUSED = [
+    (["sweep.algo.learning_rte=1,2"], "did you mean algo.learning_rate"),
+    (["sweep.algo=ppo,a2cc"], "algo=a2cc/run_0: .*did you mean a2c"),
+    (["sweep.seed=0,1", "sweep.model.memory=none,lst"], "memory=lst/run_0: .*did you mean lstm"),
+    (["sweep.seed=0,1", "sweep.experiment=classic/ppo_cartpole,classic/a2c_cartpol"], "did you mean classic/a2c_cart"),
+    (["sweep.runner.n_steps=1e4,many"], "'many' is not a number"),
+    (["sweep.seed=0,x"], "'x' is not a whole number"),
+    (["sweep.seed=0,1", "seed=3"], "seed is given as 3 and swept"),
+    (["sweep.seed=0,1", "seeds=outer"], "did you mean outermost"),
+    (["sweep.seed=0,1", "affinity=99cpr"], "cannot get 99 cores"),
+    (["sweep.seed=0,1", "affinity=1cpr_0slt"], "leave out slt"),
+    (["sweep.seed=0,1", "retries=-1"], "retries='-1' must be a whole number"),
+    (["sweep.seed=0,1", "run_ID=2"], "a run's ID is its seed"),
+    (["sweep.seed=0,1", "tune_sampler=true"], "tune_sampler=true is for one run"),
+    (["sweep.log_dir=a,b"], "log_dir cannot be swept"),
+    (["sweep.seed=0,1", "retrys=1"], "unknown key retrys"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_a_mistake_in_any_combination_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    place = [] if "sweep.log_dir=a,b" in words else [f"log_dir={tmp_path / 'study'}"]
+    assert main([*words, *place]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_prints_who_would_run_where_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep.seed=0,1", "sweep.model.hidden=[64,64],[256,256]", "affinity=1cpu_1cpr", "dry_run=true"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "4 runs" in printed
+    assert re.search(r"slot 0  CPU \d+  \(affinity=1cpu_1cpr\)", printed)
+    assert re.search(r"hidden=64x64/run_0 +slot 0 +model.hidden=\[64,64\] seed=0", printed)
+    assert re.search(r"hidden=256x256/run_1 +the next free slot", printed)
+    assert "data/local" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SHORT, "sweep.seed=3,4", f"log_dir={tmp_path / 'study'}"]
+    assert main(words) == 0
+    study = tmp_path / "study"
+    content = json.loads((study / "experiment.json").read_text())
+    assert content["command"] == words
+    assert content["grid"] == {"seed": ["3", "4"]}
+    assert content["config"]["runner.n_steps"] == 512
+    assert {name: entry["state"] for name, entry in record(study).items()} == {"run_3": "done", "run_4": "done"}
+    params = json.loads((study / "run_4/params.json").read_text())
+    assert (params["config"]["seed"], params["config"]["affinity"]) == (4, record_code(study / "run_4.log"))
+    rows = (study / "run_3/progress.csv").read_bytes()
+    assert main([f"resume={study}"]) == 0
+    assert (study / "run_3/progress.csv").read_bytes() == rows
+    assert main([f"resume={study}", "algo.discount=0.5"]) == 2
+    assert "algo.discount cannot change" in capsys.readouterr().err
+    assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if "2 seeds" in line).startswith("study: eval/return_mean")
+
+
+def record_code(log: Path) -> str:
+    """The affinity code that a run was given."""
+    return str(re.findall(r"affinity=(\S+)", log.read_text().splitlines()[0])[-1])
+
+
+@contextmanager
+def sweeping(study: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The launch command with these words, in a process group of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlframe.launch", f"log_dir={study}", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def has_rows(study: Path, n_runs: int) -> bool:
+    return sum(len(read_csv(path)[1]) > 1 for path in study.rglob("progress.csv")) >= n_runs
+
+
+LONG = ("env=CartPole-v1", "sampler=cpu", "sampler.n_workers=1", "eval.n_workers=0", "eval.n_episodes=1")
+
+
+def test_after_kill_9_of_the_queue_no_process_of_its_runs_is_left(tmp_path: Path) -> None:
+    words = (*LONG, "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1", "affinity=1cpu_1cpr")
+    with sweeping(tmp_path, *words) as process:
+        until(lambda: has_rows(tmp_path, 1), DEADLINE_S)
+        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert len(family) >= 3  # a run, its server of forks, its worker
+        process.kill()
+        process.wait(DEADLINE_S)
+        for pid in family:
+            until(lambda pid=pid: not is_running(pid), 5.0)
+
+
+def test_ctrl_c_snapshots_a_real_run_and_resume_goes_on_with_it(tmp_path: Path) -> None:
+    words = (*SHORT[:3], "eval.n_episodes=1", "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1")
+    with sweeping(tmp_path, *words, "affinity=1cpu_1cpr") as process:
+        until(lambda: has_rows(tmp_path, 1), DEADLINE_S)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, output
+    assert f"it goes on by resume={tmp_path}" in output
+    assert [entry["state"] for entry in record(tmp_path).values()] == ["interrupted", "waiting"]
+    snapshot = list_snapshots(tmp_path / "run_0/snapshot")[-1]
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlframe.launch", f"resume={tmp_path}"], stdout=subprocess.PIPE, text=True
+    ) as again:
+        until(lambda: list_snapshots(tmp_path / "run_0/snapshot")[-1].name > snapshot.name, DEADLINE_S)
+        again.send_signal(signal.SIGINT)
+        again.communicate(timeout=DEADLINE_S)
+    assert again.returncode == 130
+    steps = [int(row["env_steps"]) for row in read_csv(tmp_path / "run_0/progress.csv")[1]]
+    assert steps == sorted(set(steps))
+
+
+GRID = ("sweep.seed=0,1", "sweep.algo.learning_rate=1e-3,3e-4", "sweep.model.hidden=[32,32],[64,64]")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * STUDY_S)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_sweep_of_eight_on_two_slots_never_overlaps_and_repeats_nothing_after_ctrl_c(tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    words = ("experiment=classic/ppo_cartpole", "runner.n_steps=2e4", *GRID, "affinity=2cpu_1cpr")
+    seen_together = False
+    with sweeping(study, *words) as process:
+        deadline = time.monotonic() + STUDY_S
+        done: list[str] = []
+        while len(done) < 3:
+            assert time.monotonic() < deadline
+            cpus = cpus_of_runs(process.pid)
+            assert len(cpus) <= 2
+            seen_together |= len(cpus) == 2
+            for one, other in combinations(cpus, 2):
+                assert not set(one) & set(other)
+            time.sleep(0.05)
+            entries = record(study).items() if (study / "experiment.json").exists() else ()
+            done = [name for name, entry in entries if entry["state"] == "done"]
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, output
+    assert seen_together
+    finished = [name for name, entry in record(study).items() if entry["state"] == "done"]
+    before = {name: (study / name / "progress.csv").stat().st_mtime_ns for name in finished}
+    assert main([f"resume={study}"]) == 0
+    assert {entry["state"] for entry in record(study).values()} == {"done"}
+    assert {name: (study / name / "progress.csv").stat().st_mtime_ns for name in finished} == before
+    assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
+
+
+def cpus_of_runs(queue: int) -> list[list[int]]:
+    """Where each run of a queue is. Before it becomes one, a child has the queue's own command line, or the leash's."""
+    found = []
+    for child in psutil.Process(queue).children():
+        with suppress(psutil.Error):
+            command = child.cmdline()
+            if command[1:3] == ["-m", "rlframe.launch"] and command[-1].endswith("slt"):
+                found.append(child.cpu_affinity())
+    return found
+
+
+CARTPOLE_AT_FAULT = """
+import time
+import gymnasium
+
+class AtFault(gymnasium.Wrapper):
+    fault, steps = "", 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 300 and self.fault == "crash":
+            raise RuntimeError("the simulator diverged")
+        if self.steps > 300 and self.fault == "hang":
+            time.sleep(3600)
+        return super().step(action)
+
+def make(a, b, c):
+    env = AtFault(gymnasium.make("CartPole-v1"))
+    env.fault = {(0, 0, 0): "hang", (1, 1, 1): "crash"}.get((a, b, c), "")
+    return env
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * STUDY_S)
+def test_one_run_crashes_one_hangs_and_the_other_six_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = tmp_path / "study"
+    (tmp_path / "at_fault.py").write_text(CARTPOLE_AT_FAULT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    grid = [f"sweep.env_kwargs.{name}=0,1" for name in "abc"]
+    words = ("env=at_fault:make", "sampler=serial", "runner=minibatch_rl", "runner.n_steps=1e4", *grid)
+    with sweeping(study, *words, "runner.log_interval_steps=1e3", "stall_s=45", "retries=1") as process:
+        output, _ = process.communicate(timeout=STUDY_S)
+    assert process.returncode == 1, output
+    reasons = {name: entry["reason"] for name, entry in record(study).items() if entry["state"] == "failed"}
+    assert set(reasons) == {"a=0,b=0,c=0/run_0", "a=1,b=1,c=1/run_0"}
+    assert "hung" in reasons["a=0,b=0,c=0/run_0"]
+    assert "the simulator diverged" in reasons["a=1,b=1,c=1/run_0"]
+    assert all(record(study)[name]["attempts"] == 2 for name in reasons)
+    assert "8 runs: 2 failed, 6 done" in output
+    assert "in step" in (study / "a=0,b=0,c=0/run_0.log").read_text()
+    assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0

@@ -1,0 +1,90 @@
+"""What the table of a study says, and what it reads from run directories that are being written."""
+
+import io
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlframe.study.live import LiveDisplay
+from rlframe.study.progress import Progress, Reader, last_row
+from rlframe.study.table import PlainDisplay, Row, plain_table, summary
+
+HALF = Progress(env_steps=500, n_steps=1000, return_=123.4, elapsed_s=60.0, written=time.time())
+
+
+NOTHING = Progress()
+
+
+def row(name: str, state: str, progress: Progress = NOTHING, seconds: float = 0.0, reason: str = "") -> Row:
+    return Row(name, state, 0, seconds, reason, progress)
+
+
+def test_progress_is_the_last_whole_row_and_the_goal_of_the_run(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    assert math.isnan(reader.read().fraction())
+    (tmp_path / "params.json").write_text(json.dumps({"config": {"runner.n_steps": 1000}}))
+    rows = "env_steps,time/elapsed_s,eval/return_mean,episode/return_mean\n0,1.0,10.0,\n250,31.0,,17.5\n"
+    (tmp_path / "progress.csv").write_text(rows + "500,61.0,9")
+    os.utime(tmp_path / "progress.csv", (time.time(), time.time()))
+    progress = reader.read()
+    assert (progress.env_steps, progress.fraction(), progress.return_) == (250, 0.25, 17.5)
+    assert progress.left_s() == pytest.approx(93.0, abs=5.0)
+    (tmp_path / "progress.csv").write_text(rows + "500,61.0,9.0,8.0\n")
+    assert (reader.read().fraction(), reader.read().return_) == (0.5, 9.0)
+
+
+def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text("env_steps,x\n" + "".join(f"{step},{'1' * 90}\n" for step in range(5_000)))
+    assert last_row(path)["env_steps"] == 4_999
+
+
+@pytest.mark.parametrize("text", ["", "env_steps,x", "env_steps,x\n", "env_steps,x\n1"])
+def test_a_log_that_has_just_been_begun_has_no_row(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress.csv").write_text(text)
+    assert last_row(tmp_path / "progress.csv") == {}
+
+
+def test_the_rest_takes_as_long_as_what_was_done_over_the_slots() -> None:
+    rows = [row("a", "done", seconds=100.0), row("b", "waiting"), row("c", "waiting"), row("d", "waiting")]
+    assert summary(rows, n_slots=2) == "4 runs: 3 waiting, 1 done; about 02:30 left"
+    assert summary(rows[:1], n_slots=2) == "1 run: 1 done"
+    assert summary(rows[1:], n_slots=2) == "3 runs: 3 waiting"
+
+
+def test_the_plain_table_has_a_line_a_run_and_the_reason_of_a_failure() -> None:
+    text = plain_table([row("lr=1/run_0", "done", HALF, 61.0), row("lr=2/run_0", "failed", reason="exit status 1: no")])
+    assert text.splitlines() == [
+        "run         state   slot  progress  return  time   left",
+        "lr=1/run_0  done    0     50%       123.4   01:01",
+        "lr=2/run_0  failed  0",
+        "  exit status 1: no",
+    ]
+
+
+def test_without_a_terminal_only_the_end_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    display.show([row("run_0", "running")], "1 run: 1 running", last=False)
+    assert capsys.readouterr().out.split(" ", 1)[1] == "1 run: 1 running\n"
+    display.show([row("run_0", "done")], "1 run: 1 done", last=True)
+    assert "run    state" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_the_runs_that_matter_and_all_of_them_in_the_end() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=9, color_system=None)
+    rows = [row(f"run_{i}", "done") for i in range(9)] + [row("run_9", "running", HALF), row("run_10", "failed")]
+    display = LiveDisplay(console)
+    display.message("run_9 starts on slot 1")
+    display.show(rows, "11 runs", last=False)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    display.show(rows, "11 runs", last=True)
+    display.close()
+    for text in ("run_9 starts on slot 1", "run_9", "run_10", "running", "50%", "123.4", "(7 not shown)"):
+        assert text in printed
+    assert "run_2" not in printed
+    assert "run_8" in console.file.getvalue()[len(printed) :]  # type: ignore[attr-defined]
