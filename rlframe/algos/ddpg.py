@@ -146,7 +146,7 @@ class DDPG(Algorithm):
 
     def counters(self) -> dict[str, float]:
         return {
-            "replay/ratio": self.debt.reached(self.progress),
+            **self.debt.counters(self.progress),
             "replay/rows": self.replay.n_rows,
             "algo/exploration": float(self.agent.exploration),
         }
