@@ -41,6 +41,12 @@ def test_what_a_worker_costs_is_told_beside_rates(tmp_path: Path) -> None:
     assert [fact["asked"] for fact in found["facts"] if fact["asked"]] == [1.0, 60.0, 1.0, 60.0]
 
 
+def test_runners_are_measured_on_the_same_work(tmp_path: Path) -> None:
+    found = smoke(tmp_path, "balanced,impala", "runners")
+    assert len(found["rates"]) == 5
+    assert [ratio["asked"] for ratio in found["ratios"]] == [1.6, 0.0, 0.8]
+
+
 @pytest.mark.slow
 def test_updates_are_measured_beside_stable_baselines3(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
