@@ -24,8 +24,8 @@ from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners import Runner
-from rlframe.samplers import EvalConfig, Evaluator
+from rlframe.runners import Runner, async_rl
+from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, Sampler, SamplerProcess, gpu
 from rlframe.samplers.base import SamplerConfig
 from rlframe.samplers.workers import WorkersConfig
 from rlframe.system.affinity import Affinity
@@ -259,12 +259,12 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         ConfigError: something does not fit together; nothing is left open that was opened here.
     """
     device = choose_device(experiment.device, affinity.gpus)
-    envs = experiment.sampler.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
+    envs = _make_envs(experiment, affinity)
     try:
         threads = torch_threads(experiment, affinity, envs.observation_space)
         torch.set_num_threads(threads)
         agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
-        sampler = experiment.sampler.make_sampler(envs, agent, experiment.seed)
+        sampler = _make_sampler(experiment, envs, agent, device)
         n_steps = experiment.runner.n_steps
         algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
         runner = experiment.runner.make_runner(sampler, agent, algo, lambda: _evaluator(experiment, agent, affinity))
@@ -274,13 +274,36 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     except BaseException:
         envs.close()
         raise
-    parameters = sum(p.numel() for p in agent.parameters())
+    parameters, (T, B) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
     facts = {
-        "environments": f"{experiment.env}, {envs.n} x {sampler.batch_spec.T} steps a batch, {sampler.backend}",
+        "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
         "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {counted(threads, 'torch thread')}",
         **algo.facts(),
     }
     return Built(runner, facts)
+
+
+def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
+    """The environments, for the sampler in this process; or the process that will have one of its own."""
+    config, runner = experiment.sampler, experiment.runner
+    if not isinstance(runner, async_rl.Config):
+        return config.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
+    return SamplerProcess(
+        config,
+        experiment.env_config(),
+        experiment.seed,
+        affinity.sampler,
+        affinity.workers,
+        max(1, affinity.sampler_threads),
+        runner.supervision(),
+    )
+
+
+def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:
+    if not isinstance(envs, SamplerProcess):
+        return experiment.sampler.make_sampler(envs, agent, experiment.seed)
+    acts_on = str(device) if isinstance(experiment.sampler, gpu.Config) else "cpu"
+    return RemoteSampler(envs, agent, experiment.runner.n_slots, acts_on)
 
 
 def _evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:

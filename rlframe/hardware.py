@@ -20,6 +20,7 @@ from rlframe.core.text import counted
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.envs.workers import Supervision, split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
+from rlframe.runners import async_rl
 from rlframe.samplers import auto, cpu
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.batch import empty_batch
@@ -46,7 +47,10 @@ def settle(experiment: Experiment, tune: bool = False) -> Settled:
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
     topology = read_topology()
-    affinity = plan(experiment.affinity, topology, max(0, _n_workers(experiment.sampler)))  # AUTO is negative
+    n_asked = max(0, _n_workers(experiment.sampler))  # AUTO is negative
+    affinity = plan(experiment.affinity, topology, n_asked)
+    if isinstance(experiment.runner, async_rl.Config):
+        affinity = plan(experiment.affinity, topology, n_asked, learner_cores=_learner_cores(experiment, affinity))
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
     notes: tuple[str, ...] = ()
     if isinstance(experiment.sampler, auto.Config):
@@ -63,6 +67,12 @@ def settle(experiment: Experiment, tune: bool = False) -> Settled:
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
     return Settled(experiment, affinity, notes)
+
+
+def _learner_cores(experiment: Experiment, affinity: Affinity) -> int:
+    """Cores for the process that learns while another samples: a GPU keeps one busy, the rest steps environments."""
+    on_gpu = choose_device(experiment.device, affinity.gpus).type == "cuda"
+    return experiment.runner.learner_cores or (1 if on_gpu else max(1, affinity.threads // 2))
 
 
 def _n_workers(config: Any) -> int:
@@ -83,7 +93,9 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
         if tune:
             return _tuned(experiment, affinity, n_workers, agent)
         costs = auto.measure(probe, agent, auto.rows_of(config, n_workers), threads)
-    machine = auto.Machine(n_workers, affinity.threads, steps_on_threads(env, config.batch_B))
+    machine = auto.Machine(
+        n_workers, affinity.sampler_threads or affinity.threads, steps_on_threads(env, config.batch_B)
+    )
     return auto.choose(config, costs, machine)
 
 
@@ -132,10 +144,15 @@ def describe_processes(settled: Settled) -> str:
     n_eval_envs = min(experiment.eval.n_envs, experiment.eval.n_episodes)
     n_workers, n_eval = _n_workers(config), max(0, min(experiment.eval.n_workers, n_eval_envs))
     acts = not isinstance(config, cpu.Config)
-    work = "learns" if not acts else "acts and learns" if n_workers else "steps, acts and learns"
+    apart = isinstance(experiment.runner, async_rl.Config)
+    sampling = "steps and acts" if not n_workers else "acts" if acts else "follows its workers"
+    work = "learns" if apart or not acts else "acts and learns" if n_workers else "steps, acts and learns"
     lines = [*settled.notes, affinity.describe(), "processes:"]
     of_torch = counted(threads, "torch thread")
     lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {_size(batch_bytes)}")
+    if apart:
+        lines.append(f"  sampler       {sampling}; {counted(experiment.runner.n_slots, 'slot')} for batches")
+        batch_bytes *= experiment.runner.n_slots + 1
     for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
         does = "steps" if acts else "acts and steps"
         lines.append(f"  worker {index:<6} {does} environments {lo} to {hi - 1}; 1 thread")
@@ -144,7 +161,7 @@ def describe_processes(settled: Settled) -> str:
     each = worker_mb * 1e6 + (0.0 if acts else _TORCH_BYTES)
     here = psutil.Process().memory_info().rss
     n_all = n_workers + n_eval  # evaluation's are forks of the same server
-    parts = [f"main {_size(here)}", f"the batch {_size(batch_bytes)}"]
+    parts = [f"main {_size(here)}", f"{'batches' if apart else 'the batch'} {_size(batch_bytes)}"]
     if n_all:
         parts.append(f"{counted(n_all, 'worker')} {_size(n_all * each)}")
     lines.append(f"memory: about {_size(here + batch_bytes + n_all * each)}: {', '.join(parts)}")

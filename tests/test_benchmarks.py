@@ -46,6 +46,12 @@ def test_the_costs_of_the_queue_are_measured(tmp_path: Path) -> None:
     assert set(found["queue"]) == {"cpu_s_per_run", "gap_s_max", "gap_s_median"}
 
 
+def test_runners_are_measured_on_the_same_work(tmp_path: Path) -> None:
+    found = smoke(tmp_path, "balanced,impala", "runners")
+    assert len(found["rates"]) == 5
+    assert [ratio["asked"] for ratio in found["ratios"]] == [1.6, 0.0, 0.8]
+
+
 @pytest.mark.slow
 def test_updates_are_measured_beside_stable_baselines3(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")

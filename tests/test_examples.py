@@ -147,7 +147,22 @@ def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(t
     assert len(json.loads((cut / "params.json").read_text())["resumed"]) == 1
 
 
-@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 9)])
+def test_example_10_samples_apart_and_leaves_a_run_that_the_commands_understand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = run_example("example_10.py", tmp_path, n_steps=4_000)
+    assert_is_run_directory(directory)
+    assert column(directory, "env_steps")[-1] >= 4_000
+    assert max(column(directory, "async/staleness_max")) <= 2
+    config = json.loads((directory / "params.json").read_text())["config"]
+    assert (config["algo"], config["runner"], config["sampler"]) == ("impala", "async_rl", "serial")
+    assert evaluate.main([str(directory), "n_episodes=2"]) == 0
+    assert "Episode #1: return:" in capsys.readouterr().out
+    assert launch.main([f"resume={directory}", "runner.n_steps=6_000", "eval.n_episodes=2"]) == 0
+    assert column(directory, "env_steps")[-1] >= 6_000
+
+
+@pytest.mark.parametrize("name", [f"example_{number}.py" for number in (*range(1, 9), 10)])
 def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')

@@ -48,7 +48,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def updates_due(self) -> int:
-        """How many calls of `update` the data at hand call for."""
+        """How many calls of `update` the data at hand call for.
+
+        Other batches may be received while several are due: an algorithm that learns from the batch itself, not from
+        replay, does all of it in one.
+        """
 
     @abstractmethod
     def update(self) -> UpdateMetrics:

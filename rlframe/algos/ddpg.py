@@ -1,6 +1,8 @@
 """Continuous control with deep reinforcement learning (DDPG). Lillicrap, Hunt, Pritzel, Heess et al., 2016.
 
 https://arxiv.org/abs/1509.02971
+
+With two options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step and prioritized.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import UpdateDebt, Updater, soft_update
+from rlframe.algos.parts import PRIORITY_EPSILON, UpdateDebt, Updater, soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
@@ -46,6 +48,9 @@ class Config:
     learn_from: int = count(10_000, "env_steps, over all environments, of random actions before the first update")
     exploration: float = option(0.2, "standard deviation of the noise on actions in [-1, 1]")
     exploration_final: float = option(0.2, "the same at the end of runner.n_steps, reached linearly")
+    prioritized: bool = option(False, "replay chooses by the critic's TD error")
+    alpha: float = fraction(0.6, "exponent of the priorities")
+    beta: float = fraction(0.4, "exponent of the importance weights")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
@@ -72,6 +77,7 @@ class DDPG(Algorithm):
             agent.action_space,
             batch_spec,
             NStep(config.discount, config.n_step),
+            alpha=config.alpha if config.prioritized else 0.0,
             device=self.device,
             seed=seed,
         )
@@ -107,7 +113,7 @@ class DDPG(Algorithm):
 
     @torch.no_grad()
     def update(self) -> UpdateMetrics:
-        batch = self.replay.sample(self.config.batch_size)
+        batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
         observation = self.agent.model.normalized(batch.inputs.observation)
         metrics = {**self._update_critic(batch, observation), **self._update_actor(observation)}
         soft_update(self.targets, self.online, self.config.tau)
@@ -122,13 +128,15 @@ class DDPG(Algorithm):
         return batch.return_ + batch.bootstrap * self.target_critic(observation, action)[0]
 
     def _update_critic(self, batch: Transitions, observation: Tree) -> dict[str, Tensor]:
-        """Descend mean (Q(s, a) - y)²: its gradient in Q is 2 (Q - y) / n."""
+        """Descend mean w (Q(s, a) - y)²: its gradient in Q is 2 w (Q - y) / n. Without priorities, w is 1."""
         target_q = self._target_q(batch)
         critic = self.critic.run(observation, batch.action)
         q = critic.q  # [1, n]
         error = q - target_q
-        critic.to_parameters(error * (2 / len(target_q)))
+        critic.to_parameters(error * (batch.weight * (2 / len(target_q))))
         self.critic_updater.follow()
+        if self.config.prioritized:
+            self.replay.update_priorities(batch.index, error[0].abs() + PRIORITY_EPSILON)
         return {"loss": error.square().mean(), "q": q.mean()}
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
@@ -146,7 +154,7 @@ class DDPG(Algorithm):
 
     def counters(self) -> dict[str, float]:
         return {
-            "replay/ratio": self.debt.reached(self.progress),
+            **self.debt.counters(self.progress),
             "replay/rows": self.replay.n_rows,
             "algo/exploration": float(self.agent.exploration),
         }

@@ -152,7 +152,7 @@ class DQN(Algorithm):
         return {"replay": self.replay.size}
 
     def counters(self) -> dict[str, float]:
-        return {"replay/ratio": self.debt.reached(self.progress), "replay/rows": self.replay.n_rows}
+        return {**self.debt.counters(self.progress), "replay/rows": self.replay.n_rows}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import masked_mean
 
+_MOST_BATCHES = 8  # that UpdateDebt carries on, in what the newest of them calls for
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that no row is never drawn again (Schaul et al. 2016, section 3.3)
 
 
@@ -102,6 +103,8 @@ class UpdateDebt:
     """Updates owed for env_steps: each calls for `replay_ratio / batch_size` of one. Fractions add up, none is lost.
 
     Counting begins once `learn_from` env_steps have been received: what came before is learned from, but not owed for.
+    Where batches come faster than updates are made, for good (AsyncRl), what more than a few batches call for is given
+    up, and counted: a debt without end would only be paid at once, some day, on data that have hardly changed.
     """
 
     def __init__(self, replay_ratio: float, batch_size: int, learn_from: int) -> None:
@@ -118,11 +121,14 @@ class UpdateDebt:
             )
         self.rate = Fraction(replay_ratio).limit_denominator(10**6) / batch_size  # updates an env_step
         self.batch_size, self.learn_from = batch_size, learn_from
-        self.owed = Fraction(0)
+        self.owed = self.forgone = Fraction(0)
 
     def receive(self, before: int, after: int) -> None:
         """Count the env_steps of a batch: so many had come before it, so many after it."""
-        self.owed += self.rate * max(after - max(before, self.learn_from), 0)
+        more = self.rate * max(after - max(before, self.learn_from), 0)
+        given_up = max(self.owed - _MOST_BATCHES * max(more, Fraction(1)), Fraction(0))
+        self.owed += more - given_up
+        self.forgone += given_up
 
     def due(self) -> int:
         """Whole updates owed."""
@@ -136,6 +142,11 @@ class UpdateDebt:
         """Rows learned from so far for each env_step since learning began; 0 before."""
         counted = progress.env_steps - self.learn_from
         return progress.updates * self.batch_size / counted if counted > 0 else 0.0
+
+    def counters(self, progress: Progress) -> dict[str, float]:
+        """The ratio reached, and what was given up, for the log."""
+        forgone = {"replay/forgone": float(self.forgone)} if self.forgone else {}
+        return {"replay/ratio": self.reached(progress), **forgone}
 
     def state_dict(self) -> dict[str, int]:
         """What is owed, exactly."""

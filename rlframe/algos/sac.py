@@ -254,7 +254,7 @@ class SAC(Algorithm):
 
     def counters(self) -> dict[str, float]:
         return {
-            "replay/ratio": self.debt.reached(self.progress),
+            **self.debt.counters(self.progress),
             "replay/rows": self.replay.n_rows,
         }
 

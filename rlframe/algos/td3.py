@@ -156,7 +156,7 @@ class TD3(Algorithm):
 
     def counters(self) -> dict[str, float]:
         return {
-            "replay/ratio": self.debt.reached(self.progress),
+            **self.debt.counters(self.progress),
             "replay/rows": self.replay.n_rows,
             "algo/exploration": float(self.agent.exploration),
         }

@@ -18,6 +18,7 @@ class Role(IntEnum):
     DECORRELATION = 6
     REPLAY = 7
     CRITIC = 8
+    RESTART = 9
 
 
 def seed_sequence(root: int, role: Role, *key: int, rank: int = 0) -> np.random.SeedSequence:

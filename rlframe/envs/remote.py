@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from rlframe.envs.rows import Rows
 from rlframe.envs.stepper import Cut, Diagnostics, Events, LocalStepper, Stepper
 from rlframe.envs.worker import Site
@@ -74,6 +76,9 @@ class RemoteStepper(Stepper):
                 diagnostics += self.workers.call(place, EVENTS)
         cuts, self._cuts = self._cuts, []
         return Events(diagnostics, cuts)
+
+    def tell_life(self, life: np.ndarray) -> None:
+        self.workers.life = life
 
 
 def remote_steppers(workers: EnvWorkers, rows: Shared, n_groups: int) -> list[RemoteStepper]:

@@ -60,6 +60,10 @@ class Stepper(ABC):
     def events(self) -> Events:
         """What happened since the last call; called between batches."""
 
+    @abstractmethod
+    def tell_life(self, life: np.ndarray) -> None:
+        """From now on, change `life[0]` with each step, or while others are watched who step."""
+
 
 class LocalStepper(Stepper):
     """Environments of this process. `progress` (one number, perhaps shared) tells how many steps are finished."""
@@ -108,3 +112,6 @@ class LocalStepper(Stepper):
     def events(self) -> Events:
         diagnostics, self._diagnostics = self._diagnostics, []
         return Events(diagnostics, [])
+
+    def tell_life(self, life: np.ndarray) -> None:
+        self.progress = life

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,12 +19,9 @@ from rlframe.envs import worker
 from rlframe.envs.base import EnvConfig, EnvError
 from rlframe.envs.make import fixed_backend
 from rlframe.system.processes import SLICE_S, Child, ChildDied, ChildHung
+from rlframe.system.restarts import Restarts
 from rlframe.system.shared import Shared
 from rlframe.system.threads import n_cpus
-
-_WINDOW_S = 3600.0  # that Supervision.max_restarts is counted over
-_FRUITLESS = 5  # deaths in a row of one worker without a finished step or command
-_BACK_OFF_S = 0.1  # before the second fruitless start in a row; doubled each time
 
 _log = logging.getLogger("rlframe")
 
@@ -106,7 +102,7 @@ class Worker:
 class EnvWorkers:
     """B environments in W processes, columns dealt evenly. Samplers give them their program by `run`.
 
-    Owned by one thread. `restarts` counts the processes that replaced one that died.
+    Owned by one thread.
     """
 
     observation_space: Space  # of one environment
@@ -143,9 +139,9 @@ class EnvWorkers:
         self.n, self.supervision = n, supervision or Supervision()
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per CPU it is pinned to
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
-        self.restarts = 0
+        self.life = np.zeros(1, np.int64)  # its number changes as long as workers are waited for, and watched
+        self._restarts = Restarts(self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step")
         self._preload = ("rlframe.envs.worker", *preload)
-        self._recent: deque[float] = deque()  # when they were, within the window
         self._job: Job | None = None
         self._introduction: list[Any] = []  # spaces and backend, as worker 0 gave them
         self.workers = [
@@ -161,6 +157,11 @@ class EnvWorkers:
         backend: str
         self.observation_space, self.action_space, backend = self._introduction
         self.backend = f"{counted(n_workers, 'worker')} of {backend}"
+
+    @property
+    def restarts(self) -> int:
+        """Processes that replaced one that died."""
+        return self._restarts.n
 
     def _begin_all(self, begin: Callable[[Worker], None], finish: Callable[[Worker], None]) -> None:
         """Side by side; who dies over it is revived."""
@@ -245,6 +246,7 @@ class EnvWorkers:
         """All are looked at in turn, so that a death is noticed at once also while another works on."""
         answers: dict[int, Answer] = {}
         while len(answers) < len(places):
+            self.life[0] += 1
             slice_s = SLICE_S / (len(places) - len(answers))
             for place in places:
                 if place.index not in answers:
@@ -278,26 +280,15 @@ class EnvWorkers:
 
     def _replace(self, place: Worker, death: ChildDied) -> None:
         """Start a process in the place of one that is gone, if that is still bearable."""
-        self.restarts += 1
         place.fruitless = place.fruitless + 1 if place.child.progress <= 0 else 0
         what = f"{place.name} (process {place.child.pid}, environments {place.lo} to {place.hi - 1}) {death}"
         if isinstance(death, ChildHung):
             n_envs = counted(place.hi - place.lo, "environment")
             what += f"\nIf making, resetting or stepping its {n_envs} may take that long, raise sampler.timeout_s"
         place.child.close(0.0)
-        now = time.monotonic()
-        self._recent.append(now)
-        while self._recent[0] < now - _WINDOW_S:
-            self._recent.popleft()
-        if place.fruitless >= _FRUITLESS:
-            raise WorkersFailed(f"{what}; so it did {place.fruitless} times in a row without finishing a single step")
-        if len(self._recent) > self.supervision.max_restarts:
-            raise WorkersFailed(
-                f"{what}; that were {len(self._recent)} deaths of workers within an hour, and "
-                f"sampler.max_restarts={self.supervision.max_restarts}"
-            )
-        if place.fruitless > 1:
-            time.sleep(_BACK_OFF_S * 2.0 ** (place.fruitless - 2))
+        if objection := self._restarts.objection(place.fruitless):
+            raise WorkersFailed(f"{what}; {objection}")
+        self._restarts.back_off(place.fruitless)
         place.next_seeds()
         place.took_over = place.begun
         _log.warning(f"{what}; restarted with fresh seeds {place.seeds} (restart {self.restarts})")

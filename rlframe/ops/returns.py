@@ -137,28 +137,31 @@ def v_trace(
     discount: float,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    lambda_: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """V-trace value targets and policy-gradient advantages for data of another policy.
 
-    vs[t] = V[t] + ρ[t] δ[t] + γ c[t] (vs[t+1] - V[t+1]),   ρ = min(rho_clip, π/μ),   c = min(c_clip, π/μ)
+    vs[t] = V[t] + ρ[t] δ[t] + γ c[t] (vs[t+1] - V[t+1]),   ρ = min(rho_clip, π/μ),   c = λ min(c_clip, π/μ)
     advantage[t] = ρ[t] (r[t] + γ (1 - terminated[t]) vs[t+1] - V[t]),   vs[T] = V[T]
-    (Espeholt et al. 2018, arXiv 1802.01561, remark 1 and section 4.2)
+    (Espeholt et al. 2018, arXiv 1802.01561, remarks 1 and 2 and section 4.2)
+
+    On-policy, vs is the λ-return.
 
     Args:
         log_rho: [T, B], log π(a|x) - log μ(a|x); anything on rows not valid.
         reward, terminated, truncated, valid: [T, B].    value: [T+1, B].
-        discount: γ, in [0, 1].    rho_clip, c_clip: ρ̄ >= c̄ > 0.
+        discount, lambda_: γ and λ, in [0, 1].    rho_clip, c_clip: ρ̄ >= c̄ > 0.
     Returns:
         vs [T, B]; advantage [T, B].
     """
-    _check(reward, value, terminated, truncated, valid, discount, 1.0)
+    _check(reward, value, terminated, truncated, valid, discount, lambda_)
     _check_shape("log_rho", log_rho, reward.shape)
     if not rho_clip >= c_clip > 0:
         raise ValueError(f"rho_clip={rho_clip} and c_clip={c_clip} must satisfy rho_clip >= c_clip > 0")
     rho = log_rho.masked_fill(~valid, -torch.inf).exp()
     clipped_rho = rho.clamp(max=rho_clip)
     delta = clipped_rho * _td_error(reward, value[:-1], value[1:], terminated, discount)
-    trace = rho.clamp(max=c_clip) * _flows(terminated, truncated, valid) * discount
+    trace = rho.clamp(max=c_clip) * _flows(terminated, truncated, valid) * (discount * lambda_)
     correction = _accumulate(delta, trace)  # vs - V; 0 on rows not valid, so that a truncated row's next vs is V
     next_vs = value[1:] + torch.cat([correction[1:], torch.zeros_like(correction[:1])])
     advantage = clipped_rho * _td_error(reward, value[:-1], next_vs, terminated, discount)

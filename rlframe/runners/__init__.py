@@ -1,7 +1,8 @@
 """Runners: the training loops."""
 
+from rlframe.runners.async_rl import AsyncRl
 from rlframe.runners.base import Runner
 from rlframe.runners.minibatch_rl import MinibatchRl
 from rlframe.runners.minibatch_rl_eval import MinibatchRlEval
 
-__all__ = ["MinibatchRl", "MinibatchRlEval", "Runner"]
+__all__ = ["AsyncRl", "MinibatchRl", "MinibatchRlEval", "Runner"]

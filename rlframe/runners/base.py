@@ -52,6 +52,10 @@ class Runner(ABC):
     def evaluate(self) -> dict[str, float]:
         """Score the agent apart from training; empty if this runner does not."""
 
+    def counters(self) -> dict[str, float]:
+        """Metrics of the runner's own for the log, since the last call; none where there is nothing to tell."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Close what the runner was given."""
@@ -109,6 +113,10 @@ class Runner(ABC):
             while self.algo.updates_due():
                 self.metrics.add({f"algo/{name}": value for name, value in self.algo.update().items()})
         self.sampler.refresh(self.agent)
+        self.follow()
+
+    def follow(self) -> None:
+        """Take note of the episodes that ended, and of the progress."""
         with self.clock("recording"):
             finished = self.sampler.trajectories()
             self.n_episodes += len(finished)
@@ -143,6 +151,7 @@ class Runner(ABC):
             **self._episodes(),
             **self.sampler.counters(),
             **self.algo.counters(),
+            **self.counters(),
             "memory/resident_mb": resident_bytes() / 1e6,
             **self.clock.flush(self.env_steps, self.algo.progress.updates),
             **self.metrics.flush(),

@@ -4,6 +4,17 @@ from rlframe.samplers.base import Sampler
 from rlframe.samplers.cpu import CpuSampler
 from rlframe.samplers.evaluator import EvalConfig, Evaluator
 from rlframe.samplers.gpu import GpuSampler
+from rlframe.samplers.process import SamplerProcess
+from rlframe.samplers.remote import RemoteSampler
 from rlframe.samplers.serial import SerialSampler
 
-__all__ = ["CpuSampler", "EvalConfig", "Evaluator", "GpuSampler", "Sampler", "SerialSampler"]
+__all__ = [
+    "CpuSampler",
+    "EvalConfig",
+    "Evaluator",
+    "GpuSampler",
+    "RemoteSampler",
+    "Sampler",
+    "SamplerProcess",
+    "SerialSampler",
+]

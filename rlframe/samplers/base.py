@@ -45,6 +45,10 @@ class Sampler(ABC):
         return {}
 
     @abstractmethod
+    def tell_life(self, life: np.ndarray) -> None:
+        """From now on, change `life[0]` while steps are made: for who watches a sampler in a process of its own."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Noise generators. Environments are not in it: after a resume their episodes start anew."""
 

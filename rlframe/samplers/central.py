@@ -37,6 +37,10 @@ class CentralSampler(Sampler, ABC):
         of_workers = self.envs.counters() if isinstance(self.envs, EnvWorkers) else {}
         return {**of_workers, **self.collector.bounds.counters()}
 
+    def tell_life(self, life: np.ndarray) -> None:
+        for stepper in self.collector.steppers:
+            stepper.tell_life(life)
+
     def state_dict(self) -> dict[str, Any]:
         return {"noise": noise_state(self.rngs)}
 

@@ -95,6 +95,9 @@ class CpuSampler(Sampler):
     def counters(self) -> dict[str, float]:
         return {**self.envs.counters(), **self.bounds.counters()}
 
+    def tell_life(self, life: np.ndarray) -> None:
+        self.envs.life = life
+
     def state_dict(self) -> dict[str, Any]:
         return {"noise": [unpack_state(words) for words in self.noise]}
 

@@ -1,4 +1,5 @@
-"""Acting on a GPU: observations through pinned memory, the whole step as one CUDA graph, one wait for its answers."""
+"""Acting on a GPU: observations through pinned memory, the whole step as one CUDA graph, one wait for its answers;
+and pinning memory that other processes write."""
 
 from __future__ import annotations
 
@@ -11,10 +12,38 @@ from torch import Tensor
 from rlframe.agents import Agent
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.system.shared import Shared
 
 _WARM_UPS = 3  # steps before capture, in which libraries choose their kernels and allocate
 
 _log = logging.getLogger("rlframe")
+
+
+class Pinned:
+    """Memory that a GPU copies from by itself, while we go on: whoever reuses it waits by `settle` first.
+
+    Where `device` is no GPU, or the memory cannot be pinned, copies are complete when they return, and nothing is done.
+    """
+
+    def __init__(self, memory: Shared, device: torch.device) -> None:
+        self._device, self._address = device, 0
+        if device.type == "cuda":
+            address = min(array.ctypes.data for array in leaves(memory.tree))
+            if int(torch.cuda.cudart().cudaHostRegister(address, memory.n_bytes, 0)) == 0:
+                self._address = address
+            else:
+                _log.warning(f"{memory.n_bytes / 1e6:,.1f} MB of batches could not be pinned; copies to the GPU wait")
+
+    def settle(self) -> None:
+        """Wait for the copies that were begun."""
+        if self._address:
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def close(self) -> None:
+        """Let it be ordinary memory again. May be called twice."""
+        if self._address:
+            torch.cuda.cudart().cudaHostUnregister(self._address)
+            self._address = 0
 
 
 class DeviceStep:

@@ -1,4 +1,4 @@
-"""Which CPUs and GPUs each process of a run gets: what the machine has, and the arithmetic that deals it out.
+"""Which CPUs and GPUs each process of a run gets: the arithmetic that deals out what the machine has.
 
 `read_topology` asks the operating system, `plan` is a pure function of what it found, and `pin` carries it out. Cores
 are physical: hyperthread siblings always go together, and sockets and NUMA nodes come from the topology.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 
 from rlframe.core.errors import ConfigError
-from rlframe.system.leash import QUEUE_CPUS
+from rlframe.system.topology import Cpu, Gpu, Topology, read_topology
+
+__all__ = ["TOKENS", "Affinity", "Cpu", "Gpu", "Topology", "pin", "plan", "read_topology"]
 
 TOKENS = {  # of an affinity code, each with a number before it
     "cpu": "physical cores in all; what the machine has, unless given",
@@ -36,34 +36,6 @@ _N_SHOWN = 8  # workers that a description lists one by one
 _log = logging.getLogger("rlframe")
 
 
-@dataclass(frozen=True)
-class Cpu:
-    """A logical CPU. Hyperthread siblings have (socket, core) in common."""
-
-    id: int
-    core: int
-    socket: int
-    node: int
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU by the index that CUDA gives it in this process; node -1 is unknown, as in the kernel."""
-
-    index: int
-    node: int
-
-
-@dataclass(frozen=True)
-class Topology:
-    """What this process may use of the machine."""
-
-    cpus: tuple[Cpu, ...]
-    gpus: tuple[Gpu, ...]
-    quota: float  # CPUs' worth of time that the cgroup grants; inf: unlimited
-    pinnable: bool = True  # the operating system knows how to pin
-
-
 _Core = tuple[Cpu, ...]  # the siblings that may be used, at least one
 
 
@@ -71,7 +43,8 @@ _Core = tuple[Cpu, ...]  # the siblings that may be used, at least one
 class Affinity:
     """The part of the machine that one run gets: a slot among equal ones. CPUs are logical; none means not pinned.
 
-    The main process, which acts and learns, has all of the slot: synchronous workers sleep when it computes.
+    The main process, which acts and learns, has all of the slot: synchronous workers sleep when it computes. Where a
+    process of its own samples, the two divide the cores between them, and the workers are on those of the sampler.
     """
 
     master: tuple[int, ...]  # CPUs of the main process
@@ -80,6 +53,8 @@ class Affinity:
     gpus: tuple[int, ...]  # as CUDA numbers them in this process
     slot: int
     n_slots: int
+    sampler: tuple[int, ...] = ()  # CPUs of the sampler's own process
+    sampler_threads: int = 0  # for it to compute with; 0: there is no such process
 
     def describe(self) -> str:
         """The plan in a few lines, to be printed when a run starts."""
@@ -87,9 +62,11 @@ class Affinity:
         if len(pinned) > _N_SHOWN:
             pinned[_N_SHOWN // 2 : -1] = ["..."]
         workers = f"{len(self.workers)}: {' | '.join(pinned) or 'not pinned'}" if self.workers else "none"
+        sampler = f"  sampler  {_spans(self.sampler) or 'not pinned'}\n" if self.sampler_threads else ""
         return (
             f"affinity:{f' slot {self.slot} of {self.n_slots}' if self.n_slots > 1 else ''}\n"
             f"  master   {_spans(self.master) or 'not pinned'}\n"
+            f"{sampler}"
             f"  workers  {workers}\n"
             f"  threads  {self.threads}\n"
             f"  gpus     {_spans(self.gpus) or 'none'}"
@@ -116,7 +93,7 @@ def pin(cpus: tuple[int, ...]) -> None:
             _log.warning(f"not pinned to CPUs {_spans(cpus)}, which may be offline or out of our cpuset: {error}")
 
 
-def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0) -> Affinity:
+def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0, learner_cores: int = 0) -> Affinity:
     """Deal out the machine: pure, and the same for every process that asks.
 
     Args:
@@ -126,16 +103,18 @@ def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0) -> Af
             given must come out even; of one that is not, what the machine has, the rest stays idle.
         n_workers: of the run; 0: one per core of the slot, within the quota.
         slot: which part of the machine, from 0; `slt` in the code wins.
+        learner_cores: of the slot, for the main process alone, the rest being for a process that samples; of a slot of
+            one core both have that. 0: nothing samples apart.
     Raises:
         ConfigError: the code cannot be read, or asks for what the machine has not or for what does not divide.
     """
     try:
-        return _plan(code, topology, n_workers, slot)
+        return _plan(code, topology, n_workers, slot, learner_cores)
     except ConfigError as error:
         raise ConfigError(f"affinity={code}: {error}") from None
 
 
-def _plan(code: str, topology: Topology, n_workers: int, slot: int) -> Affinity:
+def _plan(code: str, topology: Topology, n_workers: int, slot: int, learner_cores: int) -> Affinity:
     tokens = {} if code in ("auto", "none") else _tokens(code)
     cores = _cores(topology.cpus)
     shape = _divide(tokens, len(cores), len(topology.gpus))
@@ -148,19 +127,36 @@ def _plan(code: str, topology: Topology, n_workers: int, slot: int) -> Affinity:
     mine = _deal(cores[tokens.get("res", 0) :], near, shape.cores)[slot]
     within_quota = max(1, int(min(len(mine), topology.quota / shape.n_slots)))
     order = _by_distance(mine, near[slot])
-    n = _n_workers(tokens, n_workers) or within_quota
+    learner, sampler = _apart(order, learner_cores)
+    threads = min(len(learner), max(1, within_quota - (1 if learner_cores else 0)))
+    sampler_threads = max(1, min(len(sampler), within_quota - threads)) if learner_cores else 0
+    n = _n_workers(tokens, n_workers) or sampler_threads or within_quota
     # A container that is granted a part of its CPUs' time has neighbours there. If each of them pinned itself to the
     # first ones they would fight for these while the others idle: leave it to the scheduler, unless told.
     alone = topology.quota >= len(cores)
     pinned = topology.pinnable and (bool(tokens) or (code == "auto" and alone))
     return Affinity(
-        master=tuple(sorted(_ids(mine))) if pinned else (),
-        workers=tuple(_ids([order[i % len(order)]]) if pinned else () for i in range(n)),
-        threads=within_quota,
+        master=tuple(sorted(_ids(learner))) if pinned else (),
+        workers=tuple(_ids([sampler[i % len(sampler)]]) if pinned else () for i in range(n)),
+        threads=threads,
         gpus=tuple(gpu.index for gpu in gpus[slot]),
         slot=slot,
         n_slots=shape.n_slots,
+        sampler=tuple(sorted(_ids(sampler))) if pinned and learner_cores else (),
+        sampler_threads=sampler_threads,
     )
+
+
+def _apart(cores: list[_Core], learner_cores: int) -> tuple[list[_Core], list[_Core]]:
+    """The cores of the main process, nearest to the GPU, and those of who samples; the same without `learner_cores`."""
+    if not learner_cores or len(cores) == 1:
+        return cores, cores
+    if learner_cores >= len(cores):
+        raise ConfigError(
+            f"{learner_cores} cores for learning leave none of {len(cores)} for sampling; "
+            f"use runner.learner_cores={len(cores) - 1} or less"
+        )
+    return cores[:learner_cores], cores[learner_cores:]
 
 
 def _tokens(code: str) -> dict[str, int]:
@@ -322,79 +318,3 @@ def _in_turn(cores: Iterable[_Core], nodes: Sequence[int]) -> list[_Core]:
     """The cores on `nodes`: the first of each node, the second of each, and so on."""
     columns = [[core for core in cores if core[0].node == node] for node in nodes]
     return [core for row in zip_longest(*columns, fillvalue=()) for core in row if core]
-
-
-def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> Topology:
-    """What this process may use of the machine; what cannot be found out is taken for the simplest case.
-
-    Args:
-        root: where /sys, /proc and /dev are looked for.
-        allowed: logical CPUs that may be used; unless given, those of our queue, or that the system allows us.
-    """
-    allowed = map(int, os.environ[QUEUE_CPUS].split(",")) if allowed is None and QUEUE_CPUS in os.environ else allowed
-    if allowed is None and sys.platform != "linux":
-        cpus = tuple(Cpu(i, i, 0, 0) for i in range(os.cpu_count() or 1))
-        return Topology(cpus, (), math.inf, pinnable=False)
-    ids = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
-    return Topology(tuple(_read_cpu(root, id_) for id_ in ids), _read_gpus(root), _read_quota(root))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _number(text: str, default: int) -> int:
-    """The number that a text starts with; the kernel's -1 for unknown is none."""
-    match = re.match("[0-9]+", text)
-    return int(match[0]) if match else default
-
-
-def _read_cpu(root: Path, id_: int) -> Cpu:
-    """A core goes by its lowest sibling: core_id is repeated on the dies of some packages, and -1 on some boards."""
-    folder = root / f"sys/devices/system/cpu/cpu{id_}"
-    core = _number(_read(folder / "topology/thread_siblings_list"), id_)
-    socket = _number(_read(folder / "topology/physical_package_id"), 0)
-    nodes = sorted(int(link.name.removeprefix("node")) for link in folder.glob("node[0-9]*"))
-    return Cpu(id_, core, socket, nodes[0] if nodes else 0)
-
-
-def _read_gpus(root: Path) -> tuple[Gpu, ...]:
-    """NVIDIA's GPUs as CUDA numbers them: by PCI address, which needs CUDA_DEVICE_ORDER=PCI_BUS_ID if models differ."""
-    addresses = [path.name.lower() for path in root.glob("proc/driver/nvidia/gpus/*")]
-    addresses.sort(key=lambda address: (len(address), address))
-    nodes = [_number(_read(root / f"sys/bus/pci/devices/{address}/numa_node"), -1) for address in addresses]
-    nodes = nodes or [-1 for _ in root.glob("dev/nvidia[0-9]*")]
-    visible: list[int] = []
-    for name in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(nodes))))).split(","):
-        if nodes and name.startswith(("GPU-", "MIG-")):
-            visible.append(-1)
-        elif name.strip().isdecimal() and int(name) < len(nodes):
-            visible.append(nodes[int(name)])
-        else:  # CUDA ignores whatever follows an invalid one
-            break
-    return tuple(Gpu(index, node) for index, node in enumerate(visible))
-
-
-def _read_quota(root: Path) -> float:
-    """The tightest limit on the way from the cgroup file system's root, which is a container's own, to our cgroup."""
-    quota = math.inf
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        steps = [step for step in path.split("/") if step not in ("", "..")]
-        for mount in ("cpu", controllers) if controllers else ("", "unified"):
-            for depth in range(len(steps) + 1):
-                quota = min(quota, _granted((root / "sys/fs/cgroup" / mount).joinpath(*steps[:depth])))
-    return quota
-
-
-def _granted(cgroup: Path) -> float:
-    """Quota over period; version 2 writes both, or `max`, into one file, and version 1 writes -1 for no limit."""
-    words = _read(cgroup / "cpu.max").split() or [_read(cgroup / f"cpu.cfs_{word}_us") for word in ("quota", "period")]
-    if len(words) == 2 and all(re.fullmatch("[0-9]+", word) for word in words) and int(words[1]):
-        return int(words[0]) / int(words[1])
-    return math.inf

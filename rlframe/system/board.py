@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.core.struct import Tree, map_tree, write
+from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.system.shared import Shared, share
 
 _Board = dict[str, Any]  # {"version": [1] int64, "values": the tree}
@@ -15,7 +15,7 @@ _Board = dict[str, Any]  # {"version": [1] int64, "values": the tree}
 
 def make_board(values: Tree) -> Shared:
     """A board for trees of the shapes and dtypes of `values`, with these posted on it."""
-    shared = share({"version": np.zeros(1, np.int64), "values": map_tree(np.asarray, values)}, "board")
+    shared = share({"version": np.zeros(1, np.int64), "values": map_tree(as_numpy, values)}, "board")
     post(shared.tree, values)
     return shared
 

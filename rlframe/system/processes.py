@@ -94,7 +94,7 @@ class Child:
         self._seen, self._idle_s = -1, 0.0  # its progress when last looked at, and for how long it has been that
         self._lines = 0  # of its log that have been taken home
         self._values: list[Any] = []  # that it sent and nobody has received
-        self._state = _FREE
+        self._state, self._n_begun = _FREE, 0  # commands that no `wait` has seen done
         process = context.Process(  # type: ignore[attr-defined]
             target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name
         )
@@ -154,8 +154,23 @@ class Child:
                 f"{self.name} takes no command, it {self._state}; "
                 f"after an error or an interruption, close it and start anew"
             )
-        self._state = _BUSY
+        self._state, self._n_begun = _BUSY, 1
         self._command(command, argument)
+
+    def begin_another(self, command: int) -> None:
+        """Let the child carry out a command after those that it is still at, which are the same one.
+
+        Each is done by a `wait` of its own; none has an answer. Progress goes on from where it is.
+
+        Raises:
+            RuntimeError: it has failed, or is closed.
+        """
+        if self._state in (_FAILED, _CLOSED):
+            raise RuntimeError(f"{self.name} takes no command, it {self._state}")
+        self._state = _BUSY
+        self._n_begun += 1
+        self._words[child_side.COMMAND] = command
+        self._go.post()
 
     def _command(self, command: int, argument: int = 0) -> None:
         self._words[child_side.PROGRESS] = self._seen = -1
@@ -165,11 +180,13 @@ class Child:
         self._go.post()
 
     def wait(self, slice_s: float) -> bool:
-        """Whether the command that was begun is done within `slice_s`."""
-        if self._done.wait(slice_s):
-            self._state = _FREE
-            return True
-        return False
+        """Whether the command that was begun, the first if there are several, is done within `slice_s`."""
+        if not self._done.wait(slice_s):
+            return False
+        self._idle_s = 0.0
+        self._n_begun -= 1
+        self._state = _BUSY if self._n_begun else _FREE
+        return True
 
     def check(self, waited_s: float, timeout_s: float) -> bool:
         """Look at a child that was not done for another `waited_s`; True if it is done after all.

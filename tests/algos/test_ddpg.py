@@ -1,6 +1,7 @@
 """DDPG: its losses and targets against numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,21 @@ def test_the_critic_descends_the_squared_error() -> None:
     weight, bias = algo.critic.perceptrons[0].layers[0]
     assert weight.grad.tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
     assert bias.grad.item() == pytest.approx(one + two, rel=1e-5)
+
+
+def test_importance_weights_scale_a_rows_part_of_the_critics_gradient() -> None:
+    algo = by_hand()
+    updated(algo, replace(two_rows(), weight=torch.tensor([0.5, 0.0])))
+    one = 2.5 - TARGETS[0]
+    _, bias = algo.critic.perceptrons[0].layers[0]
+    assert bias.grad.item() == pytest.approx(0.5 * one, rel=1e-5)
+
+
+def test_priorities_are_the_critics_errors() -> None:
+    algo, told = by_hand(prioritized=True), []
+    algo.replay.update_priorities = lambda index, priority: told.append(priority)  # type: ignore[method-assign,assignment]
+    updated(algo, two_rows())
+    assert told[0].tolist() == pytest.approx([abs(2.5 - TARGETS[0]), abs(0.5 - TARGETS[1])], rel=1e-4)
 
 
 def test_the_actor_ascends_the_critic_and_targets_follow() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlframe.algos import dqn
+from rlframe.algos.base import Progress
 from rlframe.algos.parts import UpdateDebt
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
@@ -94,6 +95,16 @@ def test_a_saved_debt_is_exact() -> None:
     debt.receive(0, 1_000_003)
     other.load_state_dict(debt.state_dict())
     assert other.owed == debt.owed
+
+
+def test_a_debt_that_is_never_paid_stays_bounded_and_what_is_given_up_is_counted() -> None:
+    debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=0)
+    for batch in range(100):
+        debt.receive(64 * batch, 64 * (batch + 1))  # each calls for 16
+    assert debt.due() == 9 * 16, "eight batches' worth, and the newest"
+    assert debt.forgone + debt.owed == 100 * 16
+    counters = debt.counters(Progress(env_steps=6_400, updates=160))
+    assert counters == {"replay/ratio": 0.8, "replay/forgone": 100 * 16 - 9 * 16}
 
 
 def test_debts_out_of_range_are_refused() -> None:

@@ -154,6 +154,12 @@ class TestVTrace:
         assert near(vs, column(2, 2, 41.5, 83))
         assert near(advantage, column(1 + 0.5 * 2 - 10, -18, 0.5 * 83 - 40, 3))
 
+    def test_lambda_shortens_the_trace(self) -> None:
+        log_rho = torch.tensor([2.0, 0.5, 1.0, 1.0]).log()[:, None]
+        vs, _ = v_trace(log_rho, REWARD, VALUE, NEVER, AT_1, BUT_2, 0.5, rho_clip=2.0, c_clip=1.0, lambda_=0.5)
+        # δ = 1, 2, -, 3; vs - V = 2 + 0.5 * 0.5 * 1, 1, -, 3
+        assert near(vs, column(12.25, 21, 0, 83))
+
     def test_ratio_on_a_row_that_is_not_valid_may_be_anything(self) -> None:
         log_rho = column(0, 0, math.nan, 0)
         vs, advantage = v_trace(log_rho, REWARD, VALUE, AT_1, NEVER, BUT_2, 0.5)
@@ -308,6 +314,10 @@ class TestIdentities:
         reward, value, terminated, _, valid = self.rows
         advantage, _ = generalized_advantage(*self.rows, 0.9, 0.0)
         assert near(advantage, (reward + 0.9 * value[1:] * ~terminated - value[:-1]) * valid, atol=1e-10)
+
+    def test_on_policy_v_trace_with_lambda_is_the_lambda_return(self) -> None:
+        vs, _ = v_trace(torch.zeros_like(self.rows[0]), *self.rows, 0.9, lambda_=0.7)
+        assert near(vs, lambda_return(*self.rows, 0.9, 0.7), atol=1e-10)
 
     def test_on_policy_v_trace_is_the_monte_carlo_return(self) -> None:
         vs, advantage = v_trace(torch.zeros_like(self.rows[0]), *self.rows, 0.9)

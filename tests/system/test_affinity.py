@@ -69,6 +69,44 @@ def test_none_pins_nothing_and_is_otherwise_auto():
     assert (none.threads, none.gpus, none.slot, none.n_slots) == (auto.threads, auto.gpus, auto.slot, auto.n_slots)
 
 
+def test_a_sampler_apart_gets_the_cores_that_the_learner_leaves():
+    affinity = plan("auto", LAPTOP, learner_cores=1)
+    assert (affinity.master, affinity.sampler) == ((0, 4), (1, 2, 3, 5, 6, 7))
+    assert affinity.workers == ((1, 5), (2, 6), (3, 7))
+    assert (affinity.threads, affinity.sampler_threads) == (1, 3)
+    assert "  sampler  1-3,5-7\n" in affinity.describe()
+    assert "sampler" not in plan("auto", LAPTOP).describe()
+
+
+def test_the_learners_cores_are_those_next_to_the_gpu():
+    affinity = plan("auto", CPUSET, learner_cores=2)
+    assert (affinity.master, affinity.workers[:3]) == ((40, 41), ((42,), (43,), (4,)))
+
+
+def test_of_one_core_learner_and_sampler_both_have_it():
+    affinity = plan("1cpu", GAPS, learner_cores=1)
+    assert affinity.master == affinity.sampler == (5,)
+    assert affinity.workers == ((5,),)
+
+
+def test_two_cores_are_one_each():
+    affinity = plan("auto", GAPS, learner_cores=1)
+    assert (affinity.master, affinity.sampler, affinity.workers) == ((5,), (11,), ((11,),))
+
+
+def test_a_learner_that_would_leave_no_core_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"4 cores for learning leave none of 4 .* use runner.learner_cores=3 or less"
+    ):
+        plan("auto", LAPTOP, learner_cores=4)
+
+
+def test_a_sampler_apart_is_not_pinned_where_nothing_is():
+    affinity = plan("none", SERVER, learner_cores=4)
+    assert (affinity.master, affinity.sampler) == ((), ())
+    assert (affinity.threads, affinity.sampler_threads, len(affinity.workers)) == (4, 60, 60)
+
+
 def test_ids_with_gaps_are_used_as_they_are():
     affinity = plan("auto", GAPS)
     assert (affinity.master, affinity.workers, affinity.threads) == ((5, 11), ((5,), (11,)), 2)

@@ -1,0 +1,100 @@
+"""rlframe's runners on work of a known cost: iterations of training, without logs and evaluations."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from parts.ours import SomeConfig, worker_cpus
+from parts.synthetic import STEP_S, Burning, burn, turns
+from parts.turns import Make, Unit
+from rlframe.agents import Agent, make_policy_agent
+from rlframe.algos import Algorithm, impala
+from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.envs import EnvConfig
+from rlframe.models import ModelConfig
+from rlframe.runners import AsyncRl, MinibatchRl, Runner
+from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess
+from rlframe.samplers.workers import WorkersConfig
+
+ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # which no turn comes to the end of
+
+
+class Studying(Algorithm):
+    """Learns nothing, for as long as a step of `Burning` for each row."""
+
+    def __init__(self, batch_spec: BatchSpec) -> None:
+        self.progress, self.n_turns, self.due = Progress(), turns(STEP_S) * batch_spec.size, 0
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.due = 1
+
+    def updates_due(self) -> int:
+        return self.due
+
+    def update(self) -> UpdateMetrics:
+        burn(self.n_turns)
+        self.due = 0
+        self.progress.updates += 1
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+def studying(agent: Agent, batch_spec: BatchSpec) -> Algorithm:
+    return Studying(batch_spec)
+
+
+def impala_of(agent: Any, batch_spec: BatchSpec) -> Algorithm:
+    return impala.Config().make_algorithm(agent, batch_spec, N_STEPS, 0)
+
+
+def in_turn(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
+    """MinibatchRl, which has all cores, and its workers one each."""
+    envs = config.make_envs(ENV, 0, worker_cpus(config.n_workers) if isinstance(config, WorkersConfig) else [])
+    stack.callback(envs.close)
+    agent = make_policy_agent(envs.observation_space, envs.action_space, MODEL)
+    sampler = config.make_sampler(envs, agent, 0)
+    return _unit(MinibatchRl(sampler, agent, algo(agent, sampler.batch_spec), N_STEPS))
+
+
+def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
+    """AsyncRl: the learner on the first core, the sampler on the last."""
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    process = SamplerProcess(config, ENV, 0, cores[-1:], [cores[-1:]] if cores else ())
+    stack.callback(process.close)
+    if cores:
+        os.sched_setaffinity(0, cores[:1])
+    agent = make_policy_agent(process.observation_space, process.action_space, MODEL)
+    sampler = RemoteSampler(process, agent)
+    evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=1, n_episodes=1, n_workers=0))  # which nobody asks
+    return _unit(AsyncRl(sampler, agent, algo(agent, sampler.batch_spec), N_STEPS, N_STEPS, evaluator))
+
+
+def _unit(runner: Runner) -> Unit:
+    runner.sampler.refresh(runner.agent)
+
+    def unit() -> int:
+        before = runner.env_steps
+        runner.iterate()
+        return runner.env_steps - before
+
+    return unit
+
+
+def make_in_turn(config: SomeConfig, algo: Any = studying) -> Make:
+    return partial(in_turn, config, algo)
+
+
+def make_side_by_side(config: SomeConfig, algo: Any = studying) -> Make:
+    return partial(side_by_side, config, algo)

@@ -1,0 +1,99 @@
+"""What it gains to sample and to learn side by side, where each takes as long as the other; and what it costs.
+
+    python benchmarks/runners.py
+    python benchmarks/runners.py rounds=9 only=balanced out=runners.json
+    python benchmarks/runners.py small=true     a smoke run; its numbers mean nothing
+
+What is compared, on two cores, with 8 environments whose step burns 200 us of CPU time and batches of 8 time steps:
+
+  balanced   learning burns 200 us for each row, on one thread, as long as stepping; policy and value of 64x64 act.
+             AsyncRl has SerialSampler's process on one core and the learner on the other. MinibatchRl has both cores:
+             with SerialSampler, which is the same work on one thread and uses one at a time; and with CpuSampler and
+             two workers, which steps on both, and then learns on one. If a row takes s to step and s to learn, these
+             take 2 s and 1.5 s, and AsyncRl takes s: so the ratios are 2 and 1.5 at best.
+  impala     IMPALA of the same network, whose learning takes a small part of that time: AsyncRl, next to SerialSampler
+             alone. What is lost is what the copy of batches, the posting of parameters and the hand-over cost.
+
+How: as in sampling.py. Each contender is built and warmed up in processes of its own, then they take turns of `seconds`
+for `rounds` rounds; a ratio is the median of the ratios within each round. Turns begin with full slots, two batches of
+the 150 of a turn. No row is logged, nothing is evaluated. Run it on a machine that has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import chz
+from parts import ours
+from parts.running import ENV, MODEL, impala_of, make_in_turn, make_side_by_side
+from parts.synthetic import agree
+from parts.turns import Comparison, Contender, Group, Line, run_group, show
+from sampling import machine
+
+from rlframe.samplers import cpu, serial
+from rlframe.system.threads import limit_threads
+
+T, B = 8, 8
+
+
+def balanced() -> Group:
+    """Sampling takes as long as learning."""
+    alone, split = serial.Config(batch_T=T, batch_B=B), cpu.Config(batch_T=T, batch_B=B, n_workers=2)
+    apart, one, two = "AsyncRl, serial", "MinibatchRl, serial", "MinibatchRl, 2 workers"
+    contenders = [
+        Contender(apart, make_side_by_side(alone), n_cores=2),
+        Contender(one, make_in_turn(alone), n_cores=2),
+        Contender(two, make_in_turn(split), n_cores=2),
+    ]
+    comparisons = [
+        Comparison("AsyncRl over MinibatchRl, the same sampler", (apart,), ((one,),), 1.6),
+        Comparison("AsyncRl over MinibatchRl with 2 workers", (apart,), ((two,),)),
+    ]
+    return Group(contenders, comparisons)
+
+
+def impala() -> Group:
+    """Learning takes less than sampling."""
+    config = serial.Config(batch_T=T, batch_B=B)
+    apart, alone = "AsyncRl, IMPALA", "SerialSampler alone"
+    contenders = [
+        Contender(apart, make_side_by_side(config, impala_of), n_cores=2),
+        Contender(alone, partial(ours.sampling, config, ENV, MODEL)),
+    ]
+    return Group(contenders, [Comparison("IMPALA over its sampler", (apart,), ((alone,),), 0.8)])
+
+
+GROUPS = {"balanced": balanced, "impala": impala}
+
+
+def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = False, out: str = "") -> None:
+    """Measure and print.
+
+    Args:
+        rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
+        small: one very short round.    out: JSON file for all that was measured."""
+    limit_threads()
+    chosen = [name for name in only.split(",") if name] or list(GROUPS)
+    if unknown := set(chosen) - GROUPS.keys():
+        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(GROUPS)}")
+    agree()
+    rounds, seconds = (1, 0.05) if small else (rounds, seconds)
+    about = machine()
+    print(", ".join(f"{name} {fact}" for name, fact in about.items()))
+    print(f"{rounds} rounds, {seconds} s a turn", flush=True)
+    rates: list[Line] = []
+    ratios: list[Line] = []
+    for name in chosen:
+        more_rates, more_ratios = run_group(GROUPS[name](), name, rounds, seconds)
+        rates, ratios = rates + more_rates, ratios + more_ratios
+    show(rates, ratios, [])
+    if out:
+        content = {"machine": about, "seconds": seconds, "rates": rates, "ratios": ratios}
+        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(main)

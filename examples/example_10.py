@@ -1,0 +1,52 @@
+"""IMPALA: a process of its own samples while this one learns, from batches that are an update or two behind.
+
+    python examples/example_10.py
+    python examples/example_10.py n_steps=500_000 n_slots=4 seed=1 run_ID=1 log_dir=data/impala
+
+The learner and the sampler get a core each where there are two, the sampler all but one where there are more. The log
+tells how stale batches were (`async/staleness_mean`, in updates), how many waited for the learner (`async/queue_mean`)
+and how much each side waited for the other (`time/fraction_sampling`, `time/fraction_sampler_waiting`). For another
+algorithm exchange the two lines with `impala`: A3C is `a2c.Config()`. `--help` lists the arguments; docs/async.md says
+when this pays.
+"""
+
+import chz
+import torch
+
+from rlframe.algos import impala
+from rlframe.envs import EnvConfig
+from rlframe.experiment import flatten
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.runners import AsyncRl, async_rl
+from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess, serial
+from rlframe.system.affinity import pin, plan, read_topology
+
+
+def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
+    """Train IMPALA on CartPole for `n_steps` env steps, with room for `n_slots` batches between sampler and learner."""
+    torch.set_num_threads(1)  # enough for a network of this size
+    env, model, log_interval_steps = EnvConfig("CartPole-v1"), ModelConfig(), max(1, n_steps // 10)
+    config = impala.Config(learning_rate=2e-3, entropy_coef=0.0)
+    sampling = serial.Config(batch_T=16, batch_B=16)  # or cpu.Config(...), gpu.Config(...), with workers of their own
+    running = async_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps, n_slots=n_slots)
+    evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=0)
+
+    affinity = plan("auto", read_topology(), learner_cores=1)
+    print(affinity.describe())
+    pin(affinity.master)
+    process = SamplerProcess(sampling, env, seed, affinity.sampler, affinity.workers)  # makes the environments
+    agent = config.make_agent(process.observation_space, process.action_space, model, seed)
+    sampler = RemoteSampler(process, agent, n_slots)
+    algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
+    evaluator = Evaluator(env, agent, evaluation, seed)
+    runner = AsyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+
+    record = flatten(algo=config, env=env.id, model=model, sampler=sampling, runner=running, eval=evaluation, seed=seed)
+    with runner, logger_context(log_dir, run_ID, "impala_CartPole", record) as run:
+        runner.train()
+    print(f"run: {run.directory}")
+
+
+if __name__ == "__main__":
+    chz.entrypoint(train)

@@ -1,0 +1,137 @@
+"""APPO, asynchronous PPO: PPO's clipped surrogate on V-trace's targets, for batches of an older policy.
+
+IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target Networks. Luo et al., 2020. arXiv 1912.00167,
+with the policy as it was when the batch arrived in the place of the target network; clipping with V-trace under the
+name of APPO is from Sample Factory (Petrenko et al., 2020, arXiv 2006.11751). Three policies: μ sampled the batch, π_k
+received it, π is being learned. V-trace weighs what μ did by π_k / μ, once; the epochs clip π / π_k. So the first
+gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.parts import Batch, Updater, check_minibatches, load_generator, mean_of, minibatches
+from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.schedule import annealed
+from rlframe.core.seeding import Role, generator
+from rlframe.core.struct import Tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlframe.ops.returns import v_trace
+
+
+@chz.chz
+class Config:
+    """Defaults are PPO's, with V-trace's for its traces."""
+
+    learning_rate: float = option(2.5e-4, "Adam")
+    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
+    discount: float = fraction(0.99, "gamma, per env step")
+    rho_clip: float = option(1.0, "rho-bar: most that the ratio of receiving to sampling policy weighs a TD error")
+    c_clip: float = option(1.0, "c-bar: most of a trace; at most rho_clip")
+    trace_lambda: float = fraction(0.95, "lambda: also shortens traces")
+    clip: float = option(0.2, "epsilon: the ratio of learned to receiving policy stays within 1 ± clip")
+    epochs: int = count(2, "passes over each batch; each keeps the sampler's parameters waiting")
+    minibatches: int = count(2, "gradient steps an epoch; of rows, or of whole sequences with memory")
+    entropy_coef: float = option(0.01, "weight of the entropy bonus")
+    value_coef: float = option(0.5, "weight of the value loss")
+    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
+    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model, seed)
+
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> APPO:
+        return APPO(agent, batch_spec, n_steps, self, seed)
+
+
+class APPO(Algorithm):
+    """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
+
+    def __init__(
+        self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
+    ) -> None:
+        self.agent, self.config = agent, config or Config()
+        c = self.config
+        check_minibatches(c.minibatches, batch_spec, agent.recurrent)
+        if c.epochs < 1 or not c.rho_clip >= c.c_clip > 0:
+            raise ValueError(
+                f"algo.epochs={c.epochs} must be at least 1, and algo.rho_clip={c.rho_clip} at least "
+                f"algo.c_clip={c.c_clip}, which is above 0"
+            )
+        self.progress = Progress()
+        self.rng = generator(seed, Role.ALGO)
+        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
+        self.updater = Updater(agent.parameters(), "adam", rate, c.max_grad_norm, self.progress)
+        self.samples: list[Samples] = []  # at most one: the batch to learn from
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.samples = [samples.to(next(self.agent.parameters()).device)]
+
+    def updates_due(self) -> int:
+        return len(self.samples)
+
+    def update(self) -> UpdateMetrics:
+        samples, c = self.samples.pop(), self.config
+        batch, off_policy = self._received(samples)
+        fit = explained_variance(batch.value, batch.return_, batch.valid)
+        metrics: list[dict[str, Tensor]] = []
+        for _ in range(c.epochs):
+            for minibatch, state in minibatches(batch, samples.state, c.minibatches, self.agent.recurrent, self.rng):
+                loss, found = self._loss(minibatch, state)
+                metrics.append({**found, "grad_norm": self.updater.step(loss)})
+        self.agent.observe(samples.inputs[:-1].observation)
+        return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
+
+    @torch.no_grad()
+    def _received(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:
+        """Targets and advantages by V-trace, of the policy π_k and the values as they are now."""
+        c, valid = self.config, samples.valid
+        params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
+        log_prob = self.agent.distribution.log_prob(params[:-1], samples.action)
+        log_rho = log_prob - samples.info.log_prob  # type: ignore[attr-defined]  # PolicyInfo
+        ends = (samples.terminated, samples.truncated, valid)
+        vs, advantage = v_trace(log_rho, samples.reward, value, *ends, c.discount, c.rho_clip, c.c_clip, c.trace_lambda)
+        log_rho = log_rho.masked_fill(~valid, 0.0)
+        kl = masked_mean(log_rho.exp() - 1 - log_rho, valid)  # of μ from π_k, as both acted on the batch
+        batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
+        return batch, {"kl": kl}
+
+    def _loss(self, batch: Batch, state: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+        """-min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
+        c, valid = self.config, batch.valid
+        params, value, _ = self.agent(batch.inputs, state)
+        log_ratio = self.agent.distribution.log_prob(params, batch.action) - batch.log_prob
+        ratio = log_ratio.masked_fill(~valid, 0.0).exp()
+        advantage = masked_normalize(batch.advantage, valid) if c.normalize_advantage else batch.advantage
+        clipped = ratio.clamp(1 - c.clip, 1 + c.clip)
+        policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), valid)
+        value_loss = masked_mean(0.5 * (value - batch.return_).square(), valid)
+        entropy = masked_mean(self.agent.distribution.entropy(params), valid)
+        loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy
+        clip_fraction = masked_mean(((ratio.detach() - 1).abs() > c.clip).to(ratio.dtype), valid)
+        names = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, {**names, "clip_fraction": clip_fraction}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.updater.state_dict(),
+            "progress": self.progress.state_dict(),
+            "generator": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updater.load_state_dict(state["optimizer"])
+        self.progress.load_state_dict(state["progress"])
+        load_generator(self.rng, state["generator"])

@@ -1,0 +1,105 @@
+"""IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures. Espeholt et al., 2018.
+
+https://arxiv.org/abs/1802.01561. Made for AsyncRl, whose batches come from parameters some updates old; with a runner
+that samples and learns in turn, every ratio is 1 and this is A2C with n-step returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.parts import Updater
+from rlframe.core.config import choice, fraction, option
+from rlframe.core.schedule import annealed
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.ops.masked import explained_variance, masked_mean
+from rlframe.ops.returns import v_trace
+
+
+@chz.chz
+class Config:
+    """Defaults are the paper's (table D.3), for losses that are means over rows where the paper's are sums."""
+
+    learning_rate: float = option(6e-4, "of the optimizer; the paper searched 5e-6 to 5e-3")
+    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
+    optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper: RMSProp without momentum")
+    discount: float = fraction(0.99, "gamma, per env step")
+    rho_clip: float = option(1.0, "rho-bar: most that an importance ratio weighs a TD error, or a gradient")
+    c_clip: float = option(1.0, "c-bar: most of a trace; at most rho_clip")
+    trace_lambda: float = fraction(1.0, "lambda: also shortens traces (remark 2)")
+    entropy_coef: float = option(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
+    value_coef: float = option(0.5, "weight of the value loss")
+    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped; the paper: 40, of sums")
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model, seed)
+
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> IMPALA:
+        return IMPALA(agent, batch_spec, n_steps, self)
+
+
+class IMPALA(Algorithm):
+    """One gradient step a batch, on V-trace's value targets and policy gradient."""
+
+    def __init__(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None) -> None:
+        self.agent, self.config = agent, config or Config()
+        c = self.config
+        if not c.rho_clip >= c.c_clip > 0:
+            raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
+        self.progress = Progress()
+        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
+        self.updater = Updater(agent.parameters(), c.optimizer, rate, c.max_grad_norm, self.progress)
+        self.samples: list[Samples] = []  # at most one: the batch to learn from
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.samples = [samples.to(next(self.agent.parameters()).device)]
+
+    def updates_due(self) -> int:
+        return len(self.samples)
+
+    def update(self) -> UpdateMetrics:
+        samples = self.samples.pop()
+        loss, metrics = self._loss(samples)
+        grad_norm = self.updater.step(loss)
+        self.agent.observe(samples.inputs[:-1].observation)
+        return {**metrics, "grad_norm": grad_norm, "learning_rate": self.updater.rate}
+
+    def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy gradient, baseline and entropy (section 4.2), of the policy and values as they are now."""
+        c, valid = self.config, samples.valid
+        params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
+        params = params[:-1]
+        log_prob = self.agent.distribution.log_prob(params, samples.action)
+        log_rho = log_prob.detach() - samples.info.log_prob  # type: ignore[attr-defined]  # PolicyInfo
+        ends = (samples.terminated, samples.truncated, valid)
+        vs, advantage = v_trace(
+            log_rho, samples.reward, value.detach(), *ends, c.discount, c.rho_clip, c.c_clip, c.trace_lambda
+        )
+        policy_loss = -masked_mean(log_prob * advantage, valid)  # ρ (r + γ vs' - V) ∇log π
+        value_loss = masked_mean(0.5 * (vs - value[:-1]).square(), valid)
+        entropy = masked_mean(self.agent.distribution.entropy(params), valid)
+        loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy
+        with torch.no_grad():
+            log_rho = log_rho.masked_fill(~valid, 0.0)
+            kl = masked_mean(log_rho.exp() - 1 - log_rho, valid)  # of the policy that sampled from the one now
+            clip_fraction = masked_mean((log_rho.exp() > c.rho_clip).to(log_rho.dtype), valid)
+            fit = explained_variance(value[:-1], vs, valid)
+        names = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+        return loss, {**names, "kl": kl, "clip_fraction": clip_fraction, "explained_variance": fit}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.updater.state_dict(), "progress": self.progress.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updater.load_state_dict(state["optimizer"])
+        self.progress.load_state_dict(state["progress"])

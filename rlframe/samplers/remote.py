@@ -1,0 +1,156 @@
+"""RemoteSampler: what the learner sees of a sampler that collects ahead in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlframe.agents import Agent
+from rlframe.core.seeding import Role, generators, pack_state
+from rlframe.core.types import BatchSpec, Samples, Trajectory
+from rlframe.samplers.acting import parameters
+from rlframe.samplers.base import Sampler, load_noise, noise_state
+from rlframe.samplers.device import Pinned
+from rlframe.samplers.process import SamplerProcess
+from rlframe.samplers.producing import LOAD_NOISE, Slot, empty_slot
+from rlframe.system import board
+from rlframe.system.processes import SLICE_S, ChildDied
+from rlframe.system.ring import Ring
+
+
+class RemoteSampler(Sampler):
+    """Its batches come in the order they were sampled in, each wholly with one version of the parameters.
+
+    That version is the newest there was when the batch began, so not that of the last `refresh`; and one seed does not
+    give one history. The process is at most `n_slots` batches ahead, the one that the learner has included.
+    """
+
+    def __init__(self, process: SamplerProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
+        """Args:
+        n_slots: batches there is room for.    device: where the process acts.
+        """
+        self.process = process
+        self.batch_spec = spec = BatchSpec(process.config.batch_T, process.config.batch_B)
+        self.board = board.make_board(parameters(agent))
+        self.ring = Ring(empty_slot(process.observation_space, process.action_space, agent, spec), n_slots, "ring")
+        self._samples = [slot.samples() for slot in self.ring.slots]
+        self._pinned = Pinned(self.ring.memory, next(agent.parameters()).device)
+        self.posted = self.version = int(self.board.tree["version"][0])  # of the newest posting; of the newest batch
+        self.waiting = 0  # batches that waited when the newest was taken
+        self._finished: list[Trajectory] = []
+        self._told: dict[str, float] = {}  # counters of the sampler
+        self._restarts_before = 0.0  # of workers of processes that are gone
+        self._busy_s, self._asked_at = 0.0, time.monotonic()
+        self._noise = _fresh(generators(process.seed, Role.NOISE, spec.B))  # that nobody has drawn from
+        self._started = False
+        process.run(agent, device, (self.ring.memory, self.board))
+        self.backend = f"{process.backend}, in a process of its own"
+
+    @property
+    def ready(self) -> bool:
+        """Whether `collect` would not wait."""
+        return self.ring.n_ready > 0
+
+    def collect(self) -> Samples:
+        """The next batch, in memory that stays as it is until the next `collect`."""
+        self._pinned.settle()
+        if not self._started:
+            self._start()
+        while True:
+            try:
+                waiting, index = self.ring.n_ready, self.ring.take(self._timeout_s)
+                slot: Slot = self.ring.slots[index]
+                if slot.news[0]:
+                    self._hear(*self.process.child.receive(self._timeout_s))
+                break
+            except ChildDied as death:
+                self._replace(death)
+        self.process.fruitless = 0
+        self.version, self.waiting = int(slot.version[0]), waiting
+        return self._samples[index]
+
+    def watch(self) -> None:
+        """See to it that there is a process, at any time between batches; cheap enough for every update.
+
+        Raises:
+            As `collect`.
+        """
+        if self._started and not self.ready:
+            try:
+                self.process.child.check(0.0, math.inf)
+            except ChildDied as death:
+                self._replace(death)
+
+    def _start(self) -> None:
+        self._started = True
+        self.ring.start(self.process.child)
+
+    def _replace(self, death: ChildDied) -> None:
+        self._restarts_before += self._told.pop("sampler/restarts", 0.0)
+        self.process.replace(death)
+        self._start()
+
+    @property
+    def _timeout_s(self) -> float:
+        return self.process.supervision.timeout_s
+
+    def _hear(self, trajectories: Sequence[Trajectory], counters: Mapping[str, float]) -> None:
+        self._finished += trajectories
+        self._told.update(counters)
+
+    def trajectories(self) -> list[Trajectory]:
+        """The episodes that ended in the batches collected so far, once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def refresh(self, agent: Agent) -> None:
+        """Act with these parameters from the next batch on that has not begun; `posted` is their version."""
+        self.posted = board.post(self.board.tree, parameters(agent))
+
+    def tell_life(self, life: np.ndarray) -> None:
+        """Nothing: the life of the process is in its parent, which `collect` sees to."""
+
+    def counters(self) -> dict[str, float]:
+        """Those of the sampler, as of the last second or batch, its own restarts among them; and how much it waits."""
+        restarts = self._restarts_before + self._told.get("sampler/restarts", 0.0) + self.process.restarts.n
+        return {**self._told, "sampler/restarts": restarts, "time/fraction_sampler_waiting": self._waited()}
+
+    def _waited(self) -> float:
+        """The share of the time since the last call that the process waited for a slot."""
+        now, busy_s = time.monotonic(), self.process.child.busy_s
+        spent = busy_s - self._busy_s if busy_s >= self._busy_s else busy_s  # less: it is another process
+        passed = max(now - self._asked_at, 1e-9)
+        self._busy_s, self._asked_at = busy_s, now
+        return min(1.0, max(0.0, 1.0 - spent / passed))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Noise generators that nobody has drawn from: those of the process are ahead of what was learned."""
+        return {"noise": noise_state(self._noise)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, of this sampler or of another; before the first `collect`."""
+        if self._started:
+            raise RuntimeError("a sampler that has begun to collect ahead cannot go back to a saved state")
+        child, rngs = self.process.child, generators(0, Role.NOISE, self.batch_spec.B)
+        load_noise(rngs, state["noise"])
+        self._noise = _fresh(rngs)
+        child.begin(LOAD_NOISE)
+        try:
+            child.send(noise_state(rngs))
+            while not (child.wait(SLICE_S) or child.check(SLICE_S, self._timeout_s)):
+                pass
+        except ChildDied as death:  # the next one draws from fresh ones anyway
+            self.process.replace(death)
+
+    def close(self) -> None:
+        self._pinned.close()
+        self.process.close()
+
+
+def _fresh(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
+    """As many generators of their own streams, which follow from the states of these."""
+    return [np.random.default_rng(pack_state(rng)) for rng in rngs]

@@ -1,0 +1,248 @@
+"""A sampler in a process of its own: the batches it would give here, and what becomes of them when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rlframe.agents import PolicyAgent
+from rlframe.core.errors import ConfigError
+from rlframe.envs import EnvConfig, EnvError
+from rlframe.envs.workers import Supervision, WorkersFailed
+from rlframe.samplers import RemoteSampler, SamplerProcess, cpu, gpu, serial
+from tests.processes import is_running, until
+from tests.samplers import faulty
+from tests.samplers.faulty import Coded, Fault
+from tests.samplers.made import agent_for, assert_equal, copied
+from tests.samplers.story import Story, told
+from tests.samplers.supervised import collected, restarts, warnings_of
+
+CONFIGS: dict[str, Any] = {
+    "serial": serial.Config(batch_T=8, batch_B=4),
+    "cpu": cpu.Config(batch_T=8, batch_B=4, n_workers=2),
+    "alternating": gpu.Config(batch_T=8, batch_B=4, n_workers=2, n_groups=2),
+}
+LSTM = {"memory": "lstm", "memory_size": 4, "feed_back": True}
+
+
+@contextmanager
+def remote(
+    kind: str = "serial",
+    kwargs: dict[str, Any] | None = None,
+    n_slots: int = 2,
+    timeout_s: float = 90.0,
+    max_restarts: int = 9,
+    **model: Any,
+) -> Iterator[tuple[RemoteSampler, PolicyAgent]]:
+    """A sampler of four environments, of which nothing is left in the end."""
+    env = EnvConfig(Coded, kwargs or {}, "python")
+    process = SamplerProcess(CONFIGS[kind], env, 3, supervision=Supervision(timeout_s, max_restarts, name="sampler"))
+    pids = {process.child.pid}
+    try:
+        agent = agent_for(process.observation_space, process.action_space, 0, **model)
+        sampler = RemoteSampler(process, agent, n_slots)
+        pids |= family(sampler)
+        yield sampler, agent
+        pids |= family(sampler)
+    finally:
+        process.close()
+        until(lambda: not any(map(is_running, pids)), 5.0)
+
+
+def family(sampler: RemoteSampler) -> set[int]:
+    """The sampler's process and its workers, without the servers of forks."""
+    pid = sampler.process.child.pid
+    if not is_running(pid):
+        return set()
+    return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_first_batches_are_those_of_the_sampler_itself(kind: str) -> None:
+    with remote(kind, n_slots=3, **LSTM) as (sampler, agent):
+        batches = collected(sampler, 6)
+        trajectories = sampler.trajectories()
+        assert sampler.trajectories() == []
+        state = sampler.state_dict()
+    config = CONFIGS["serial"]
+    envs = config.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
+    here = config.make_sampler(envs, agent, 3)
+    for batch in batches:
+        assert_equal(batch, copied(here.collect()))
+    assert trajectories == here.trajectories() != []
+    assert len(state["noise"]) == 4
+    envs.close()
+
+
+def test_batches_carry_the_version_they_were_sampled_with_and_lag_by_the_slots_at_most() -> None:
+    with remote(n_slots=2) as (sampler, agent):
+        first = sampler.posted
+        versions = []
+        for _ in range(6):
+            batch = sampler.collect()
+            versions.append(sampler.version)
+            with torch.no_grad():
+                logits, _, _ = agent(batch.inputs[:1], batch.state)
+                next(agent.parameters()).add_(0.01)
+            assert logits.isfinite().all()
+            sampler.refresh(agent)
+    # Of two slots, one is learned from while the other is filled: with what was posted before the one now at hand.
+    assert versions[:2] == [first, first]
+    assert versions == sorted(versions)
+    assert all(version >= first + 2 * (number - 2) for number, version in enumerate(versions))
+
+
+def test_a_batch_is_sampled_with_the_parameters_of_its_version() -> None:
+    with remote(n_slots=1) as (sampler, agent):
+        sampler.collect()
+        for scale in (0.0, 3.0):
+            with torch.no_grad():
+                for parameter in agent.parameters():
+                    parameter.fill_(scale)
+            sampler.refresh(agent)
+            batch = sampler.collect()
+            assert sampler.version == sampler.posted
+            _, value, _ = agent(batch.inputs[:-1], batch.state)
+            torch.testing.assert_close(batch.info.value, value.detach())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["serial", "alternating"])
+def test_a_killed_process_is_replaced_and_its_columns_begin_anew(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    with remote(kind) as (sampler, _):
+        before = collected(sampler, 2)
+        old = family(sampler)
+        os.kill(sampler.process.child.pid, signal.SIGKILL)
+        until(lambda: not any(map(is_running, old)), 5.0)
+        after = [copied(sampler.collect()) for _ in range(sampler.ring.n_ready)]  # what was filled before
+        while not restarts(sampler):
+            after = [copied(sampler.collect())]
+        after += collected(sampler, 3)
+        assert after[0].inputs.first[0].all()
+        story = Story(after)
+        assert not story.cuts
+        seeds = {float(x) for batch in before for x in batch.inputs.observation[..., 0].flatten()}
+        assert seeds.isdisjoint({float(x) for x in after[0].inputs.observation[..., 0].flatten()}), "fresh ones"
+        assert restarts(sampler) == 1
+    (line,) = warnings_of(caplog)
+    assert "sampler (process" in line
+    assert "was killed by SIGKILL" in line
+
+
+def test_a_death_between_batches_is_noticed_by_watching() -> None:
+    with remote(n_slots=1) as (sampler, _):
+        sampler.collect()
+        os.kill(sampler.process.child.pid, signal.SIGKILL)
+        start = time.monotonic()
+        until(lambda: sampler.watch() or restarts(sampler) == 1, 30.0)
+        assert time.monotonic() - start < 30.0
+        assert sampler.collect().inputs.first[0].all()
+
+
+def test_too_many_deaths_end_it_with_their_number() -> None:
+    fault = Fault(faulty.kill, at=30)
+    said = "3 deaths of the sampler's process within an hour, and runner.max_restarts=2"
+    with remote(kwargs={"faults": (fault,)}, max_restarts=2) as (sampler, _), pytest.raises(WorkersFailed, match=said):
+        collected(sampler, 40)
+
+
+def test_deaths_in_a_row_without_a_batch_end_it() -> None:
+    fault = Fault(faulty.kill, at=2)
+    with remote(kwargs={"faults": (fault,)}) as (sampler, _), pytest.raises(WorkersFailed, match="5 times in a row"):
+        sampler.collect()
+
+
+def test_an_error_of_an_environment_becomes_the_learners_with_its_traceback() -> None:
+    with remote(kwargs={"faults": (Fault(faulty.diverge, at=9),)}) as (sampler, _):
+        collected(sampler, 1)
+        with pytest.raises(EnvError, match="the simulator diverged") as caught:
+            collected(sampler, 2)
+    assert "in diverge" in str(caught.value.__cause__)
+    assert "in sampler (process" in str(caught.value.__cause__)
+
+
+def test_an_error_in_the_start_is_raised_there_and_leaves_nothing() -> None:
+    with pytest.raises(EnvError, match="the simulator diverged"):
+        SamplerProcess(
+            CONFIGS["serial"], EnvConfig(Coded, {"faults": (Fault(faulty.diverge, "constructor"),)}, "python")
+        )
+
+
+def test_a_hang_of_the_serial_sampler_is_noticed_by_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    fault = Fault(faulty.hang_in_c, at=20)
+    with remote(kwargs={"faults": (fault,)}, timeout_s=2.0) as (sampler, _):
+        batches = collected(sampler, 5)
+        assert restarts(sampler) >= 1
+    assert len(batches) == 5
+    assert "gave no sign for 2 s and was killed" in warnings_of(caplog)[0]
+    assert "in hang_in_c" in warnings_of(caplog)[0]
+
+
+def test_a_slow_batch_whose_steps_are_in_time_is_let_be() -> None:
+    with remote(kwargs={"pace_s": 0.1}, timeout_s=2.0) as (sampler, _):  # 8 steps of 4 environments: 3.2 s
+        collected(sampler, 1)
+        assert restarts(sampler) == 0
+
+
+def test_deaths_of_workers_are_the_samplers_own_and_counted(tmp_path: Path) -> None:
+    fault = Fault(faulty.kill, at=10, path=str(tmp_path / "struck"))
+    with remote("cpu", {"faults": (fault,), "pace_s": 0.01}) as (sampler, _):
+        start = time.monotonic()
+        batches = []
+        while not restarts(sampler):
+            batches += collected(sampler, 1)
+            assert time.monotonic() - start < 60.0
+        assert sampler.process.restarts.n == 0
+        assert restarts(sampler) == 1
+        story = Story(batches)
+        assert [env for _, env in story.cuts] in ([0, 1], [2, 3])
+        assert told(sampler.trajectories()) == story.ended
+
+
+def test_closing_breaks_off_a_long_batch() -> None:
+    with remote("cpu", {"pace_s": 0.5}) as (sampler, _):  # a batch takes 8 s
+        sampler._start()
+        start = time.monotonic()
+        sampler.close()
+        sampler.close()
+        assert time.monotonic() - start < 6.0
+
+
+def test_how_much_the_sampler_waits_is_told() -> None:
+    with remote() as (sampler, _):
+        collected(sampler, 1)
+        sampler.counters()
+        start = time.monotonic()
+        until(lambda: time.monotonic() - start > 0.5)
+        assert sampler.counters()["time/fraction_sampler_waiting"] > 0.5
+
+
+def test_saved_noise_is_new_each_time_and_goes_back_into_any_sampler() -> None:
+    with remote() as (sampler, _):
+        saved = sampler.state_dict()
+        sampler.load_state_dict(saved)
+        again = sampler.state_dict()
+        assert saved["noise"] != again["noise"]
+        batch = copied(sampler.collect())
+        with pytest.raises(RuntimeError, match="cannot go back"):
+            sampler.load_state_dict(saved)
+    config = CONFIGS["serial"]
+    envs = config.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
+    here = config.make_sampler(envs, agent_for(envs.observation_space, envs.action_space), 3)
+    here.load_state_dict(saved)
+    assert_equal(batch, copied(here.collect()))
+    here.load_state_dict(again)
+    envs.close()
+
+
+def test_a_deadline_below_that_of_the_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"runner.timeout_s=30.0 must be above sampler.timeout_s=60.0"):
+        SamplerProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))
