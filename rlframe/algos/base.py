@@ -23,7 +23,7 @@ class Progress:
     updates: int = 0  # gradient steps
     scheduled: int = 0  # env_steps before the newest batch: where schedules stand, so that the last batch still learns
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
-    learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by all Updaters; equal on all ranks
+    learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by Updaters; equal on all ranks
 
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch, and of the other ranks' batches."""

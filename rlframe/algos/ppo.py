@@ -52,7 +52,7 @@ class Config:
     value_coef: float = option(0.5, "weight of the value loss")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
     target_kl: float = option(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
-    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch, of all ranks")
+    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' minibatches")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:

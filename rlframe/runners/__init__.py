@@ -3,5 +3,6 @@
 from rlframe.runners.base import Runner
 from rlframe.runners.minibatch_rl import MinibatchRl
 from rlframe.runners.minibatch_rl_eval import MinibatchRlEval
+from rlframe.runners.sync_rl import SyncRl
 
-__all__ = ["MinibatchRl", "MinibatchRlEval", "Runner"]
+__all__ = ["MinibatchRl", "MinibatchRlEval", "Runner", "SyncRl"]

@@ -23,6 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which it exports all the same
 from torch.utils import _pytree as pytree
 
 from rlframe.core.errors import ConfigError, Interrupted
@@ -53,11 +54,8 @@ class Place:
     local_rank: int = 0  # among the ranks of this machine
     local_world_size: int = 1
     port: int = 0  # of rank 0's store on this machine; 0: the environment says where to meet
-
-    @property
-    def is_child(self) -> bool:
-        """Whether it is a child process of rank 0."""
-        return self.port > 0 and self.rank > 0
+    job: str = ""  # torchrun's name for what it starts, and perhaps restarts
+    max_restarts: int = 0  # by torchrun
 
 
 def place_from_environment() -> Place:
@@ -75,6 +73,8 @@ def place_from_environment() -> Place:
         world_size,
         rank if on_one_machine else _number("LOCAL_RANK"),
         _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world_size,
+        job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        max_restarts=_number("TORCHELASTIC_MAX_RESTARTS") if "TORCHELASTIC_MAX_RESTARTS" in os.environ else 0,
     )
 
 
@@ -206,10 +206,8 @@ def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     try:
         if place.port:
-            store = dist.PrefixStore("ranks", _store(place, timeout))
-            dist.init_process_group(
-                backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
-            )
+            store = TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         else:
             dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
     except RuntimeError as error:
@@ -223,14 +221,10 @@ def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU
         dist.destroy_process_group()
 
 
-def _store(place: Place, timeout: timedelta) -> dist.Store:
-    return dist.TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timeout)
-
-
 def in_ranks(work: Callable[[Place], _T], world_size: int) -> _T:
     """Run `work` as every rank: here as rank 0, and as the others in child processes that end with this one.
 
-    Where torchrun has started this process, here as the rank that it is. `work` must be picklable; it has yet to `join`.
+    Where torchrun has started this process, here as the rank that it is. `work` must be picklable, and `join`s itself.
 
     Returns:
         What it returned here.
@@ -244,15 +238,14 @@ def in_ranks(work: Callable[[Place], _T], world_size: int) -> _T:
     # The port is the system's choice, and known before any other process asks for it: jobs side by side never clash.
     with socket.create_server((_LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
-        store = dist.TCPStore(
+        store = TCPStore(
             _LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno())
         )
     places = [Place(rank, world_size, rank, world_size, port) for rank in range(world_size)]
     children: list[Child] = []
     token = _children.set(children)
     try:
-        for each in places[1:]:
-            children.append(Child(f"rank {each.rank}", _as_rank, (work, each), method="spawn"))
+        children.extend(Child(f"rank {at.rank}", _as_rank, (work, at), method="spawn") for at in places[1:])
         for child in children:
             child.receive(_START_S)
         with _watch(children):
@@ -326,6 +319,7 @@ def _watch(children: Sequence[Child]) -> Iterator[None]:
 
 def _die(child: Child) -> None:
     """At once, in the middle of whatever holds the main thread; the kernel ends our children with us."""
-    _log.error(f"{child.name} (process {child.pid}) is gone, and rank 0 hangs without it; the last snapshot is kept")
-    print(f"error: {child.name} (process {child.pid}) is gone, and rank 0 hangs without it", file=sys.stderr, flush=True)
+    what = f"{child.name} (process {child.pid}) is gone, and rank 0 hangs without it; the last snapshot is kept"
+    _log.error(what)
+    print(f"error: {what}", file=sys.stderr, flush=True)
     os._exit(RankLost.exit_status)

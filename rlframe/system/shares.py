@@ -9,7 +9,7 @@ from rlframe.system.affinity import Affinity, Cpu, Gpu, Topology, plan
 
 
 def share(affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int) -> Affinity:
-    """What one rank of this machine gets of the run's part: cores side by side, and GPUs of its own if there are enough.
+    """What one rank of this machine gets of the run's part: cores side by side, and GPUs of its own if they suffice.
 
     Args:
         affinity: the run's.    topology: what it was planned for.    n_workers: of each rank; 0: one a core of its own.

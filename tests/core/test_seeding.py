@@ -30,8 +30,7 @@ def test_the_same_key_gives_the_same_stream() -> None:
 
 def test_root_role_and_key_each_give_another_stream() -> None:
     streams = [
-        draws(root, role, *key)
-        for root, role, key in itertools.product((0, 1), Role, ((), (0,), (1,), (0, 0), (0, 1)))
+        draws(root, role, *key) for root, role, key in itertools.product((0, 1), Role, ((), (0,), (1,), (0, 0), (0, 1)))
     ]
     assert len(set(streams)) == len(streams) == 2 * len(Role) * 5
 
