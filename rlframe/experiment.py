@@ -67,6 +67,10 @@ class Experiment:
     def _check(self) -> None:
         if self.world_size < 1:
             raise ConfigError(f"world_size={self.world_size} must be at least 1")
+        if self.eval.n_episodes < self.world_size:
+            raise ConfigError(
+                f"eval.n_episodes={self.eval.n_episodes} must be at least world_size={self.world_size}: ranks share"
+            )
         if self.seed < 0 or self.threads < 0 or self.run_ID < 0:
             raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
         if self.snapshot_mode == "gap" and self.snapshot_gap < 1:

@@ -51,10 +51,7 @@ def settle(experiment: Experiment, tune: bool = False, local_rank: int = 0, loca
     Raises:
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
-    topology = read_topology()
-    wanted = max(0, _n_workers(experiment.sampler))  # AUTO is negative
-    affinity = plan(experiment.affinity, topology, wanted)
-    affinity = share(affinity, topology, wanted, local_rank, local_world_size)
+    affinity = affinity_of(experiment, local_rank, local_world_size)
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
     notes: tuple[str, ...] = ()
     if isinstance(experiment.sampler, auto.Config):
@@ -71,6 +68,17 @@ def settle(experiment: Experiment, tune: bool = False, local_rank: int = 0, loca
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
     return Settled(experiment, affinity, notes)
+
+
+def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) -> Affinity:
+    """The part of the machine for one of the ranks that a run has on it.
+
+    Raises:
+        ConfigError: the affinity does not fit the machine, or the ranks do not fit the affinity.
+    """
+    topology = read_topology()
+    n_workers = max(0, _n_workers(experiment.sampler))  # AUTO is negative
+    return share(plan(experiment.affinity, topology, n_workers), topology, n_workers, local_rank, local_world_size)
 
 
 def joined(settled: Settled, place: Place) -> AbstractContextManager[Ranks]:

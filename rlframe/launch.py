@@ -70,10 +70,17 @@ def _launch(argv: list[str]) -> int:
     resume = words.text("resume")
     layers, notes = _resumed(resume, words.rest) if resume else _fresh(words)
     experiment = experiments.from_flat(*layers, words.rest)
-    started = distributed.place_from_environment().world_size
-    experiment = experiments.for_ranks(experiment, started if started > 1 else experiment.world_size)
+    place = distributed.place_from_environment()
+    started = place.world_size > 1
+    experiment = experiments.for_ranks(experiment, place.world_size if started else experiment.world_size)
+    n_here = place.local_world_size if started else experiment.world_size
+    hardware.affinity_of(experiment, 0, n_here)  # refused now, if they do not fit
+    if place.max_restarts and not (resume or experiment.log_dir):
+        raise ConfigError(
+            f"--max-restarts={place.max_restarts}: restarted ranks go on with their run; give log_dir=DIR, to find it by"
+        )
     if dry_run:
-        settled = hardware.settle(experiment, tune, 0, experiment.world_size)
+        settled = hardware.settle(experiment, tune, 0, n_here)
         print(json.dumps(experiments.to_flat(settled.experiment), indent=2))
         print(hardware.describe_processes(settled))
         return 0
@@ -134,19 +141,9 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: P
 
     A job is known by its run directory and by what is fixed of its config: torchrun starts ranks anew for many reasons,
     on other machines too, and does not always say that it does.
-
-    Raises:
-        ConfigError: torchrun may restart the ranks, and nothing says where they would find their run.
     """
-    if not place.job:
-        return ""
-    if not experiment.log_dir and place.max_restarts:
-        raise ConfigError(
-            f"--max-restarts={place.max_restarts}: ranks that are restarted go on with their run; give log_dir=DIR, so "
-            f"that they find it"
-        )
-    directory = Path(experiment.log_dir or "/nowhere").expanduser().absolute() / f"run_{experiment.run_ID}"
-    if not (directory / "params.json").is_file():
+    directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
+    if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
         return ""
     before = json.loads((directory / "params.json").read_text(encoding="utf-8"))["config"]
     same = all(before.get(key) == value for key, value in config.items() if _is_fixed(key))

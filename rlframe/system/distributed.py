@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which it exports all the same
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # which it exports all the same
 from torch.utils import _pytree as pytree
 
 from rlframe.core.errors import ConfigError, Interrupted
@@ -202,14 +203,11 @@ def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU
     on_gpus = device.type == "cuda" and dist.is_nccl_available()
     if on_gpus:
         torch.cuda.set_device(device)
-    timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    timeout = timedelta(seconds=timeout_s)
     try:
-        if place.port:
-            store = TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timeout)
-            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-        else:
-            dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        store = _meet(place, _store(place, timeout), timeout_s)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
     except RuntimeError as error:
         _blame_children()
         raise RankLost(f"rank {place.rank} could not meet the other ranks: {_first_line(error)}") from error
@@ -219,6 +217,47 @@ def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU
             yield ranks
     finally:
         dist.destroy_process_group()
+
+
+def _store(place: Place, timeout: timedelta) -> TCPStore:
+    """Where ranks leave word for each other."""
+    if place.port:
+        return TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timeout)
+    hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun does
+    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    return TCPStore(host, port, is_master=hosts, wait_for_workers=False, timeout=timeout)
+
+
+def _meet(place: Place, store: TCPStore, timeout_s: float) -> PrefixStore:
+    """Wait until all ranks are here; a part of the store for this meeting alone.
+
+    Torchrun keeps one store for all its restarts, with the addresses in it that dead ranks have left. So rank 0 gives
+    each meeting a new name, and who answers to an old one is not heard.
+    """
+    deadline = time.monotonic() + timeout_s
+    here, welcome = "{}/rank {} is here", "{}/rank {} is welcome"
+    if place.rank == 0:
+        meeting = uuid.uuid4().hex
+        store.set("meeting", meeting)
+        for rank in range(1, place.world_size):
+            while not store.check([here.format(meeting, rank)]):
+                _rest(deadline, f"rank {rank} did not come within {timeout_s:g} s")
+            store.set(welcome.format(meeting, rank), store.get(here.format(meeting, rank)))
+        return PrefixStore(meeting, store)
+    me = uuid.uuid4().hex
+    while True:
+        meeting = store.get("meeting").decode()
+        store.set(here.format(meeting, place.rank), me)
+        answer = welcome.format(meeting, place.rank)
+        if store.check([answer]) and store.get(answer).decode() == me:
+            return PrefixStore(meeting, store)
+        _rest(deadline, f"rank 0 did not come within {timeout_s:g} s")
+
+
+def _rest(deadline: float, otherwise: str) -> None:
+    if time.monotonic() > deadline:
+        raise RuntimeError(otherwise)
+    time.sleep(_LOOK_S / 10)
 
 
 def in_ranks(work: Callable[[Place], _T], world_size: int) -> _T:

@@ -1,4 +1,4 @@
-"""Runs in several ranks by the launch command and by torchrun: what they leave, and what becomes of them when one dies."""
+"""Runs in several ranks by the launch command and by torchrun: what they leave, and what becomes of them in the end."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_a_run_of_two_ranks_leaves_what_one_rank_leaves_and_goes_on(tmp_path: Pa
     ("words", "says"),
     [
         (["world_size=0"], "world_size=0 must be at least 1"),
-        (["world_size=3", "eval.n_episodes=2"], "eval.n_episodes=2 must be at least world_size=3"),
-        (["world_size=64", "affinity=1cpu"], "cannot get a core each of 1"),
+        (["world_size=3"], "eval.n_episodes=2 must be at least world_size=3"),
+        (["world_size=2", "affinity=1cpu"], "cannot get a core each of 1"),
         (["world_size=2", "runner=tests.ranks.own_runner"], "needs runner=sync_rl"),
         (["runner=sync_rl", "runner.timeout_s=0"], "runner.timeout_s=0"),
     ],
@@ -108,7 +108,10 @@ def test_a_run_of_two_ranks_leaves_what_one_rank_leaves_and_goes_on(tmp_path: Pa
 def test_what_cannot_be_done_in_ranks_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
-    assert main([f"log_dir={tmp_path}", *SHORT, *words]) == 2
+    replaced = tuple(f"{word.partition('=')[0]}=" for word in words)
+    kept = [word for word in SHORT if not word.startswith(replaced)]
+    kept = [word for word in kept if "runner=tests.ranks.own_runner" not in words or not word.startswith("runner.")]
+    assert main([f"log_dir={tmp_path}", *kept, *words]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -141,8 +144,8 @@ def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_stays(tmp_path: Path,
         until(lambda: not any(map(is_running, ranks)))
     if which == "rank 1":
         assert f"error: rank 1 (process {killed}) was killed by SIGKILL" in printed
-    (snapshot,) = list_snapshots(tmp_path / "run_0" / "snapshot")
-    assert load_snapshot(snapshot, rank=1)[1]["env_steps"] > 0
+    newest = list_snapshots(tmp_path / "run_0" / "snapshot")[-1]
+    assert load_snapshot(newest, rank=1)[1]["env_steps"] > 0
 
 
 def test_an_error_of_another_rank_is_told_and_logged_by_the_first(tmp_path: Path) -> None:
