@@ -77,7 +77,7 @@ def _launch(argv: list[str]) -> int:
     hardware.affinity_of(experiment, 0, n_here)  # refused now, if they do not fit
     if place.max_restarts and not (resume or experiment.log_dir):
         raise ConfigError(
-            f"--max-restarts={place.max_restarts}: restarted ranks go on with their run; give log_dir=DIR, to find it by"
+            f"--max-restarts={place.max_restarts}: restarted ranks go on with their run; give log_dir=DIR, where it is"
         )
     if dry_run:
         settled = hardware.settle(experiment, tune, 0, n_here)

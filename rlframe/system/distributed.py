@@ -242,7 +242,7 @@ def _meet(place: Place, store: TCPStore, timeout_s: float) -> PrefixStore:
         for rank in range(1, place.world_size):
             while not store.check([here.format(meeting, rank)]):
                 _rest(deadline, f"rank {rank} did not come within {timeout_s:g} s")
-            store.set(welcome.format(meeting, rank), store.get(here.format(meeting, rank)))
+            store.set(welcome.format(meeting, rank), store.get(here.format(meeting, rank)).decode())
         return PrefixStore(meeting, store)
     me = uuid.uuid4().hex
     while True:

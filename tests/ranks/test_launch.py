@@ -145,7 +145,7 @@ def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_stays(tmp_path: Path,
     if which == "rank 1":
         assert f"error: rank 1 (process {killed}) was killed by SIGKILL" in printed
     newest = list_snapshots(tmp_path / "run_0" / "snapshot")[-1]
-    assert load_snapshot(newest, rank=1)[1]["env_steps"] > 0
+    assert load_snapshot(newest, rank=1)[1]["env_steps"] in column(tmp_path / "run_0", "env_steps")
 
 
 def test_an_error_of_another_rank_is_told_and_logged_by_the_first(tmp_path: Path) -> None:
@@ -184,12 +184,16 @@ def test_torchrun_restarts_a_job_whose_rank_was_killed_and_it_completes_from_its
     assert column(run, "time/elapsed_s") == sorted(column(run, "time/elapsed_s"))
 
 
-def test_torchrun_that_may_restart_must_know_where_the_run_is(tmp_path: Path) -> None:
-    words = [word for word in command([*STANDALONE, "--max-restarts", "1"], tmp_path, *SHORT) if "log_dir" not in word]
-    with started(*words) as process:
-        printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode != 0
-    assert "give log_dir=DIR" in printed
+def test_torchrun_that_may_restart_must_know_where_the_run_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_MAX_RESTARTS": 1}
+    for name, value in {**there, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert main(SHORT) == 2
+    assert "give log_dir=DIR" in capsys.readouterr().err
+    assert main([*SHORT, "world_size=3"]) == 2
+    assert "world_size=3, but 2 ranks were started" in capsys.readouterr().err
 
 
 @pytest.mark.slow
