@@ -24,7 +24,7 @@ from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners import Runner, async_rl
+from rlframe.runners import Runner, async_rl, minibatch_rl, minibatch_rl_eval, sync_rl
 from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, Sampler, SamplerProcess, gpu
 from rlframe.samplers.base import SamplerConfig
 from rlframe.samplers.workers import WorkersConfig
@@ -52,6 +52,7 @@ class Experiment:
     runner: Any = chz.field(meta_factory=module_part(PARTS["runner"], "minibatch_rl_eval"), doc="the training loop")
     eval: EvalConfig
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
+    world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
     threads: int = count(0, "torch threads; 0: for images one a core, else one")
     seed: int = count(0, "root of every random stream")
@@ -64,6 +65,12 @@ class Experiment:
 
     @chz.validate
     def _check(self) -> None:
+        if self.world_size < 1:
+            raise ConfigError(f"world_size={self.world_size} must be at least 1")
+        if self.eval.n_episodes < self.world_size:
+            raise ConfigError(
+                f"eval.n_episodes={self.eval.n_episodes} must be at least world_size={self.world_size}: ranks share"
+            )
         if self.seed < 0 or self.threads < 0 or self.run_ID < 0:
             raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
         if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
@@ -183,6 +190,23 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value)) or "[]"
     return str(value)
+
+
+def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
+    """The experiment as it is trained in so many ranks: by SyncRl, if they are several.
+
+    Raises:
+        ConfigError: it wants another number of ranks, or a runner that trains in one process.
+    """
+    if experiment.world_size not in (1, world_size):
+        raise ConfigError(f"world_size={experiment.world_size}, but {counted(world_size, 'rank')} were started")
+    runner = experiment.runner
+    if world_size > 1 and isinstance(runner, minibatch_rl.Config | minibatch_rl_eval.Config):
+        runner = sync_rl.Config(n_steps=runner.n_steps, log_interval_steps=runner.log_interval_steps)
+    if world_size > 1 and not isinstance(runner, sync_rl.Config):
+        name = part_name(runner, PARTS["runner"])
+        raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")
+    return chz.replace(experiment, world_size=world_size, runner=runner)
 
 
 def presets_dir() -> Path:

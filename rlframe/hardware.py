@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +15,20 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import Ranks
 from rlframe.core.struct import leaves
 from rlframe.core.text import counted
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.envs.workers import Supervision, split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
-from rlframe.runners import async_rl
+from rlframe.runners import async_rl, sync_rl
 from rlframe.samplers import auto, cpu
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.batch import empty_batch
 from rlframe.samplers.workers import WorkersConfig
 from rlframe.system.affinity import Affinity, plan, read_topology
+from rlframe.system.distributed import TIMEOUT_S, Place, join
+from rlframe.system.shares import share
 
 _TUNE_S = 2.0  # that each candidate samples for
 _TORCH_BYTES = 200e6  # that a process which acts needs beyond one that only steps
@@ -40,17 +43,15 @@ class Settled:
     notes: tuple[str, ...]
 
 
-def settle(experiment: Experiment, tune: bool = False) -> Settled:
+def settle(experiment: Experiment, tune: bool = False, local_rank: int = 0, local_world_size: int = 1) -> Settled:
     """Replace every `auto` that the hardware decides. `tune` chooses the sampler by measuring all candidates.
+
+    The part of the machine is that of one of the ranks that the run has here.
 
     Raises:
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
-    topology = read_topology()
-    n_asked = max(0, _n_workers(experiment.sampler))  # AUTO is negative
-    affinity = plan(experiment.affinity, topology, n_asked)
-    if isinstance(experiment.runner, async_rl.Config):
-        affinity = plan(experiment.affinity, topology, n_asked, learner_cores=_learner_cores(experiment, affinity))
+    affinity = affinity_of(experiment, local_rank, local_world_size)
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
     notes: tuple[str, ...] = ()
     if isinstance(experiment.sampler, auto.Config):
@@ -73,6 +74,32 @@ def _learner_cores(experiment: Experiment, affinity: Affinity) -> int:
     """Cores for the process that learns while another samples: a GPU keeps one busy, the rest steps environments."""
     on_gpu = choose_device(experiment.device, affinity.gpus).type == "cuda"
     return experiment.runner.learner_cores or (1 if on_gpu else max(1, affinity.threads // 2))
+
+
+def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) -> Affinity:
+    """The part of the machine for one of the ranks that a run has on it.
+
+    Raises:
+        ConfigError: the affinity does not fit the machine, or the ranks do not fit the affinity.
+    """
+    topology = read_topology()
+    n_workers = max(0, _n_workers(experiment.sampler))  # AUTO is negative
+    affinity = plan(experiment.affinity, topology, n_workers)
+    if isinstance(experiment.runner, async_rl.Config):
+        return plan(experiment.affinity, topology, n_workers, learner_cores=_learner_cores(experiment, affinity))
+    return share(affinity, topology, n_workers, local_rank, local_world_size)
+
+
+def joined(settled: Settled, place: Place) -> AbstractContextManager[Ranks]:
+    """The meeting of a run's ranks: on their GPUs, where each has one of its own.
+
+    Raises:
+        RankLost: the others do not come.
+    """
+    runner, device = settled.experiment.runner, settled.experiment.device
+    timeout_s = runner.timeout_s if isinstance(runner, sync_rl.Config) else TIMEOUT_S
+    own = device == "auto" and torch.cuda.device_count() >= place.local_world_size
+    return join(place, timeout_s, choose_device(device, settled.affinity.gpus) if own else torch.device("cpu"))
 
 
 def _n_workers(config: Any) -> int:

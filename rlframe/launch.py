@@ -6,7 +6,8 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from rlframe.system.threads import limit_threads
 
 if TYPE_CHECKING:
     from rlframe.experiment import Experiment
+    from rlframe.system.distributed import Place
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # by a resumed run
@@ -68,10 +70,8 @@ def _launch(argv: list[str]) -> int:
     limit_threads()
     from rlframe import experiment as experiments
     from rlframe import hardware
-    from rlframe.record import logger_context
-    from rlframe.record.snapshot import load_snapshot, resolve_snapshot
     from rlframe.study.sweep import is_study, run_sweep
-    from rlframe.system.memory import keep_freed_memory
+    from rlframe.system import distributed
 
     if is_study(words.rest):
         return run_sweep(words, _checked)
@@ -79,36 +79,21 @@ def _launch(argv: list[str]) -> int:
     resume = words.text("resume")
     layers, notes = _resumed(resume, words.rest) if resume else _fresh(words)
     experiment = experiments.from_flat(*layers, words.rest)
-    saved = load_snapshot(resolve_snapshot(Path(resume)))[0] if resume else {}
-    keep_freed_memory()
-    settled = hardware.settle(experiment, tune)
-    flat = experiments.to_flat(settled.experiment)
+    place = distributed.place_from_environment()
+    started = place.world_size > 1
+    experiment = experiments.for_ranks(experiment, place.world_size if started else experiment.world_size)
+    n_here = place.local_world_size if started else experiment.world_size
+    hardware.affinity_of(experiment, 0, n_here)  # refused now, if they do not fit
+    if place.max_restarts and not (resume or experiment.log_dir):
+        raise ConfigError(
+            f"--max-restarts={place.max_restarts}: restarted ranks go on with their run; give log_dir=DIR, where it is"
+        )
     if dry_run:
-        print(json.dumps(flat, indent=2))
+        settled = hardware.settle(experiment, tune, 0, n_here)
+        print(json.dumps(experiments.to_flat(settled.experiment), indent=2))
         print(hardware.describe_processes(settled))
         return 0
-    pin(settled.affinity.master)
-    built = experiments.build(settled.experiment, settled.affinity)
-    try:
-        with logger_context(
-            log_dir=resume or experiment.log_dir,
-            run_ID=experiment.run_ID,
-            name=experiment.title(),
-            config=flat,
-            snapshot_mode=experiment.snapshot_mode,
-            snapshot_gap=experiment.snapshot_gap,
-            resume=bool(resume),
-        ) as run:
-            facts = [f"{name}: {fact}" for name, fact in built.facts.items()]
-            for note in [*notes, *settled.notes, settled.affinity.describe(), *facts, f"run: {run.directory}"]:
-                logging.getLogger("rlframe").info(note)
-            if saved:
-                built.runner.resume(saved)
-                _tell_if_done(built.runner.env_steps, built.runner.n_steps)
-            built.runner.train()
-    finally:
-        built.close()
-    _farewell(run.directory)
+    distributed.in_ranks(partial(_train, experiment, resume, tuple(notes), tune), experiment.world_size)
     return 0
 
 
@@ -119,6 +104,73 @@ def _checked(words: dict[str, str]) -> Experiment:
     of_run = Words(f"{key}={value}" for key, value in words.items())
     layers, _ = _fresh(of_run)
     return from_flat(*layers, of_run.rest)
+
+
+def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bool, place: Place) -> None:
+    """Train as one rank, mostly the only one."""
+    from rlframe import experiment as experiments
+    from rlframe import hardware
+    from rlframe.record import current_run, logger_context
+    from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
+    from rlframe.system.memory import keep_freed_memory
+
+    saved = load_snapshot(resolve_snapshot(Path(resume)), place.rank)[0] if resume else {}
+    keep_freed_memory()
+    settled = hardware.settle(experiment, tune, place.local_rank, place.local_world_size)
+    config = experiments.to_flat(settled.experiment)
+    pin(settled.affinity.master)
+    with hardware.joined(settled, place) as ranks:
+        if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
+            resume = restarted
+            if list_snapshots(Path(resume) / "snapshot"):
+                saved = load_snapshot(resolve_snapshot(Path(resume)), place.rank)[0]
+        built = experiments.build(settled.experiment, settled.affinity)
+        try:
+            with logger_context(
+                log_dir=resume or experiment.log_dir,
+                run_ID=experiment.run_ID,
+                name=experiment.title(),
+                config=config,
+                snapshot_mode=experiment.snapshot_mode,
+                snapshot_gap=experiment.snapshot_gap,
+                resume=bool(resume),
+            ) as run:
+                if not place.rank:
+                    _tell([*notes, *settled.notes, settled.affinity.describe()], built.facts, run.directory)
+                if saved:
+                    built.runner.resume(saved)
+                    _tell_if_done(built.runner.env_steps, built.runner.n_steps)
+                elif resume:
+                    current_run().trim(-1)  # it was restarted before its first snapshot
+                built.runner.train()
+        finally:
+            built.close()
+    if not place.rank:
+        _farewell(run.directory)
+
+
+def _tell(notes: Sequence[str], facts: Mapping[str, str], directory: Path) -> None:
+    for note in [*notes, *(f"{name}: {fact}" for name, fact in facts.items()), f"run: {directory}"]:
+        logging.getLogger("rlframe").info(note)
+
+
+def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: Place) -> str:
+    """The run directory to go on with, where torchrun's ranks have run before; else empty.
+
+    A job is known by its run directory and by what is fixed of its config: torchrun starts ranks anew for many reasons,
+    on other machines too, and does not always say that it does.
+    """
+    directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
+    if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
+        return ""
+    before = json.loads((directory / "params.json").read_text(encoding="utf-8"))["config"]
+    same = all(before.get(key) == value for key, value in config.items() if _is_fixed(key))
+    return str(directory) if same else ""
+
+
+def _is_fixed(key: str) -> bool:
+    """Whether a resumed run cannot change it."""
+    return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
 def _fresh(words: Words) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -136,7 +188,7 @@ def _fresh(words: Words) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The config of the run to go on with."""
-    fixed = [key for key in words if not key.startswith(_ADJUSTABLE) or key in _FIXED]
+    fixed = [key for key in words if _is_fixed(key)]
     if fixed:
         raise ConfigError(
             f"resume goes on with the run as it is: {', '.join(fixed)} cannot change "

@@ -162,7 +162,20 @@ def test_example_10_samples_apart_and_leaves_a_run_that_the_commands_understand(
     assert column(directory, "env_steps")[-1] >= 6_000
 
 
-@pytest.mark.parametrize("name", [f"example_{number}.py" for number in (*range(1, 9), 10)])
+def test_example_9_trains_in_two_ranks_and_leaves_a_run_that_the_commands_understand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = run_example("example_9.py", tmp_path, n_steps=400)
+    assert_is_run_directory(directory)
+    assert column(directory, "env_steps")[-1] >= 400
+    assert column(directory, "eval/n_episodes") == [20] * len(column(directory, "env_steps"))
+    config = json.loads((directory / "params.json").read_text())["config"]
+    assert (config["runner"], config["world_size"], config["sampler.batch_B"]) == ("sync_rl", 2, 4)
+    assert evaluate.main([str(directory), "n_episodes=2"]) == 0
+    assert "Episode #1: return:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 11)])
 def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')

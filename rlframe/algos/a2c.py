@@ -31,7 +31,7 @@ class Config:
     entropy_coef: float = option(0.01, "beta: weight of the entropy bonus")
     value_coef: float = option(0.5, "weight of the value loss")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
-    normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of the batch")
+    normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
@@ -65,12 +65,12 @@ class A2C(Algorithm):
         ends = (samples.terminated, samples.truncated, samples.valid)
         advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, config.discount, config.gae_lambda)
         if config.normalize_advantage:
-            advantage = masked_normalize(advantage, samples.valid)
+            advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.total)
 
         loss, metrics = policy_gradient_loss(
             self.agent, samples, advantage, return_, config.value_coef, config.entropy_coef
         )
-        grad_norm = self.updater.step(loss)
+        grad_norm = self.updater.step(loss, samples.valid)
         self.agent.observe(samples.inputs[:-1].observation)
         fit = explained_variance(old_value[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}

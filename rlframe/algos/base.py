@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.types import Samples
 
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
@@ -21,11 +22,13 @@ class Progress:
     env_steps: int = 0  # valid rows received, over all ranks
     updates: int = 0  # gradient steps
     scheduled: int = 0  # env_steps before the newest batch: where schedules stand, so that the last batch still learns
+    ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
+    learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by Updaters; equal on all ranks
 
     def count(self, samples: Samples) -> None:
-        """Count the valid rows of a batch."""
+        """Count the valid rows of a batch, and of the other ranks' batches."""
         self.scheduled = self.env_steps
-        self.env_steps += int(samples.valid.sum())
+        self.env_steps += self.ranks.sum(int(samples.valid.sum()))
 
     def state_dict(self) -> dict[str, int]:
         """Both counts."""

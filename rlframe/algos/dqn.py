@@ -114,7 +114,7 @@ class DQN(Algorithm):
         self.epsilon.apply(self.agent, self.progress.env_steps)
 
     def updates_due(self) -> int:
-        return self.debt.due() if self.replay.n_choices else 0
+        return self.debt.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlframe.agents import PolicyAgent, QAgent
 from rlframe.algos.base import Progress
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
@@ -26,7 +27,10 @@ PRIORITY_EPSILON = 1e-6  # added to priorities, so that no row is never drawn ag
 
 
 class Updater:
-    """One optimizer over all that learns together: scheduled rate, clipped gradient, the one place to average ranks."""
+    """One optimizer over all that learns together: scheduled rate, clipped gradient, the one place to average ranks.
+
+    The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal.
+    """
 
     def __init__(
         self,
@@ -38,14 +42,20 @@ class Updater:
         adam_epsilon: float = 1e-5,  # as in Schulman et al.'s code
     ) -> None:
         self.parameters = list(parameters)
+        progress.learned += self.parameters
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
         self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, adam_epsilon)
 
-    def step(self, loss: Tensor) -> Tensor:
-        """One gradient step on `loss`; returns the gradient's norm before clipping."""
+    def step(self, loss: Tensor, valid: Tensor | None = None) -> Tensor:
+        """One gradient step on `loss`; returns the gradient's norm before clipping.
+
+        valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient is
+        then the mean over the rows of all ranks.
+        """
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
+        self._average(1.0 if valid is None else valid.sum())
         grad_norm = clip_gradient(self.parameters, self.max_grad_norm)
         self._descend()
         self.progress.updates += 1
@@ -53,9 +63,14 @@ class Updater:
 
     def follow(self) -> None:
         """One step along the gradients that the parameters have; the caller counts its updates."""
+        self._average(1.0)
         if math.isfinite(self.max_grad_norm):
             clip_gradient(self.parameters, self.max_grad_norm)
         self._descend()
+
+    def _average(self, weight: Tensor | float) -> None:
+        """Over ranks, all parameters at once; those without a gradient have none on any rank."""
+        self.progress.ranks.average([p.grad for p in self.parameters if p.grad is not None], weight)
 
     def _descend(self) -> None:
         for group in self.optimizer.param_groups:
@@ -103,13 +118,15 @@ class UpdateDebt:
     """Updates owed for env_steps: each calls for `replay_ratio / batch_size` of one. Fractions add up, none is lost.
 
     Counting begins once `learn_from` env_steps have been received: what came before is learned from, but not owed for.
+    An update takes batch_size rows on every rank, each from its own replay. Since env_steps count over all ranks, each
+    then calls for 1 / world_size of that, and all ranks owe the same, whichever of them sampled it.
     Where batches come faster than updates are made, for good (AsyncRl), what more than a few batches call for is given
     up, and counted: a debt without end would only be paid at once, some day, on data that have hardly changed.
     """
 
     def __init__(self, replay_ratio: float, batch_size: int, learn_from: int) -> None:
         """Args:
-            replay_ratio: rows learned from for each row received.    batch_size: rows of an update.
+            replay_ratio: rows learned from for each row received.    batch_size: rows of an update, of each rank.
             learn_from: env_steps, over all ranks, before the first update.
         Raises:
             ValueError: a number out of range.
@@ -119,8 +136,9 @@ class UpdateDebt:
                 f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
                 f"algo.learn_from={learn_from} at least 0"
             )
-        self.rate = Fraction(replay_ratio).limit_denominator(10**6) / batch_size  # updates an env_step
-        self.batch_size, self.learn_from = batch_size, learn_from
+        self.ranks, self.ready = current_ranks(), False  # ready: every rank has something to learn from
+        self.batch_size, self.learn_from = batch_size * self.ranks.world_size, learn_from
+        self.rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
         self.owed = self.forgone = Fraction(0)
 
     def receive(self, before: int, after: int) -> None:
@@ -130,9 +148,12 @@ class UpdateDebt:
         self.owed += more - given_up
         self.forgone += given_up
 
-    def due(self) -> int:
-        """Whole updates owed."""
-        return math.floor(self.owed)
+    def due(self, n_choices: int = 1) -> int:
+        """Whole updates owed; none before every rank has rows to choose from (`n_choices` of this one's replay)."""
+        owed = math.floor(self.owed)
+        if owed and not self.ready:
+            self.ready = self.ranks.every(n_choices > 0)
+        return owed if self.ready else 0
 
     def pay(self) -> None:
         """An update was made."""
@@ -162,9 +183,10 @@ class EpsilonSchedule:
     of the last one (0: to `final` as well)."""
 
     def __init__(self, initial: float, final: float, last: float, n_steps: float, n_envs: int) -> None:
+        """`n_envs`: of this rank; the last environment is that of all ranks."""
         self.first = Linear(initial, final, max(n_steps, 1))
         self.last = Linear(initial, last or final, max(n_steps, 1))
-        self.n_envs = n_envs
+        self.n_envs = n_envs * current_ranks().world_size
 
     def apply(self, agent: QAgent, env_steps: int) -> None:
         """Explore as after `env_steps`."""

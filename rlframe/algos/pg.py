@@ -32,7 +32,7 @@ class Config:
     entropy_coef: float = option(0.0, "weight of the entropy bonus")
     value_coef: float = option(0.5, "weight of the baseline's squared error")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
-    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of the batch")
+    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
@@ -65,12 +65,12 @@ class PolicyGradient(Algorithm):
         return_ = discounted_return(samples.reward, baseline, *ends, config.discount)
         advantage = return_ - baseline[:-1]
         if config.normalize_advantage:
-            advantage = masked_normalize(advantage, samples.valid)
+            advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.total)
 
         loss, metrics = policy_gradient_loss(
             self.agent, samples, advantage, return_, config.value_coef, config.entropy_coef
         )
-        grad_norm = self.updater.step(loss)
+        grad_norm = self.updater.step(loss, samples.valid)
         self.agent.observe(samples.inputs[:-1].observation)
         fit = explained_variance(baseline[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}

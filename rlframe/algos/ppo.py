@@ -52,7 +52,7 @@ class Config:
     value_coef: float = option(0.5, "weight of the value loss")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
     target_kl: float = option(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
-    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
+    normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' minibatches")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
@@ -123,20 +123,25 @@ class PPO(Algorithm):
         parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng)
         for minibatch, minibatch_state in parts:
             loss, found = self._loss(minibatch, minibatch_state)
-            if math.isfinite(self.config.target_kl) and found["kl"] > 1.5 * self.config.target_kl:
+            if self._moved_too_far(found["kl"]):
                 metrics.append({**found, "grad_norm": torch.zeros_like(loss)})
                 return False
-            metrics.append({**found, "grad_norm": self.updater.step(loss)})
+            metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid)})
         return True
+
+    def _moved_too_far(self, kl: Tensor) -> bool:
+        """Whether the mean over ranks, which stop together, passes the target."""
+        target, ranks = self.config.target_kl, self.progress.ranks
+        return math.isfinite(target) and bool(ranks.total(kl) / ranks.world_size > 1.5 * target)
 
     def _loss(self, batch: Batch, state: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         params, value, _ = self.agent(batch.inputs, state)
         log_ratio = self.agent.distribution.log_prob(params, batch.action) - batch.log_prob
         log_ratio = log_ratio.masked_fill(~batch.valid, 0.0)  # before exp: an overflow's gradient is not masked after
         ratio = log_ratio.exp()
-        advantage = (
-            masked_normalize(batch.advantage, batch.valid) if self.config.normalize_advantage else batch.advantage
-        )
+        advantage = batch.advantage
+        if self.config.normalize_advantage:
+            advantage = masked_normalize(advantage, batch.valid, self.progress.ranks.total)
         clip = self.clip(self.progress.scheduled)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), batch.valid)  # eq. 7

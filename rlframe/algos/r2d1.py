@@ -116,7 +116,7 @@ class R2D1(Algorithm):
         self.epsilon.apply(self.agent, self.progress.env_steps)
 
     def updates_due(self) -> int:
-        return self.debt.due() if self.replay.n_choices else 0
+        return self.debt.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)

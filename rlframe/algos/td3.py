@@ -108,7 +108,7 @@ class TD3(Algorithm):
         self._explore()
 
     def updates_due(self) -> int:
-        return self.debt.due() if self.replay.n_choices else 0
+        return self.debt.due(self.replay.n_choices)
 
     @torch.no_grad()
     def update(self) -> UpdateMetrics:

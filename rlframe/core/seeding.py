@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.core.ranks import current_ranks, first_of_rank
+
 
 class Role(IntEnum):
     """Who draws. Part of the key of a stream, so the numbers never change."""
@@ -21,18 +23,24 @@ class Role(IntEnum):
     RESTART = 9
 
 
-def seed_sequence(root: int, role: Role, *key: int, rank: int = 0) -> np.random.SeedSequence:
-    """The stream of (root seed, rank, role, key); `key` is, for example, an environment's index."""
+# Every rank draws these for itself. Networks begin equal on all ranks, and what belongs to an environment goes by its
+# index over all ranks: so two ranks of 4 environments sample what one rank of 8 does.
+OF_RANK = (Role.ALGO, Role.REPLAY)
+
+
+def seed_sequence(root: int, role: Role, *key: int) -> np.random.SeedSequence:
+    """The stream of (root seed, rank, role, key); `key` is, for example, an environment's index over all ranks."""
+    rank = current_ranks().rank if role in OF_RANK else 0
     return np.random.SeedSequence(entropy=root, spawn_key=(rank, int(role), *key))
 
 
-def generator(root: int, role: Role, *key: int, rank: int = 0) -> np.random.Generator:
+def generator(root: int, role: Role, *key: int) -> np.random.Generator:
     """A NumPy generator of its own stream."""
-    return np.random.default_rng(seed_sequence(root, role, *key, rank=rank))
+    return np.random.default_rng(seed_sequence(root, role, *key))
 
 
 def generators(root: int, role: Role, n: int, first: int = 0) -> list[np.random.Generator]:
-    """One generator for each of the environments from `first` on, whichever process they are in."""
+    """One generator for each of the environments from `first` on, over all ranks, whichever process they are in."""
     return [generator(root, role, first + env) for env in range(n)]
 
 
@@ -54,19 +62,24 @@ def unpack_state(words: np.ndarray) -> dict[str, Any]:
     return {"bit_generator": "PCG64", "state": state, "has_uint32": has_uint32, "uinteger": uinteger}
 
 
-def seed_int(root: int, role: Role, *key: int, rank: int = 0) -> int:
+def seed_int(root: int, role: Role, *key: int) -> int:
     """A seed below 2**31 for libraries that take an int (environments, torch)."""
-    return int(seed_sequence(root, role, *key, rank=rank).generate_state(1, np.uint64)[0] >> np.uint64(33))
+    return int(seed_sequence(root, role, *key).generate_state(1, np.uint64)[0] >> np.uint64(33))
 
 
-def env_seeds(root: int, role: Role, n: int, *key: int, rank: int = 0) -> list[int]:
-    """One seed per environment, all different.
+def env_seeds(root: int, role: Role, n: int) -> list[int]:
+    """One seed for each of this rank's n environments; all ranks' are different."""
+    return distinct_seeds(root, role, first_of_rank(n) + n)[first_of_rank(n) :]
+
+
+def distinct_seeds(root: int, role: Role, n: int) -> list[int]:
+    """One seed for each of n environments, all different.
 
     A collision of the 31-bit draws (one in a million at 64 environments) is moved to the next free number.
     """
     seeds: list[int] = []
     for index in range(n):
-        seed = seed_int(root, role, *key, index, rank=rank)
+        seed = seed_int(root, role, index)
         while seed in seeds:
             seed = (seed + 1) % 2**31
         seeds.append(seed)

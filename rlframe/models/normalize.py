@@ -6,6 +6,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from rlframe.core.ranks import current_ranks
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models.encoders import is_image
@@ -17,7 +18,7 @@ CLIP = 10.0  # normalised values beyond this many standard deviations are cut
 class RunningNorm(nn.Module):
     """(x - mean) / std of one vector, over all that `update` has seen, within ±10; before, x within ±10.
 
-    Batches are merged exactly (Chan, Golub & LeVeque 1979), in float64.
+    Batches are merged exactly (Chan, Golub & LeVeque 1979), in float64; those of other ranks too, in the ranks' order.
     """
 
     mean: Tensor
@@ -37,9 +38,14 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Merge a batch [..., *shape]."""
+        """Merge a batch [..., *shape], and those that the other ranks merge at the same time."""
         rows = x.reshape(-1, *x.shape[x.dim() - self.ndim :]).double()
-        n, mean, variance = rows.shape[0], rows.mean(0), rows.var(0, unbiased=False)
+        mean, variance = rows.mean(0), rows.var(0, unbiased=False)
+        moments = torch.stack([torch.full_like(mean, rows.shape[0]), mean, variance])
+        for n, *of_rank in current_ranks().stack(moments):
+            self._merge(n.reshape(-1)[0], *of_rank)
+
+    def _merge(self, n: Tensor, mean: Tensor, variance: Tensor) -> None:
         total = self.count + n
         delta = mean - self.mean
         spread = self.variance * self.count + variance * n + delta**2 * self.count * n / total

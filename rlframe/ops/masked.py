@@ -1,7 +1,13 @@
 """Statistics over the rows that count: `valid` is False where a row's action was ignored (see core.types.Samples)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
 
 
 def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
@@ -16,16 +22,21 @@ def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
 
-def masked_normalize(x: Tensor, valid: Tensor, epsilon: float = 1e-8) -> Tensor:
+def masked_normalize(
+    x: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = _itself, epsilon: float = 1e-8
+) -> Tensor:
     """(x - mean) / (std + ε) with mean and population std over valid rows; 0 on the others.
 
     Args:
         x: any shape.    valid: the same shape, bool.
+        total: adds a tensor up over processes that normalise together, each its own rows.
     Raises:
         ValueError: the shapes differ.
     """
-    centred = x - masked_mean(x, valid)
-    std = masked_mean(centred.square(), valid).sqrt()
+    _check_shape(x, valid)
+    sum_, n = total(torch.stack([torch.where(valid, x, 0.0).sum(), valid.sum().to(x.dtype)]))
+    centred = x - sum_ / n.clamp(min=1)
+    std = (total(torch.where(valid, centred.square(), 0.0).sum()) / n.clamp(min=1)).sqrt()
     return torch.where(valid, centred / (std + epsilon), 0.0)
 
 

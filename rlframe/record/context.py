@@ -7,14 +7,16 @@ from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import pyprojroot
 
 from rlframe.core.errors import ConfigError
-from rlframe.record.run import NullRun, Run, RunBase, check_directory
+from rlframe.core.ranks import current_ranks
+from rlframe.record.run import Follower, NullRun, Run, RunBase, check_directory
 
 _current: ContextVar[RunBase] = ContextVar("rlframe_run")
+_R = TypeVar("_R", bound=RunBase)
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -33,8 +35,10 @@ def logger_context(
     snapshot_gap: int = 0,
     resume: bool = False,
     console: bool = True,
-) -> Iterator[Run]:
+) -> Iterator[Run | Follower]:
     """Open a run, make it current, and close it in any case; an exception is noted in its debug.log and goes on.
+
+    Of several ranks, the first one records and the others follow.
 
     Args:
         log_dir: the run lives in `log_dir/run_<ID>`; empty: data/local/<yyyymmdd>/<hhmmss>/<name>/run_<ID> in the
@@ -46,20 +50,34 @@ def logger_context(
     Raises:
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none.
     """
+    ranks = current_ranks()
+    if ranks.rank:
+        with _made_current(Follower(Path(ranks.broadcast("")))) as follower:
+            yield follower
+        return
     directory = _existing(log_dir, run_ID) if resume else _new(log_dir, run_ID, name)
     try:
         run = Run(directory, config, snapshot_mode, snapshot_gap, resume, console)
     except OSError as error:
         raise ConfigError(f"cannot write in {directory}: {error.strerror or error}; use another log_dir") from error
-    token = _current.set(run)
     try:
-        yield run
+        with _made_current(run):
+            ranks.broadcast(str(directory))
+            yield run
     except BaseException as error:
         run.record_exception(error)
         raise
     finally:
-        _current.reset(token)
         run.close()
+
+
+@contextmanager
+def _made_current(run: _R) -> Iterator[_R]:
+    token = _current.set(run)
+    try:
+        yield run
+    finally:
+        _current.reset(token)
 
 
 def _existing(log_dir: str | Path, run_id: int) -> Path:

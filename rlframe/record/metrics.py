@@ -1,6 +1,6 @@
 """What is measured and under which name: the table of metrics, and the accumulator of their means."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -64,6 +64,27 @@ def metrics_table() -> str:
     """`METRICS` as a Markdown table, as it stands in docs/metrics.md."""
     lines = ["| name | meaning |", "|---|---|"]
     return "\n".join(lines + [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]) + "\n"
+
+
+_SUMMED = ("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows", "memory/resident_mb")
+_LARGEST = ("sampler/slowest_worker",)
+
+
+def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One row of the log from those of all ranks: counts of each rank added up, what updates report averaged.
+
+    The rest is equal on all ranks, or, as times are, told of the first.
+    """
+    merged = dict(rows[0])
+    for name in dict.fromkeys(name for row in rows for name in row):
+        found = [row[name] for row in rows if name in row]
+        if name in _SUMMED:
+            merged[name] = sum(found)
+        elif name in _LARGEST:
+            merged[name] = max(found)
+        elif name.startswith("algo/"):
+            merged[name] = sum(found) / len(found)
+    return merged
 
 
 class Metrics:

@@ -9,9 +9,11 @@ from typing import Any
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.record.snapshot import (
+    Others,
     SnapshotError,
     env_steps_of,
     list_snapshots,
+    no_others,
     point,
     pointed,
     read_meta,
@@ -47,19 +49,29 @@ class Rotation:
         best = pointed(self._directory / "best")
         self._best_score = _score(best) if best is not None else -math.inf
 
+    def wants(self, env_steps: int, final: bool) -> bool:
+        """Whether `offer` would write a snapshot now. A final one where the newest stands is that one."""
+        if final and self._newest is not None and env_steps_of(self._newest) == env_steps:
+            return False
+        return self._due(env_steps, final)
+
     def offer(
-        self, state_fn: Callable[[], Any], env_steps: int, score: float, updates: int, final: bool
+        self,
+        state_fn: Callable[[], Any],
+        env_steps: int,
+        score: float,
+        updates: int,
+        final: bool,
+        others: Others = no_others,
     ) -> Path | None:
         """Write a snapshot if the mode wants one now, and drop those it does not keep; the path if one is there.
 
-        `state_fn` is called only if its answer is written. A final snapshot where the newest stands is that one.
+        `state_fn` is called only if its answer is written, and so is `others` (see `save_snapshot`).
         """
-        if not self._due(env_steps, final):
-            return None
-        if final and self._newest is not None and env_steps_of(self._newest) == env_steps:
-            return self._newest
+        if not self.wants(env_steps, final):
+            return self._newest if self._due(env_steps, final) else None
         meta = {"env_steps": env_steps, "updates": updates, "score": score if math.isfinite(score) else None}
-        self._newest = save_snapshot(self._directory, state_fn(), meta)
+        self._newest = save_snapshot(self._directory, state_fn(), meta, others)
         if self._mode != "last" and score > self._best_score:
             point(self._directory / "best", self._newest)
             self._best_score = score

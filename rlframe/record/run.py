@@ -15,6 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.record.console import Console, PlainConsole, SilentConsole
 from rlframe.record.params import append_resumed, write_params
 from rlframe.record.rotation import Rotation
+from rlframe.record.snapshot import Others, no_others
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
 
 _logger = logging.getLogger("rlframe")
@@ -32,6 +33,10 @@ class RunBase(ABC):
         """Show how far the run is; cheap enough for every iteration."""
 
     @abstractmethod
+    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
+        """Whether `snapshot` would write one now."""
+
+    @abstractmethod
     def snapshot(
         self,
         state_fn: Callable[[], Any],
@@ -40,6 +45,7 @@ class RunBase(ABC):
         *,
         updates: int = 0,
         final: bool = False,
+        others: Others = no_others,
     ) -> Path | None:
         """Save what `state_fn` answers, if the snapshot mode wants it now; the snapshot's path, else None.
 
@@ -48,6 +54,7 @@ class RunBase(ABC):
         Args:
             score: what `best` goes by, higher is better; NaN is never best.
             final: the run ends; written in every mode but none.
+            others: writes the states of other ranks (see `save_snapshot`).
         """
 
     @abstractmethod
@@ -64,6 +71,10 @@ class NullRun(RunBase):
     def progress(self, env_steps: int, n_steps: int) -> None:
         """Nothing."""
 
+    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
+        """Never."""
+        return False
+
     def snapshot(
         self,
         state_fn: Callable[[], Any],
@@ -72,8 +83,43 @@ class NullRun(RunBase):
         *,
         updates: int = 0,
         final: bool = False,
+        others: Others = no_others,
     ) -> Path | None:
         """Nothing; `state_fn` is not called."""
+        return None
+
+    def trim(self, env_steps: int) -> None:
+        """Nothing."""
+
+
+class Follower(RunBase):
+    """The run that another rank records, for a rank that only adds its state to the snapshots."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        """Nothing."""
+
+    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
+        """Never by itself."""
+        return False
+
+    def snapshot(
+        self,
+        state_fn: Callable[[], Any],
+        env_steps: int,
+        score: float = math.nan,
+        *,
+        updates: int = 0,
+        final: bool = False,
+        others: Others = no_others,
+    ) -> Path | None:
+        """Take part in what the recording rank writes."""
+        others(self.directory)
         return None
 
     def trim(self, env_steps: int) -> None:
@@ -135,6 +181,10 @@ class Run(RunBase):
         """Move the progress bar, at most four times a second."""
         self._console.progress(env_steps, n_steps)
 
+    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
+        """See `Rotation.wants`."""
+        return self._rotation.wants(env_steps, final)
+
     def snapshot(
         self,
         state_fn: Callable[[], Any],
@@ -143,9 +193,10 @@ class Run(RunBase):
         *,
         updates: int = 0,
         final: bool = False,
+        others: Others = no_others,
     ) -> Path | None:
         """See `RunBase.snapshot` and `Rotation`."""
-        path = self._rotation.offer(state_fn, env_steps, score, updates, final)
+        path = self._rotation.offer(state_fn, env_steps, score, updates, final, others)
         if path is not None:
             _logger.debug("snapshot %s, score %s", path.name, score)
         return path

@@ -2,6 +2,7 @@
 
     snapshot/step_000000102400/manifest.json       format, meta, sizes and hashes of the files, the tree
     snapshot/step_000000102400/arrays.safetensors  the arrays the tree names
+    snapshot/step_000000102400/rank_1.safetensors  those of rank 1, where several train together; and so on
     snapshot/last, snapshot/best                   relative symlinks
 
 Nothing here is ever unpickled. A directory is written aside under a hidden name, flushed to the disk, then renamed.
@@ -13,7 +14,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 from rlframe import __version__
 from rlframe.core.errors import ReadableError
+from rlframe.core.text import counted
 from rlframe.record.tree import TreeError, decode, encode
 
 FORMAT = 1
@@ -31,6 +34,7 @@ MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
 _MAX_MANIFEST_BYTES = 2**28  # a manifest holds structure and plain numbers, never arrays
 _STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
+_RANK_FILE = re.compile(r"rank_(\d+)\.safetensors")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 
@@ -38,12 +42,44 @@ class SnapshotError(ReadableError):
     """A snapshot that cannot be used; the message names the file, what is wrong and what to do."""
 
 
-def save_snapshot(directory: Path, state: Any, meta: Mapping[str, Any]) -> Path:
+@dataclass(frozen=True)
+class Part:
+    """The state of one rank, as it was written: its file's name and facts, and its tree."""
+
+    file: str
+    facts: dict[str, Any]
+    tree: Any
+
+
+Others = Callable[[Path], list[Part]]  # writes the parts of ranks 1, 2, ... in a folder
+
+
+def no_others(folder: Path) -> list[Part]:
+    """There is one rank."""
+    return []
+
+
+def write_part(folder: Path, rank: int, state: Any) -> Part:
+    """Write a rank's state as a file in `folder`, flushed to the disk.
+
+    Raises:
+        TypeError: the state holds what a snapshot cannot.    OSError: the disk refuses, or there is no such folder.
+    """
+    file = folder / (f"rank_{rank}.safetensors" if rank else ARRAYS)
+    arrays: dict[str, np.ndarray] = {}
+    tree = encode(state, arrays)
+    save_file(arrays, file)
+    _sync(file)
+    return Part(file.name, {"bytes": file.stat().st_size, "sha256": _sha256(file)}, tree)
+
+
+def save_snapshot(directory: Path, state: Any, meta: Mapping[str, Any], others: Others = no_others) -> Path:
     """Write `state` as the newest snapshot of `directory` and point `last` at it; the one before stays.
 
     Args:
         state: dicts, lists and tuples of tensors (any device), NumPy arrays, numbers, strings and None.
         meta: JSON-able; has `env_steps`.
+        others: writes the states of other ranks by `write_part` in the folder it is given, and tells of them.
     Raises:
         TypeError: the state holds something else; the message has its place.
         OSError: the disk refuses; snapshots written before are untouched.
@@ -53,7 +89,7 @@ def save_snapshot(directory: Path, state: Any, meta: Mapping[str, Any]) -> Path:
     temporary = directory / f".writing-{os.getpid()}"
     temporary.mkdir()
     try:
-        _write_files(temporary, state, meta)
+        _write_files(temporary, state, meta, others)
         target = _free_name(directory, int(meta["env_steps"]))
         temporary.rename(target)
     except BaseException:
@@ -64,18 +100,16 @@ def save_snapshot(directory: Path, state: Any, meta: Mapping[str, Any]) -> Path:
     return target
 
 
-def _write_files(temporary: Path, state: Any, meta: Mapping[str, Any]) -> None:
-    arrays: dict[str, np.ndarray] = {}
-    tree = encode(state, arrays)
-    save_file(arrays, temporary / ARRAYS)
-    _sync(temporary / ARRAYS)
+def _write_files(temporary: Path, state: Any, meta: Mapping[str, Any], others: Others) -> None:
+    parts = [write_part(temporary, 0, state), *others(temporary)]
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "rlframe": __version__,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "meta": dict(meta),
-        "files": {ARRAYS: {"bytes": (temporary / ARRAYS).stat().st_size, "sha256": _sha256(temporary / ARRAYS)}},
-        "tree": tree,
+        "files": {part.file: part.facts for part in parts},
+        "tree": parts[0].tree,
+        "ranks": [part.tree for part in parts[1:]],
     }
     manifest["sha256"] = _self_hash(manifest)
     (temporary / MANIFEST).write_text(json.dumps(manifest, allow_nan=False, indent=1) + "\n", encoding="utf-8")
@@ -83,25 +117,36 @@ def _write_files(temporary: Path, state: Any, meta: Mapping[str, Any]) -> None:
     _sync(temporary)
 
 
-def load_snapshot(path: Path) -> tuple[Any, dict[str, Any]]:
-    """State (on the CPU) and meta of the snapshot that `path` names (see `resolve_snapshot`).
+def load_snapshot(path: Path, rank: int = 0) -> tuple[Any, dict[str, Any]]:
+    """State (on the CPU) of a rank, and meta, of the snapshot that `path` names (see `resolve_snapshot`).
 
     Raises:
-        SnapshotError: not there, not whole, not ours, or written by a newer rlframe; the message names the file.
+        SnapshotError: not there, not whole, not ours, written by a newer rlframe, or without that rank; the message
+            names the file.
     """
     path = resolve_snapshot(path)
     manifest = _read_manifest(path / MANIFEST)
+    trees = [manifest["tree"], *manifest.get("ranks", [])]
+    if rank >= len(trees):
+        raise SnapshotError(f"{path} was written by {counted(len(trees), 'rank')}: it holds nothing of rank {rank}")
     arrays: dict[str, np.ndarray] = {}
     for name, facts in manifest["files"].items():
+        if _rank_of(name) != rank:
+            continue
         _check_file(path / name, facts)
         try:
             arrays.update(load_file(path / name))
         except (SafetensorError, KeyError, ValueError) as error:
             raise SnapshotError(f"{path / name} is not a file of arrays: {error}") from None
     try:
-        return decode(manifest["tree"], arrays), manifest["meta"]
+        return decode(trees[rank], arrays), manifest["meta"]
     except (TreeError, RecursionError) as error:
         raise SnapshotError(f"{path / MANIFEST} does not describe a state: {error}") from None
+
+
+def _rank_of(file: str) -> int:
+    match = _RANK_FILE.fullmatch(file)
+    return int(match[1]) if match else 0
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -140,6 +185,8 @@ def _check_fields(file: Path, manifest: dict[str, Any]) -> None:
     files, meta = manifest.get("files"), manifest.get("meta")
     if not isinstance(files, dict) or not isinstance(meta, dict) or "tree" not in manifest:
         raise SnapshotError(f"{file} lacks one of files, meta, tree")
+    if not isinstance(manifest.get("ranks", []), list):
+        raise SnapshotError(f"{file} gives the states of other ranks, but not as a list")
     for name, facts in files.items():
         if not _FILE_NAME.fullmatch(name):
             raise SnapshotError(f"{file} names the file {name!r}; only plain *.safetensors names beside it are read")

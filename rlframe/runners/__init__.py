@@ -4,5 +4,6 @@ from rlframe.runners.async_rl import AsyncRl
 from rlframe.runners.base import Runner
 from rlframe.runners.minibatch_rl import MinibatchRl
 from rlframe.runners.minibatch_rl_eval import MinibatchRlEval
+from rlframe.runners.sync_rl import SyncRl
 
-__all__ = ["AsyncRl", "MinibatchRl", "MinibatchRlEval", "Runner"]
+__all__ = ["AsyncRl", "MinibatchRl", "MinibatchRlEval", "Runner", "SyncRl"]

@@ -6,13 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.errors import Interrupted, ReadableError
+from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
+from rlframe.record.metrics import over_ranks
+from rlframe.record.snapshot import Part, write_part
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import summarize
 from rlframe.system.memory import resident_bytes
@@ -28,7 +32,8 @@ class Diverged(ReadableError):
 class Runner(ABC):
     """Drives sampler, agent and algorithm, and reports to the current run (see record.logger_context).
 
-    Whatever ends the training - its end, Ctrl-C, an error in an environment - what was learned is saved first.
+    Whatever ends the training - its end, Ctrl-C, an error in an environment - what was learned is saved first. Where
+    several ranks train together, an error or a death of one ends them all, and the last snapshot stays.
     """
 
     score_name: str  # the metric by which snapshot_mode=best compares
@@ -43,8 +48,9 @@ class Runner(ABC):
         self.sampler, self.agent, self.algo = sampler, agent, algo
         self.n_steps, self.log_interval_steps = n_steps, log_interval_steps
         self.metrics, self.clock = Metrics(), Clock()
-        self.recent: deque[Trajectory] = deque(maxlen=_RECENT_EPISODES)
-        self.n_episodes = 0
+        self.ranks = algo.progress.ranks
+        self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // self.ranks.world_size))  # of this rank
+        self.n_episodes = 0  # of this rank
         self.reported = -1  # env_steps of the last report; -1: none yet
         self.score = math.nan
 
@@ -80,27 +86,29 @@ class Runner(ABC):
             Diverged: a parameter became NaN or Inf; no snapshot has it.
         """
         row: dict[str, float] = {}
+        asked = 0  # the signal that asked some rank to stop
         with stop_request() as stop:
             try:
                 self.sampler.refresh(self.agent)  # whose exploration the algorithm has set
                 self.clock.begin(self.env_steps, self.algo.progress.updates)
                 if self.reported < 0:
                     row = self.report()
-                while self.env_steps < self.n_steps and not stop:
+                while self.env_steps < self.n_steps and not (asked := self.ranks.largest(stop.signum)):
                     self.iterate()
                     if self.due():
                         row = self.report()
-            except (Interrupted, Diverged):  # asked a second time: at once; or nothing worth saving
+            except (Interrupted, Diverged, RankLost):  # asked a second time: at once; or nothing can be saved
                 raise
             except BaseException as error:
                 self._check_parameters(error)
-                self.save()
+                if self.ranks.world_size == 1:  # others are elsewhere, and what they hold is part of a snapshot
+                    self.save()
                 raise
             self._check_parameters()
             self.save()
-            if stop and self.env_steps < self.n_steps:
+            if asked and self.env_steps < self.n_steps:
                 raise Interrupted(
-                    stop.signum, f"stopped at env_steps {self.env_steps:,}, snapshot written; go on with resume="
+                    asked, f"stopped at env_steps {self.env_steps:,}, snapshot written; go on with resume="
                 )
         return row
 
@@ -144,7 +152,7 @@ class Runner(ABC):
         self._check_parameters()
         with self.clock("evaluating"):
             evaluation = self.evaluate()
-        row = {
+        own = {
             "env_steps": self.env_steps,
             "updates": self.algo.progress.updates,
             **evaluation,
@@ -156,6 +164,7 @@ class Runner(ABC):
             **self.clock.flush(self.env_steps, self.algo.progress.updates),
             **self.metrics.flush(),
         }
+        row = over_ranks(self.ranks.gather(own))
         self.score = row.get(self.score_name, math.nan)
         with self.clock("recording"):
             current_run().log(row)
@@ -168,15 +177,25 @@ class Runner(ABC):
         self._snapshot(final=True)
 
     def _snapshot(self, final: bool) -> None:
-        updates = self.algo.progress.updates
-        current_run().snapshot(self.state_dict, self.env_steps, self.score, updates=updates, final=final)
+        run, updates = current_run(), self.algo.progress.updates
+        if self.ranks.broadcast(run.wants_snapshot(self.env_steps, final)):
+            run.snapshot(
+                self.state_dict, self.env_steps, self.score, updates=updates, final=final, others=self._states_of_others
+            )
+
+    def _states_of_others(self, folder: Path) -> list[Part]:
+        """Every rank but the first writes its own state where the first one writes the snapshot."""
+        folder, rank = self.ranks.broadcast(folder), self.ranks.rank
+        own = [write_part(folder, rank, self.state_dict())] if rank else []
+        return [part for parts in self.ranks.gather(own) for part in parts]
 
     def _episodes(self) -> dict[str, float]:
-        row = summarize(list(self.recent), "episode")
-        if self.n_episodes:
-            row["episode/count"] = self.n_episodes
+        recent = [trajectory for of_rank in self.ranks.gather(list(self.recent)) for trajectory in of_rank]
+        row = summarize(recent, "episode")
+        if n_episodes := self.ranks.sum(self.n_episodes):
+            row["episode/count"] = n_episodes
         sums: dict[str, list[float]] = {}
-        for trajectory in self.recent:
+        for trajectory in recent:
             for name, value in trajectory.diagnostics.items():
                 sums.setdefault(name, []).append(value)
         return {**row, **{f"env/{name}": sum(found) / len(found) for name, found in sums.items()}}

@@ -49,23 +49,24 @@ class _Worker:
         torch.set_num_threads(1)
         keep_freed_memory()
         whole, parameters_board, noise = site.memory
-        agent, seed, decorrelation_steps, block = site.arguments
+        agent, seed, decorrelation_steps, block, first_of_rank = site.arguments
         n, lo = site.envs.n, site.lo
+        first = first_of_rank + lo  # index of the first environment here, over all ranks
         batch: Batch = whole.columns(lo, lo + n)
         self.batch = batch
         _adopt(agent, parameters_board["values"])
         self.noise = noise[lo : lo + n]  # [n, STATE_WORDS] of the generators after the last batch
         if site.incarnation:
-            self.rngs = [generator(seed, Role.NOISE, lo + env, site.incarnation) for env in range(n)]
+            self.rngs = [generator(seed, Role.NOISE, first + env, site.incarnation) for env in range(n)]
         else:
-            self.rngs = generators(seed, Role.NOISE, n, lo)
+            self.rngs = generators(seed, Role.NOISE, n, first)
         self.progress = site.parent.words[PROGRESS:]
         self.stepper = LocalStepper(site.envs, batch.rows, lo, self.progress)
-        actor = Actor(agent, batch, lo, self.rngs, True, block)
+        actor = Actor(agent, batch, first, self.rngs, True, block)
         self.collector = Collector(batch, [actor], [self.stepper], site.envs.observation_space)
         if not site.takes_over:
             self.stepper.reset()
-            moves = generators(seed, Role.DECORRELATION, n, lo)
+            moves = generators(seed, Role.DECORRELATION, n, first)
             for step in range(decorrelation_steps):
                 self.collector.decorrelate(1, site.envs.action_space, moves)
                 self.progress[0] = -step  # a sign of life

@@ -34,7 +34,7 @@ class Actor:
         self, agent: Agent, batch: Batch, lo: int, rngs: Sequence[np.random.Generator], explore: bool, block: int
     ) -> None:
         """Args:
-        batch: the memory of these columns.    lo: index of the first environment among all.
+        batch: the memory of these columns.    lo: index of the first environment among all, over all ranks.
         rngs: a noise generator for each environment.    explore: act with noise instead of zeros.
         """
         self.agent, self.batch, self.explore = agent, batch, explore

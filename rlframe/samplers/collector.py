@@ -92,25 +92,35 @@ class Collector:
 
 
 def local_collector(
-    envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True
+    envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True, first: int = 0
 ) -> Collector:
-    """Environments and agent in this process."""
+    """Environments and agent in this process; `first` is the index of the first environment over all ranks."""
     batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n)
     stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
     stepper.reset()
     return Collector(
-        batch, [Actor(agent, batch, 0, rngs, explore, block_of(envs.n))], [stepper], envs.observation_space
+        batch, [Actor(agent, batch, first, rngs, explore, block_of(envs.n))], [stepper], envs.observation_space
     )
 
 
 def remote_collector(
-    workers: EnvWorkers, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool, n_groups: int
+    workers: EnvWorkers,
+    agent: Agent,
+    T: int,
+    rngs: Sequence[np.random.Generator],
+    explore: bool,
+    n_groups: int,
+    first: int = 0,
 ) -> Collector:
-    """The agent in this process, its environments in groups of workers, one stepped while the others are acted for."""
+    """The agent in this process, its environments in groups of workers, one stepped while the others are acted for.
+
+    `first` is the index of the first environment over all ranks.
+    """
     shared = share(empty_rows(workers.observation_space, workers.action_space, T, workers.n), "rows")
     batch = Batch(shared.tree, empty_answers(agent, shared.tree, range(workers.n)))
     steppers = remote_steppers(workers, shared, n_groups)
     actors = [
-        Actor(agent, batch.columns(s.lo, s.hi), s.lo, rngs[s.lo : s.hi], explore, block_of(workers.n)) for s in steppers
+        Actor(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_of(workers.n))
+        for s in steppers
     ]
     return Collector(batch, actors, steppers, workers.observation_space)

@@ -10,6 +10,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
+from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.rows import empty_rows
@@ -47,13 +48,14 @@ class CpuSampler(Sampler):
         self.envs, self.backend = envs, f"{envs.backend}, each acting for its own"
         self.batch_spec = BatchSpec(batch_T, envs.n)
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
-        shared = share(Batch(rows, empty_answers(agent, rows, range(envs.n))), "batch")
+        first = first_of_rank(envs.n)
+        shared = share(Batch(rows, empty_answers(agent, rows, range(first, first + envs.n))), "batch")
         self.batch: Batch = shared.tree
         self.samples = self.batch.samples()
         self.board = board.make_board(acting.parameters(agent))
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
         self.tracker.partial[:] = decorrelation_steps > 0
-        arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n))
+        arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n), first)
         noise = share(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # of the workers' generators, as of the last batch
         envs.run(Job(acting.collect_batches, (shared, self.board, noise), arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import chz
@@ -10,10 +11,11 @@ import chz
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, count, count_or_auto, option
 from rlframe.core.errors import ConfigError
-from rlframe.core.seeding import Role, env_seeds, generators
+from rlframe.core.ranks import current_ranks
+from rlframe.core.seeding import Role, distinct_seeds, generators
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, EnvWorkers, make_envs
-from rlframe.envs.workers import Supervision
+from rlframe.envs.workers import Supervision, split
 from rlframe.samplers.collector import local_collector, remote_collector
 
 _CHUNK = 16  # time steps between looks at what has finished
@@ -34,7 +36,8 @@ class EvalConfig:
 class Evaluator:
     """Which episodes count is settled before any starts, so that short ones get no more weight than long ones.
 
-    Uses seeds that training never uses. Acting greedily is acting with zero noise.
+    Uses seeds that training never uses. Acting greedily is acting with zero noise. Ranks share the environments out:
+    together they play the episodes that one rank would play alone.
     """
 
     def __init__(
@@ -51,26 +54,36 @@ class Evaluator:
             raise ConfigError(f"eval.n_workers={config.n_workers} must be at least 0, or auto")
         if config.n_episodes < 1 or config.n_envs < 1:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} and eval.n_envs={config.n_envs} must be at least 1")
-        self.config = config
-        n = min(config.n_envs, config.n_episodes)
-        self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(n)]
-        seeds, rngs = env_seeds(seed, Role.EVAL_ENV, n), generators(seed, Role.EVAL_NOISE, n)
+        self.config, self.ranks = config, current_ranks()
+        rank, world_size = self.ranks.rank, self.ranks.world_size
+        if config.n_episodes < world_size:
+            raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least world_size={world_size}")
+        n = max(min(config.n_envs, config.n_episodes), world_size)
+        self.lo, hi = split(n, world_size)[rank]
+        self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]
+        seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
+        rngs = generators(seed, Role.EVAL_NOISE, n, self.lo)
         self.envs: Envs | EnvWorkers
         if config.n_workers in (AUTO, 0):
-            self.envs = make_envs(env, n, seeds)
-            self.collector = local_collector(self.envs, agent, _CHUNK, rngs, config.explore)
+            self.envs = make_envs(env, n, seeds, self.lo)
+            self.collector = local_collector(self.envs, agent, _CHUNK, rngs, config.explore, self.lo)
         else:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
             self.envs = EnvWorkers(env, n, seeds, n_workers, pinned, supervision)
-            self.collector = remote_collector(self.envs, agent, _CHUNK, rngs, config.explore, 1)
+            self.collector = remote_collector(self.envs, agent, _CHUNK, rngs, config.explore, 1, self.lo)
 
     def evaluate(self) -> list[Trajectory]:
-        """Play new episodes with the agent as it is now; in order of environment, then of time.
+        """Play new episodes with the agent as it is now; all ranks', in order of environment, then of time.
 
         Raises:
             EnvError: an environment failed, or an episode went past `max_length`.
         """
+        own = [replace(trajectory, env=self.lo + trajectory.env) for trajectory in self._play()]
+        return [trajectory for of_rank in self.ranks.gather(own) for trajectory in of_rank]
+
+    def _play(self) -> list[Trajectory]:
+        """This rank's part."""
         self.collector.restart()
         done: list[list[Trajectory]] = [[] for _ in self.quota]
         while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):

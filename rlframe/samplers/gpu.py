@@ -7,6 +7,7 @@ import chz
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import Role, generators
 from rlframe.envs.workers import EnvWorkers
 from rlframe.samplers.central import CentralSampler
@@ -50,8 +51,9 @@ class GpuSampler(CentralSampler):
                 f"sampler.n_groups={n_groups} must be from 1 to sampler.n_workers={len(envs.workers)}: "
                 f"each group has a worker"
             )
-        rngs, moves = generators(seed, Role.NOISE, envs.n), generators(seed, Role.DECORRELATION, envs.n)
-        collector = remote_collector(envs, agent, batch_T, rngs, True, n_groups)
+        first = first_of_rank(envs.n)
+        rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)
+        collector = remote_collector(envs, agent, batch_T, rngs, True, n_groups, first)
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, collector, rngs, backend)

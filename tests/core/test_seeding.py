@@ -5,24 +5,50 @@ import itertools
 import numpy as np
 import pytest
 
-from rlframe.core.seeding import Role, env_seeds, generator, seed_int
+from rlframe.core.ranks import Alone, as_current
+from rlframe.core.seeding import OF_RANK, Role, env_seeds, generator, generators, seed_int
+
+
+class Rank(Alone):
+    """One of three, without the others."""
+
+    world_size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
 
 def draws(*args: int, rank: int = 0) -> tuple[float, ...]:
     root, role, *key = args
-    return tuple(generator(root, Role(role), *key, rank=rank).random(4))
+    with as_current(Rank(rank)):
+        return tuple(generator(root, Role(role), *key).random(4))
 
 
 def test_the_same_key_gives_the_same_stream() -> None:
-    assert draws(1, Role.ENV, 3, rank=2) == draws(1, Role.ENV, 3, rank=2)
+    assert draws(1, Role.ENV, 3) == draws(1, Role.ENV, 3)
 
 
-def test_root_role_rank_and_key_each_give_another_stream() -> None:
+def test_root_role_and_key_each_give_another_stream() -> None:
     streams = [
-        draws(root, role, *key, rank=rank)
-        for root, role, key, rank in itertools.product((0, 1), Role, ((), (0,), (1,), (0, 0), (0, 1)), (0, 1))
+        draws(root, role, *key) for root, role, key in itertools.product((0, 1), Role, ((), (0,), (1,), (0, 0), (0, 1)))
     ]
-    assert len(set(streams)) == len(streams) == 2 * len(Role) * 5 * 2
+    assert len(set(streams)) == len(streams) == 2 * len(Role) * 5
+
+
+@pytest.mark.parametrize("role", Role)
+def test_ranks_draw_apart_what_is_not_shared_or_an_environments(role: Role) -> None:
+    assert (draws(1, role, rank=0) == draws(1, role, rank=2)) == (role not in OF_RANK)
+    assert draws(1, role, rank=0) == tuple(generator(1, role).random(4))
+
+
+def test_ranks_share_out_the_environments_that_one_rank_would_have() -> None:
+    seeds, noise = [], []
+    for rank in range(3):
+        with as_current(Rank(rank)):
+            seeds += env_seeds(4, Role.ENV, 2)
+            noise += [rng.random() for rng in generators(4, Role.NOISE, 2, 2 * rank)]
+    assert seeds == env_seeds(4, Role.ENV, 6)
+    assert noise == [rng.random() for rng in generators(4, Role.NOISE, 6)]
 
 
 def test_role_numbers_never_change() -> None:
@@ -51,8 +77,11 @@ def test_env_seeds_keep_their_place_when_there_are_more() -> None:
 
 @pytest.mark.parametrize("root", range(5))
 def test_training_and_evaluation_seeds_are_disjoint_on_all_ranks(root: int) -> None:
-    groups = [env_seeds(root, role, 64, rank=rank) for role in (Role.ENV, Role.EVAL_ENV) for rank in range(4)]
-    assert len(set(itertools.chain(*groups))) == 64 * 8
+    groups = []
+    for role, rank in itertools.product((Role.ENV, Role.EVAL_ENV), range(3)):
+        with as_current(Rank(rank)):
+            groups.append(env_seeds(root, role, 64))
+    assert len(set(itertools.chain(*groups))) == 64 * 6
 
 
 def test_neighbouring_roots_do_not_share_env_seeds() -> None:

@@ -20,6 +20,7 @@ from rlframe.record.snapshot import (
     remove_snapshot,
     resolve_snapshot,
     save_snapshot,
+    write_part,
 )
 
 STATE: dict[str, Any] = {"weights": torch.arange(6.0).reshape(2, 3), "lr": 0.1}
@@ -365,3 +366,19 @@ def test_a_kill_at_any_file_operation_leaves_a_complete_snapshot(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20  # the sweep did reach the operations
+
+
+def test_every_rank_finds_its_own_state_and_no_other(tmp_path):
+    def others(folder):
+        return [write_part(folder, rank, {"x": torch.full((2,), float(rank)), "rank": rank}) for rank in (1, 2)]
+
+    path = save_snapshot(tmp_path, {"x": torch.zeros(2), "rank": 0}, {"env_steps": 3}, others)
+    for rank in range(3):
+        state, meta = load_snapshot(path, rank)
+        assert (state["rank"], state["x"].tolist(), meta["env_steps"]) == (rank, [rank, rank], 3)
+    with pytest.raises(SnapshotError, match="written by 3 ranks: it holds nothing of rank 3"):
+        load_snapshot(path, 3)
+    (path / "rank_2.safetensors").unlink()
+    assert load_snapshot(path, 1)[0]["rank"] == 1
+    with pytest.raises(SnapshotError, match=r"rank_2\.safetensors"):
+        load_snapshot(path, 2)

@@ -1,0 +1,67 @@
+"""SyncRl: PPO on CartPole-v1 in several processes, each with its own environments, whose gradients are averaged.
+
+    python examples/example_9.py
+    python examples/example_9.py world_size=4 n_steps=50_000 log_dir=data/ranks
+    torchrun --standalone --nproc-per-node 2 examples/example_9.py log_dir=data/ranks run_ID=1
+
+`train` runs once in each process. What it builds counts, draws and averages as one of the ranks that it has joined;
+only the first of them writes the run directory. `--help` lists the arguments; docs/scaling.md says how sizes and
+learning rates go with the number of ranks.
+"""
+
+from functools import partial
+
+import chz
+import torch
+
+from rlframe.agents import make_policy_agent
+from rlframe.algos import ppo
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment import flatten
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.runners import SyncRl, sync_rl
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
+from rlframe.system.distributed import Place, in_ranks, join
+
+
+def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: Place) -> None:
+    """Train for `n_steps` env steps of all ranks together, as one of them."""
+    torch.set_num_threads(1)  # enough for a network of this size
+    T, B, log_interval_steps = 32, 8 // place.world_size, max(1, n_steps // 10)  # B: environments of each rank
+    env, model, evaluation = EnvConfig("CartPole-v1"), ModelConfig(hidden=(64, 64)), EvalConfig(n_episodes=20)
+    config = ppo.Config(learning_rate=1e-3, discount=0.98, gae_lambda=0.8, clip=0.2, epochs=20, minibatches=1)
+
+    with join(place):
+        envs = make_envs(env, B, env_seeds(seed, Role.ENV, B))
+        agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed)
+        sampler = SerialSampler(envs, agent, batch_T=T, seed=seed)
+        algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
+        evaluator = Evaluator(env, agent, evaluation, seed)
+        runner = SyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+
+        # What params.json keeps, under the keys of the command line: so evaluate, plot and resume= understand it too.
+        record = flatten(
+            algo=config,
+            env=env.id,
+            model=model,
+            sampler=serial.Config(batch_T=T, batch_B=B),
+            runner=sync_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
+            world_size=place.world_size,
+            eval=evaluation,
+            seed=seed,
+        )
+        with runner, logger_context(log_dir, run_ID, "ppo_cartpole", record) as run:
+            runner.train()
+    if place.rank == 0:
+        print(f"run: {run.directory}")
+
+
+def main(world_size: int = 2, n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
+    """Train in `world_size` processes, or in those that torchrun has started."""
+    in_ranks(partial(train, n_steps, seed, log_dir, run_ID), world_size)
+
+
+if __name__ == "__main__":
+    chz.entrypoint(main)

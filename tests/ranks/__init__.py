@@ -1,0 +1,1 @@
+"""Several ranks that train together."""

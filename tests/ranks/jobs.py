@@ -1,0 +1,183 @@
+"""What ranks do in tests: small trainings whose results every rank tells, in one job, since starting one takes long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from rlframe.algos import a2c, ddpg, dqn, pg, ppo, r2d1, sac, td3
+from rlframe.core.ranks import RanksDiffer, current_ranks
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+from rlframe.runners import SyncRl
+from rlframe.runners.sync_rl import check_equal, learned
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.system.distributed import Place, in_ranks, join
+
+CARTPOLE = EnvConfig("CartPole-v1", backend="python")
+PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
+ALGOS: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {
+    "dqn": (dqn, CARTPOLE, {"batch_size": 8, "epsilon_last": 0.01, "noisy": True, "prioritized": True}, {}),
+    "r2d1": (r2d1, CARTPOLE, {"batch_size": 4, "burn_in": 2, "learn_T": 4}, {"memory": "lstm", "memory_size": 8}),
+    "ddpg": (ddpg, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
+    "td3": (td3, PENDULUM, {"batch_size": 8, "max_grad_norm": 0.5}, {"normalize_observation": True}),
+    "sac": (sac, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
+}
+RATIO, LEARN_FROM = 2.0, 32
+
+
+def on_policy(config: Any, B: int, n_updates: int, model: dict[str, Any]) -> dict[str, Any]:
+    """Train on the batches of a real sampler of B environments; the parameters and counts afterwards."""
+    envs = make_envs(CARTPOLE, B, env_seeds(3, Role.ENV, B))
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), **model), 3)
+    with closing(SerialSampler(envs, agent, batch_T=8, seed=3)) as sampler:
+        algo = config.make_algorithm(agent, sampler.batch_spec, 4_000, 3)
+        n_valid = []
+        for _ in range(n_updates):
+            samples = sampler.collect()
+            n_valid.append(int(samples.valid.sum()))
+            algo.receive(samples)
+            algo.update()
+    return {
+        "parameters": {name: x.detach().clone() for name, x in agent.state_dict().items()},
+        "env_steps": algo.progress.env_steps,
+        "n_valid": n_valid,
+    }
+
+
+ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, model
+    "a2c": (a2c.Config(learning_rate_schedule="linear"), 20, {}),
+    "pg, normalized": (pg.Config(), 10, {"normalize_observation": True}),
+    "ppo, one minibatch": (ppo.Config(minibatches=1, epochs=3, target_kl=0.01), 5, {"normalize_observation": True}),
+    "a2c, recurrent": (a2c.Config(), 5, {"memory": "gru", "memory_size": 8}),
+}
+
+
+def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[str, Any]:
+    """Train on replay; what all ranks must agree on, and what they must not share."""
+    module, env, settings, model = ALGOS[name]
+    config = module.Config(replay=ReplayConfig(size=1000), replay_ratio=RATIO, learn_from=LEARN_FROM, **settings)
+    envs = make_envs(env, B, env_seeds(5, Role.ENV, B))
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,), **model), 5)
+    due: list[int] = []
+    with closing(SerialSampler(envs, agent, batch_T=T, seed=5)) as sampler:
+        algo = config.make_algorithm(agent, sampler.batch_spec, 1_000, 5)
+        n_valid = 0
+        for _ in range(n_batches):
+            samples = sampler.collect()
+            n_valid += int(samples.valid.sum())
+            algo.receive(samples)
+            due.append(algo.updates_due())
+            while algo.updates_due():
+                algo.update()
+        check_equal(learned(agent, algo), current_ranks())
+        state = sampler.collect().state
+    return {
+        "due": due,
+        "updates": algo.progress.updates,
+        "env_steps": algo.progress.env_steps,
+        "n_valid": n_valid,
+        "ratio": algo.counters()["replay/ratio"],
+        "rows": algo.counters()["replay/rows"],
+        "n_learned": len(algo.progress.learned),
+        "envs": state.env.tolist() if name in ("dqn", "r2d1") else [],
+        "last_env": float(agent.last_env) if name in ("dqn", "r2d1") else 0.0,
+    }
+
+
+def evaluated(config: EvalConfig) -> list[tuple[int, float, int]]:
+    """The episodes of an evaluation."""
+    envs = make_envs(CARTPOLE, 1, [0])
+    agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
+    envs.close()
+    with closing(Evaluator(CARTPOLE, agent, config, seed=9)) as evaluator:
+        return [(t.env, t.return_, t.length) for t in evaluator.evaluate()]
+
+
+EVALS = {
+    "uneven": EvalConfig(n_envs=3, n_episodes=7, n_workers=0),
+    "fewer environments than ranks": EvalConfig(n_envs=1, n_episodes=2, n_workers=0),
+    "with noise": EvalConfig(n_envs=4, n_episodes=4, n_workers=0, explore=True),
+}
+
+
+def trained(n_steps: int = 200) -> dict[str, Any]:
+    """A whole SyncRl; what its last row says, and whether a change on one rank alone is found."""
+    envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
+    agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
+    sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
+    algo = a2c.A2C(agent, sampler.batch_spec, n_steps)
+    evaluator = Evaluator(CARTPOLE, agent, EvalConfig(n_envs=2, n_episodes=2, n_workers=0), 1)
+    with SyncRl(sampler, agent, algo, n_steps, n_steps, evaluator) as runner:
+        row = runner.train()
+        own = {"n_episodes": runner.n_episodes, "n_recent": len(runner.recent)}
+        with torch.no_grad():
+            next(agent.parameters()).add_(current_ranks().rank)
+        try:
+            runner.report()
+        except RanksDiffer as error:
+            own["error"] = str(error)
+    return {"row": row, **own}
+
+
+def exchanged() -> dict[str, Any]:
+    """One of each thing that ranks do together."""
+    ranks = current_ranks()
+    number = ranks.rank + 1
+    tensors = [torch.full((2, 2), float(number)), torch.tensor([10.0 * number])]
+    ranks.average(tensors, weight=torch.tensor(2 * ranks.rank + 1))
+    none = [torch.zeros(3)]
+    ranks.average(none, weight=torch.tensor(0))
+    return {
+        "sum": ranks.sum(number),
+        "largest": ranks.largest(-number),
+        "total": ranks.total(torch.tensor([number, 0.5])),
+        "stack": ranks.stack(torch.tensor([number])),
+        "average": tensors,
+        "none": none,
+        "gather": ranks.gather({"rank": ranks.rank}),
+        "broadcast": ranks.broadcast(f"of {ranks.rank}"),
+        "every": (ranks.every(True), ranks.every(ranks.rank == 0)),
+    }
+
+
+def everything(place: Place) -> list[dict[str, Any]]:
+    """All of the above, as every rank tells it."""
+    torch.set_num_threads(1)
+    with join(place, timeout_s=60.0) as ranks:
+        found: dict[str, Any] = {
+            "exchanged": exchanged(),
+            "on policy": {name: on_policy(c, 4, n, net) for name, (c, n, net) in ON_POLICY.items()},
+            "off policy": {name: off_policy(name) for name in ALGOS},
+            "evaluated": {name: evaluated(config) for name, config in EVALS.items()},
+            "trained": trained(),
+        }
+        return ranks.gather(found)
+
+
+def failing(place: Place, how: str) -> None:
+    """Rank 1 fails in the middle of exchanges; rank 0 notices by an exchange, or is busy."""
+    with join(place, timeout_s=60.0) as ranks:
+        ranks.sum(1)
+        if place.rank:
+            if how == "raise":
+                raise ValueError("bad luck")
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            if how == "kill while rank 0 is busy":
+                time.sleep(1000)
+            ranks.sum(1)
+
+
+if __name__ == "__main__":
+    in_ranks(partial(failing, how=sys.argv[1]), 2)

@@ -1,0 +1,129 @@
+"""Two ranks learn what one rank with twice the environments would, and agree on all that they must."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlframe.system.distributed import in_ranks
+from tests.processes import DEADLINE_S
+from tests.ranks import jobs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def told() -> list[dict[str, Any]]:
+    """What each of two ranks tells of its trainings."""
+    return in_ranks(jobs.everything, 2)
+
+
+@pytest.mark.parametrize("name", jobs.ON_POLICY)
+def test_two_ranks_of_4_environments_learn_what_one_rank_of_8_does(told: list[dict[str, Any]], name: str) -> None:
+    config, n_updates, model = jobs.ON_POLICY[name]
+    alone = jobs.on_policy(config, 8, n_updates, model)
+    of_ranks = [of_rank["on policy"][name] for of_rank in told]
+    assert of_ranks[0]["n_valid"] != of_ranks[1]["n_valid"]  # so a mean of the ranks' means would not do
+    assert alone["n_valid"] == [a + b for a, b in zip(*(each["n_valid"] for each in of_ranks), strict=True)]
+    for each in of_ranks:
+        assert each["env_steps"] == alone["env_steps"]
+        for parameter, value in alone["parameters"].items():
+            torch.testing.assert_close(each["parameters"][parameter], value, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", jobs.ALGOS)
+def test_replay_algorithms_owe_the_same_updates_on_every_rank(told: list[dict[str, Any]], name: str) -> None:
+    one, two = (of_rank["off policy"][name] for of_rank in told)
+    assert one["due"] == two["due"]
+    assert one["updates"] == two["updates"] == sum(one["due"]) > 10
+    assert one["env_steps"] == two["env_steps"] == one["n_valid"] + two["n_valid"]
+    batch = jobs.ALGOS[name][2]
+    rows = 2 * batch["batch_size"] * batch.get("learn_T", 1)  # of an update, on both ranks
+    owed = jobs.RATIO * (one["env_steps"] - jobs.LEARN_FROM)
+    assert owed - rows < one["updates"] * rows <= owed
+    assert one["ratio"] == two["ratio"] == one["updates"] * rows / (one["env_steps"] - jobs.LEARN_FROM)
+
+
+@pytest.mark.parametrize("name", jobs.ALGOS)
+def test_each_rank_keeps_its_own_rows_and_learns_with_all_networks(told: list[dict[str, Any]], name: str) -> None:
+    for of_rank in told:
+        found = of_rank["off policy"][name]
+        assert found["rows"] == found["n_valid"]
+        assert found["n_learned"] == {"dqn": 8, "r2d1": 14, "ddpg": 8, "td3": 12, "sac": 13}[name]
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d1"])
+def test_the_epsilon_ladder_goes_over_the_environments_of_all_ranks(told: list[dict[str, Any]], name: str) -> None:
+    assert [of_rank["off policy"][name]["envs"] for of_rank in told] == [[0, 1], [2, 3]]
+    assert [of_rank["off policy"][name]["last_env"] for of_rank in told] == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["uneven", "with noise"])
+def test_ranks_share_out_the_evaluation_that_one_rank_would_play(told: list[dict[str, Any]], name: str) -> None:
+    alone = jobs.evaluated(jobs.EVALS[name])
+    assert told[0]["evaluated"][name] == told[1]["evaluated"][name] == alone
+
+
+def test_every_rank_evaluates_even_in_fewer_environments_than_ranks(told: list[dict[str, Any]]) -> None:
+    episodes = told[0]["evaluated"]["fewer environments than ranks"]
+    assert [env for env, _, _ in episodes] == [0, 1]
+
+
+def test_the_log_tells_of_all_ranks(told: list[dict[str, Any]]) -> None:
+    one, two = (of_rank["trained"] for of_rank in told)
+    assert one["row"] == two["row"]
+    assert one["row"]["env_steps"] >= 200
+    assert one["row"]["eval/n_episodes"] == 2
+    assert one["row"]["episode/count"] == one["n_episodes"] + two["n_episodes"]
+
+
+def test_what_differs_on_one_rank_is_named(told: list[dict[str, Any]]) -> None:
+    for of_rank in told:
+        error = of_rank["trained"]["error"]
+        assert "agent.model.actor.encoder" in error
+        assert "on rank 1 than on rank 0 (1 of" in error
+
+
+def test_what_ranks_exchange(told: list[dict[str, Any]]) -> None:
+    for of_rank in told:
+        found = of_rank["exchanged"]
+        assert found["sum"] == 1 + 2
+        assert found["largest"] == -1
+        assert found["total"].tolist() == [1 + 2, 0.5 + 0.5]
+        assert found["stack"].tolist() == [[1], [2]]
+        assert found["average"][0].tolist() == [[(1 * 1 + 3 * 2) / 4] * 2] * 2
+        assert found["average"][1].tolist() == [(1 * 10 + 3 * 20) / 4]
+        assert found["none"][0].tolist() == [0, 0, 0]
+        assert found["gather"] == [{"rank": 0}, {"rank": 1}]
+        assert found["broadcast"] == "of 0"
+        assert found["every"] == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("kill", "rank 1 (process "),
+        ("raise", "ValueError: bad luck"),
+        ("kill while rank 0 is busy", "rank 0 hangs without it"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others_with_its_cause(how: str, says: str) -> None:
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ranks.jobs", how],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert time.monotonic() - start < DEADLINE_S
