@@ -19,7 +19,7 @@ from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.samplers import auto, cpu, gpu, serial
-from tests.processes import DEADLINE_S, launched, until
+from tests.processes import DEADLINE_S, is_running, launched, until
 
 SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
 SMALL += ["runner.log_interval_steps=128", "eval.n_envs=2", "algo.minibatches=2"]
@@ -138,8 +138,7 @@ def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, sign
     assert "Traceback" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    _, alive = psutil.wait_procs(children, 5)
-    assert not alive
+    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
 
 
 @pytest.mark.parametrize("how", ["cpu", "alternating"])

@@ -299,8 +299,7 @@ def test_all_processes_end_with_a_learner_that_is_killed(how: list[str], tmp_pat
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         process.kill()
-        _, alive = psutil.wait_procs(children, 5)
-        assert not alive
+        until(lambda: not any(is_running(child.pid) for child in children), 5.0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -314,8 +313,7 @@ def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> N
     assert "leaked" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    _, alive = psutil.wait_procs(children, 5)
-    assert not alive
+    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
 
 
 def test_impossible_settings_are_refused_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
