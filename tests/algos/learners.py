@@ -75,9 +75,13 @@ class OneBatch:
 
     def __init__(self, batch: Transitions) -> None:
         self.batch = batch
+        self.told = torch.zeros(0)  # the last priorities
 
-    def sample(self, n: int) -> Transitions:
+    def sample(self, n: int, beta: float = 0.0) -> Transitions:
         return self.batch
+
+    def update_priorities(self, index: np.ndarray, priority: torch.Tensor) -> None:
+        self.told = priority
 
 
 def updated(algo: Any, batch: Transitions) -> dict[str, float]:

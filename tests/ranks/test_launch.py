@@ -192,7 +192,7 @@ def test_torchrun_that_may_restart_must_know_where_the_run_is(
         monkeypatch.setenv(name, str(value))
     assert main(SHORT) == 2
     assert "give log_dir=DIR" in capsys.readouterr().err
-    assert main([*SHORT, "world_size=3"]) == 2
+    assert main(["env=CartPole-v1", "algo=a2c", "world_size=3"]) == 2
     assert "world_size=3, but 2 ranks were started" in capsys.readouterr().err
 
 
