@@ -2,7 +2,8 @@
 
 Autograd keeps fresh memory for every intermediate result and a node for each of many small operations. Here nothing is
 computed that nobody asked for, and the least of several networks costs the backward pass of one: the networks of a SAC
-update of 256 rows, 256x256, take 9.0 ms instead of 11.5 on one core of an AMD EPYC (see benchmarks/updates.py).
+update of 256 rows, 256x256, take 9.0 ms instead of 11.5 on one core of an AMD EPYC, both multiplied by MKL (see
+benchmarks/updates.py).
 """
 
 from __future__ import annotations
