@@ -28,6 +28,7 @@ def smoke(tmp_path: Path, only: str, name: str = "sampling") -> dict[str, list[d
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_sampling_is_measured_beside_stable_baselines3(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     found = smoke(tmp_path, "cartpole8")
@@ -35,6 +36,7 @@ def test_sampling_is_measured_beside_stable_baselines3(tmp_path: Path) -> None:
     assert [(ratio["group"], ratio["asked"]) for ratio in found["ratios"]] == [("cartpole8", 1.5)]
 
 
+@pytest.mark.slow
 def test_what_a_worker_costs_is_told_beside_rates(tmp_path: Path) -> None:
     found = smoke(tmp_path, "alternating,worker")
     assert [ratio["asked"] for ratio in found["ratios"]] == [1.3]
@@ -46,6 +48,7 @@ def test_the_costs_of_the_queue_are_measured(tmp_path: Path) -> None:
     assert set(found["queue"]) == {"cpu_s_per_run", "gap_s_max", "gap_s_median"}
 
 
+@pytest.mark.slow
 def test_runners_are_measured_on_the_same_work(tmp_path: Path) -> None:
     found = smoke(tmp_path, "balanced,impala", "runners")
     assert len(found["rates"]) == 5

@@ -140,6 +140,7 @@ def test_after_kill_9_of_the_queue_no_process_of_its_runs_is_left(tmp_path: Path
             until(lambda pid=pid: not is_running(pid), 5.0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_snapshots_a_real_run_and_resume_goes_on_with_it(tmp_path: Path) -> None:
     words = (*SHORT[:3], "eval.n_episodes=1", "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1")
     with sweeping(tmp_path, *words, "affinity=1cpu_1cpr") as process:
