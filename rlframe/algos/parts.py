@@ -144,9 +144,11 @@ class UpdateDebt:
     def receive(self, before: int, after: int) -> None:
         """Count the env_steps of a batch: so many had come before it, so many after it."""
         more = self.rate * max(after - max(before, self.learn_from), 0)
-        given_up = max(self.owed - _MOST_BATCHES * max(more, Fraction(1)), Fraction(0))
-        self.owed += more - given_up
-        self.forgone += given_up
+        if self.ready:  # else it is not for want of time that nothing was paid
+            given_up = max(self.owed - _MOST_BATCHES * max(more, Fraction(1)), Fraction(0))
+            self.owed -= given_up
+            self.forgone += given_up
+        self.owed += more
 
     def due(self, n_choices: int = 1) -> int:
         """Whole updates owed; none before every rank has rows to choose from (`n_choices` of this one's replay)."""
@@ -169,13 +171,13 @@ class UpdateDebt:
         forgone = {"replay/forgone": float(self.forgone)} if self.forgone else {}
         return {"replay/ratio": self.reached(progress), **forgone}
 
-    def state_dict(self) -> dict[str, int]:
-        """What is owed, exactly."""
-        return {"numerator": self.owed.numerator, "denominator": self.owed.denominator}
+    def state_dict(self) -> dict[str, list[int]]:
+        """What is owed and what was given up, exactly."""
+        return {"owed": list(self.owed.as_integer_ratio()), "forgone": list(self.forgone.as_integer_ratio())}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
         """Go on from a saved debt."""
-        self.owed = Fraction(state["numerator"], state["denominator"])
+        self.owed, self.forgone = Fraction(*state["owed"]), Fraction(*state["forgone"])
 
 
 class EpsilonSchedule:

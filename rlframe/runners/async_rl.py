@@ -14,7 +14,6 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs.workers import Supervision
 from rlframe.runners.base import Runner
 from rlframe.samplers import Evaluator, RemoteSampler
-from rlframe.samplers.evaluator import summarize
 from rlframe.system.processes import START_METHODS
 
 
@@ -139,8 +138,7 @@ class AsyncRl(Runner):
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length; the sampler fills its slots meanwhile, then waits."""
-        trajectories = self.evaluator.evaluate()
-        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.evaluator.counters()}
+        return self.evaluator.score()
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

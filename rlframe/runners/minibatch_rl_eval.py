@@ -11,7 +11,6 @@ from rlframe.algos import Algorithm
 from rlframe.core.config import count
 from rlframe.runners.base import Runner
 from rlframe.samplers import Evaluator, Sampler
-from rlframe.samplers.evaluator import summarize
 
 
 @chz.chz
@@ -46,8 +45,7 @@ class MinibatchRlEval(Runner):
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length."""
-        trajectories = self.evaluator.evaluate()
-        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.evaluator.counters()}
+        return self.evaluator.score()
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

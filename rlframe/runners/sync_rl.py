@@ -17,7 +17,6 @@ from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.normalize import RunningNorm
 from rlframe.runners.base import Runner
 from rlframe.samplers import Evaluator, Sampler
-from rlframe.samplers.evaluator import summarize
 
 
 @chz.chz
@@ -67,8 +66,7 @@ class SyncRl(Runner):
             RanksDiffer: the ranks do not have the same agent to evaluate.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
-        trajectories = self.evaluator.evaluate()
-        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.evaluator.counters()}
+        return self.evaluator.score()
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

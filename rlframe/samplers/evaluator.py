@@ -108,6 +108,11 @@ class Evaluator:
                 f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
             )
 
+    def score(self) -> dict[str, float]:
+        """Evaluate, as metrics: the returns' mean and spread, the episodes' length and number, and `counters`."""
+        trajectories = self.evaluate()
+        return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
+
     def counters(self) -> dict[str, float]:
         """How many worker processes were replaced since the start, where there are any."""
         return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvWorkers) else {}

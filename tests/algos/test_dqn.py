@@ -90,6 +90,25 @@ def test_a_debt_accrues_only_from_learn_from_on() -> None:
     assert debt.due() == 3
 
 
+def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
+    debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=0)
+    for n in range(0, 1_000, 10):  # a hundred batches, of which no sequence is whole yet
+        debt.receive(n, n + 10)
+        assert debt.due(n_choices=0) == 0
+    assert debt.due(n_choices=1) == 250
+
+
+def test_what_is_given_up_is_told_and_survives_a_resume() -> None:
+    debt, other = UpdateDebt(replay_ratio=32.0, batch_size=32, learn_from=0), UpdateDebt(32.0, 32, 0)
+    for n in range(0, 1_000, 10):  # faster than it is paid
+        debt.receive(n, n + 10)
+        debt.due()
+    assert debt.due() + debt.forgone == 1_000
+    assert debt.due() == 90
+    other.load_state_dict(debt.state_dict())
+    assert (other.owed, other.forgone) == (debt.owed, debt.forgone)
+
+
 def test_a_saved_debt_is_exact() -> None:
     debt, other = UpdateDebt(1 / 3, 7, 0), UpdateDebt(1 / 3, 7, 0)
     debt.receive(0, 1_000_003)
@@ -101,6 +120,7 @@ def test_a_debt_that_is_never_paid_stays_bounded_and_what_is_given_up_is_counted
     debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=0)
     for batch in range(100):
         debt.receive(64 * batch, 64 * (batch + 1))  # each calls for 16
+        debt.due()
     assert debt.due() == 9 * 16, "eight batches' worth, and the newest"
     assert debt.forgone + debt.owed == 100 * 16
     counters = debt.counters(Progress(env_steps=6_400, updates=160))
