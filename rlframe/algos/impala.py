@@ -32,6 +32,7 @@ class Config:
     learning_rate: float = option(6e-4, "of the optimizer; the paper searched 5e-6 to 5e-3")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
     optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper: RMSProp without momentum")
+    epsilon: float = option(5e-4, "of the optimizer; the paper: 0.1 under the root, for sums over 640 rows")
     discount: float = fraction(0.99, "gamma, per env step")
     rho_clip: float = option(1.0, "rho-bar: most that an importance ratio weighs a TD error, or a gradient")
     c_clip: float = option(1.0, "c-bar: most of a trace; at most rho_clip")
@@ -57,7 +58,7 @@ class IMPALA(Algorithm):
             raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
         self.progress = Progress()
         rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        self.updater = Updater(agent.parameters(), c.optimizer, rate, c.max_grad_norm, self.progress)
+        self.updater = Updater(agent.parameters(), c.optimizer, rate, c.max_grad_norm, self.progress, c.epsilon)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

@@ -39,12 +39,12 @@ class Updater:
         learning_rate: Linear,
         max_grad_norm: float,
         progress: Progress,
-        adam_epsilon: float = 1e-5,  # as in Schulman et al.'s code
+        epsilon: float = 1e-5,  # of Adam as in Schulman et al.'s code, of RMSProp as in Mnih et al. 2016
     ) -> None:
         self.parameters = list(parameters)
         progress.learned += self.parameters
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, adam_epsilon)
+        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
 
     def step(self, loss: Tensor, valid: Tensor | None = None) -> Tensor:
         """One gradient step on `loss`; returns the gradient's norm before clipping.
@@ -92,12 +92,12 @@ class Updater:
 
 
 def _optimizer(
-    name: str, parameters: list[nn.Parameter], learning_rate: float, adam_epsilon: float
+    name: str, parameters: list[nn.Parameter], learning_rate: float, epsilon: float
 ) -> torch.optim.Optimizer:
     if name == "adam":  # fused: 863 -> 702 us per PPO minibatch on CPU
-        return torch.optim.Adam(parameters, learning_rate, eps=adam_epsilon, fused=True)
-    if name == "rmsprop":  # decay and eps as in Mnih et al. 2016
-        return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=1e-5)
+        return torch.optim.Adam(parameters, learning_rate, eps=epsilon, fused=True)
+    if name == "rmsprop":  # decay as in Mnih et al. 2016
+        return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=epsilon)
     raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
 
 
