@@ -27,8 +27,8 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
     """Train IMPALA on CartPole for `n_steps` env steps, with room for `n_slots` batches between sampler and learner."""
     torch.set_num_threads(1)  # enough for a network of this size
     env, model, log_interval_steps = EnvConfig("CartPole-v1"), ModelConfig(), max(1, n_steps // 10)
-    config = impala.Config(learning_rate=2e-3, entropy_coef=0.0)
-    sampling = serial.Config(batch_T=16, batch_B=16)  # or cpu.Config(...), gpu.Config(...), with workers of their own
+    config = impala.Config(learning_rate=7e-4, entropy_coef=0.0)
+    sampling = serial.Config(batch_T=5, batch_B=16)  # or cpu.Config(...), gpu.Config(...), with workers of their own
     running = async_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps, n_slots=n_slots)
     evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=0)
 
