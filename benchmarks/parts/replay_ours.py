@@ -13,6 +13,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.stepper import LocalStepper
+from rlframe.record.chunks import Chunked
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
 
 B = 8  # environments
@@ -101,7 +102,7 @@ def count_bytes(state: Any) -> int:
             return own + sum(map(count_bytes, state.values()))
         case list() | tuple():
             return sum(map(count_bytes, state))
-        case np.ndarray():
+        case np.ndarray() | Chunked():
             return state.nbytes
         case _:
             return 0

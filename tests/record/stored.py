@@ -1,4 +1,4 @@
-"""What the stored snapshots of every past format hold: python -m tests.record.stored FOLDER writes one of the present."""
+"""What the stored snapshots of each format hold; python -m tests.record.stored FOLDER writes one of the present."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlframe.record import chunks, parts
 from rlframe.record.snapshot import save_snapshot, write_part
 from rlframe.replay import NStep, ReplayBuffer
 from tests.replay.history import History
@@ -48,9 +49,10 @@ def filled(compress: bool) -> dict[str, Any]:
 
 
 def write(folder: Path) -> Path:
-    """A snapshot of two ranks."""
+    """A snapshot of two ranks, its small arrays kept as large ones are."""
+    parts.LARGE_BYTES, chunks.PIECE_BYTES = 128, 256
     state = {**plain(), "replay": filled(compress=False), "compressed": filled(compress=True)}
-    return save_snapshot(folder, state, META, lambda parts: [write_part(parts, 1, {"rank": 1, "x": torch.ones(2)})])
+    return save_snapshot(folder, state, META, lambda aside: [write_part(aside, 1, {"rank": 1, "x": torch.ones(2)})])
 
 
 if __name__ == "__main__":
