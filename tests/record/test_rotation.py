@@ -158,7 +158,7 @@ def test_best_goes_by_any_metric_and_lower_may_be_better(tmp_path: Path) -> None
         with logger_context(tmp_path, number, snapshot_mode="best", snapshot_best=best, console=False) as run:
             for step, loss, score in ((10, 2.0, 9.0), (20, 3.0, 1.0), (30, 1.0, 1.0)):
                 run.log({"env_steps": step, "algo/loss": loss})
-                run.snapshot(lambda: {}, step, score)
+                run.snapshot(dict, step, score)
         assert target(tmp_path / f"run_{number}/snapshot", "best") == steps
 
 
@@ -191,8 +191,8 @@ def test_an_unknown_metric_is_named_at_the_first_report(
 def test_a_metric_that_comes_later_is_waited_for(best: str, tmp_path: Path) -> None:
     with logger_context(tmp_path, snapshot_mode="best", snapshot_best=best, console=False) as run:
         run.log({"env_steps": 0, "updates": 0})
-        assert run.snapshot(lambda: {}, 0) is not None
+        assert run.snapshot(dict, 0) is not None
         assert not (run.directory / "snapshot/best").exists()
         run.log({"env_steps": 9, "updates": 1, best.removeprefix("-"): 1.0})
-        run.snapshot(lambda: {}, 9)
+        run.snapshot(dict, 9)
         assert target(run.directory / "snapshot", "best") == 9
