@@ -35,7 +35,7 @@ def check_room(what: str, folder: Path, n_bytes: int) -> None:
     NotRecorded: fewer than `n_bytes` are free where `folder` is.
     """
     if n_bytes > shutil.disk_usage(folder).free:
-        raise NotRecorded(f"{what} cannot be written: it needs {n_bytes:,} bytes and {_free(folder)}; make room there")
+        raise NotRecorded(f"{what} cannot be written: it needs {n_bytes:,} bytes and {_free(folder)}")
 
 
 def _free(folder: Path) -> str:

@@ -68,13 +68,13 @@ def write_part(folder: Path, rank: int, state: Any) -> Part:
             pieces.folder.mkdir()
         new = [(array, i) for array in large.values() for i in range(len(array.counts)) if not pieces.link(array, i)]
         n_bytes += sum(_bytes_of(array, i) for array, i in new)
-        check_room(what, folder, n_bytes)
+        check_room(what, folder.parent, n_bytes)
         write_file(folder / file_of(rank), data)
         pieces.write(new)
         if large:
             sync(pieces.folder)
     except OSError as error:
-        raise refused(what, folder, error, n_bytes) from error
+        raise refused(what, folder.parent, error, n_bytes) from error
     facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return Part({**facts, "large": {name: _described(array) for name, array in large.items()}, "tree": tree})
 

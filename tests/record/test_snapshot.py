@@ -307,57 +307,23 @@ def test_everything_is_flushed_before_the_name_is_given(tmp_path: Path, monkeypa
     assert after == ["flush snapshot", "flush snapshot"]  # the new name, then the link
 
 
-KILL_SWEEP = """
-import os, sys
-from pathlib import Path
-from rlframe.record.rotation import Policy, Rotation
-from rlframe.record.snapshot import load_snapshot
-
-root = Path(sys.argv[1])
-
-
-def child(run, kill_at):
-    seen = 0
-
-    def hook(event, arguments):
-        nonlocal seen
-        if event.startswith(("open", "os.", "shutil.")) and any(str(run) in str(a) for a in arguments):
-            seen += 1
-            if seen == kill_at:
-                os._exit(9)
-
-    sys.addaudithook(hook)
-    Rotation(run / "snapshot", Policy("best", keep=1)).offer(lambda: {"n": 2}, 2, 2.0, 0, False)
-    os._exit(0)
-
-
-kill_at, status = 0, 9
-while status == 9:
-    kill_at += 1
-    run = root / f"run_{kill_at}"
-    Rotation(run / "snapshot", Policy("best", keep=1)).offer(lambda: {"n": 1}, 1, 1.0, 0, False)
-    pid = os.fork()
-    if pid == 0:
-        child(run, kill_at)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    state, meta = load_snapshot(run)
-    assert state["n"] == meta["env_steps"] and state["n"] in (1, 2), (kill_at, state, meta)
-    assert load_snapshot(run / "snapshot" / "last")[0]["n"] in (1, 2), kill_at
-    assert load_snapshot(run / "snapshot" / "best")[0]["n"] in (1, 2), kill_at
-    Rotation(run / "snapshot", Policy("best", keep=1)).offer(lambda: {"n": 3}, 3, 3.0, 0, False)
-    names = sorted(entry.name for entry in (run / "snapshot").iterdir())
-    assert names == ["best", "last", "step_000000000003"], (kill_at, names)
-assert status == 0, status
-print(kill_at - 1)
-"""
+def killed_everywhere(folder: Path, case: str, timeout: float) -> int:
+    """How many operations there were to be killed at; see kill_sweep.py."""
+    command = [sys.executable, "-m", "tests.record.kill_sweep", str(folder), case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[1])
 
 
 def test_a_kill_at_any_file_operation_leaves_a_complete_snapshot(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILL_SWEEP, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20  # the sweep did reach the operations
+    assert killed_everywhere(tmp_path, "small", 100) > 50  # the sweep did reach the operations
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("case", ["ppo", "sac"])
+def test_a_run_goes_on_wherever_its_snapshot_was_killed(case: str, tmp_path: Path) -> None:
+    assert killed_everywhere(tmp_path, case, 1_200) > 20
 
 
 def test_every_rank_finds_its_own_state_and_no_other(tmp_path):
