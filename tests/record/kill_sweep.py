@@ -193,7 +193,7 @@ def case(name: str, folder: Path) -> Counter[str]:
         with in_small_pieces(100):
             return small(folder)
     replay = ReplayConfig(size=1_000)
-    with in_small_pieces(4_000):
+    with in_small_pieces(1_000):
         if name == "sac":
             return whole_run(folder, trained(sac, "Pendulum-v1", replay=replay, learn_from=64, batch_size=16))
         return whole_run(folder, trained(ppo, "CartPole-v1"))
