@@ -20,7 +20,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import load_snapshot
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl, minibatch_rl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
@@ -75,8 +75,8 @@ def train(
 
 def score(directory: Path, agent: QAgent, env: EnvConfig, n_episodes: int) -> None:
     """Play whole games greedily, with the weights of the run's last snapshot, on environments of their own."""
-    state, meta = load_snapshot(resolve_snapshot(directory))
-    agent.load_state_dict(state["agent"])
+    weights, meta = load_snapshot(directory, of="agent")
+    agent.load_state_dict(weights)
     with closing(Evaluator(env, agent, EvalConfig(n_envs=8, n_episodes=n_episodes))) as evaluator:
         returns = [trajectory.return_ for trajectory in evaluator.evaluate()]
     print(

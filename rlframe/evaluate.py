@@ -20,7 +20,7 @@ from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment import Experiment, choose_device, from_flat, load_weights, make_agent
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import load_newest
 from rlframe.samplers import Evaluator
 from rlframe.samplers.collector import local_collector
 from rlframe.samplers.evaluator import summarize
@@ -60,12 +60,11 @@ def _evaluate(argv: list[str]) -> int:
     if n_episodes < 1 or n_envs < 1:
         raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
 
-    snapshot = resolve_snapshot(path)
+    snapshot, weights, meta = load_newest(path, of="agent")
     experiment = chz.replace(from_flat(_config(snapshot)), seed=seed, init="")
-    state, meta = load_snapshot(snapshot)
     env = experiment.eval_env_config()
     config = chz.replace(experiment.eval, n_episodes=n_episodes, n_envs=n_envs, n_workers=n_workers, explore=explore)
-    agent = _load(experiment, env, state["agent"], device, str(snapshot))
+    agent = _load(experiment, env, weights, device, str(snapshot))
     print(f"{experiment.title()}: {snapshot}, trained for {int(meta['env_steps']):,} env_steps")
     if video:
         episodes = film(env, agent, n_episodes, explore, seed, Path(video))

@@ -23,7 +23,7 @@ from rlframe.envs import EnvConfig
 from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import Runner, async_rl, minibatch_rl, minibatch_rl_eval, sync_rl
 from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, Sampler, SamplerProcess, gpu
 from rlframe.samplers.base import SamplerConfig
@@ -61,6 +61,9 @@ class Experiment:
     log_dir: str = option("", "directory of runs; default: data/local/<date>/<time>/<name>")
     snapshot_mode: str = choice("last", ("none", "last", "all", "gap", "best"), "which snapshots are kept")
     snapshot_gap: int = count(0, "env_steps between kept snapshots, with snapshot_mode=gap")
+    snapshot_keep: int = count(2, "newest snapshots kept, with snapshot_mode=last or best")
+    snapshot_best: str = option("", "metric that best goes by, -metric where lower is better; default: the mean return")
+    snapshot_errors: str = choice("stop", ("stop", "continue"), "what a disk means that refuses a snapshot or a row")
     init: str = option("", "snapshot or run directory to take trained weights from")
 
     @chz.validate
@@ -75,6 +78,11 @@ class Experiment:
             raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
         if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
             raise ConfigError(f"snapshot_mode=gap needs snapshot_gap=N env_steps, got {self.snapshot_gap}")
+
+        if self.snapshot_keep < 1:
+            raise ConfigError(f"snapshot_keep={self.snapshot_keep} must be at least 1: the newest is always kept")
+        if self.snapshot_errors == "continue" and self.world_size > 1:
+            raise ConfigError("snapshot_errors=continue needs world_size=1: of several ranks, all must save or none")
 
     def env_config(self) -> EnvConfig:
         """The training environment."""
@@ -341,8 +349,7 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     """The experiment's agent, with weights from its seed, or from `init`."""
     agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
     if experiment.init:
-        state, _ = load_snapshot(resolve_snapshot(Path(experiment.init)))
-        load_weights(agent, state["agent"], experiment.init)
+        load_weights(agent, load_snapshot(Path(experiment.init), of="agent")[0], experiment.init)
     return agent.to(device)
 
 

@@ -17,6 +17,7 @@ from rlframe.system.affinity import pin
 from rlframe.system.threads import limit_threads
 
 if TYPE_CHECKING:
+    from rlframe.core.ranks import Ranks
     from rlframe.experiment import Experiment
     from rlframe.system.distributed import Place
 
@@ -111,10 +112,10 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import current_run, logger_context
-    from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
+    from rlframe.record.snapshot import list_snapshots, load_newest
     from rlframe.system.memory import keep_freed_memory
 
-    saved = load_snapshot(resolve_snapshot(Path(resume)), place.rank)[0] if resume else {}
+    found = load_newest(Path(resume), place.rank) if resume else None
     keep_freed_memory()
     settled = hardware.settle(experiment, tune, place.local_rank, place.local_world_size)
     config = experiments.to_flat(settled.experiment)
@@ -123,7 +124,8 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume = restarted
             if list_snapshots(Path(resume) / "snapshot"):
-                saved = load_snapshot(resolve_snapshot(Path(resume)), place.rank)[0]
+                found = load_newest(Path(resume), place.rank)
+        saved = _agreed(found, ranks) if found else {}
         built = experiments.build(settled.experiment, settled.affinity)
         try:
             with logger_context(
@@ -133,6 +135,9 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
                 config=config,
                 snapshot_mode=experiment.snapshot_mode,
                 snapshot_gap=experiment.snapshot_gap,
+                snapshot_keep=experiment.snapshot_keep,
+                snapshot_best=experiment.snapshot_best,
+                snapshot_errors=experiment.snapshot_errors,
                 resume=bool(resume),
             ) as run:
                 if not place.rank:
@@ -147,6 +152,15 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
             built.close()
     if not place.rank:
         _farewell(run.directory)
+
+
+def _agreed(found: tuple[Path, Any, Mapping[str, Any]], ranks: Ranks) -> Any:
+    """This rank's state in the newest snapshot that was whole for every rank."""
+    from rlframe.record.snapshot import load_snapshot
+
+    own, state, meta = found
+    _, oldest = min(ranks.gather((int(meta["env_steps"]), own.name)))
+    return state if oldest == own.name else load_snapshot(own.with_name(oldest), ranks.rank)[0]
 
 
 def _tell(notes: Sequence[str], facts: Mapping[str, str], directory: Path) -> None:

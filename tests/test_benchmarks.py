@@ -49,6 +49,14 @@ def test_the_costs_of_the_queue_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_cost_of_snapshots_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    found = smoke(tmp_path, "cheetah,atari,lz4", "snapshot")["groups"]
+    assert {group: len(each) for group, each in found.items()} == {"cheetah": 3, "atari": 3, "lz4": 3}
+    assert all(one["seconds"] > 0 and one["bytes"] > 0 for each in found.values() for one in each)
+
+
+@pytest.mark.slow
 def test_runners_are_measured_on_the_same_work(tmp_path: Path) -> None:
     found = smoke(tmp_path, "balanced,impala", "runners")
     assert len(found["rates"]) == 5

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -105,6 +106,8 @@ REFUSED = [
     (["model.memory_size=0"], "model.memory_size=0"),
     (["model.log_std=nan"], "model.log_std=nan"),
     (["snapshot_mode=gap"], "snapshot_gap"),
+    (["snapshot_keep=0"], "snapshot_keep=0 must be at least 1"),
+    (["snapshot_errors=continue", "world_size=2", "runner=sync_rl"], "snapshot_errors=continue needs world_size=1"),
     (["foo"], "key=value"),
     (["seed=1", "seed=2"], "given twice"),
     (["device=cuda:99"], "GPUs are visible"),
@@ -146,6 +149,27 @@ def test_resume_goes_on_from_the_snapshot_without_a_row_twice_or_missing(tmp_pat
     assert after["algo"]["progress"]["updates"] > before["algo"]["progress"]["updates"]
     optimizer = after["algo"]["optimizer"]["state"][0]
     assert optimizer["step"] > before["algo"]["optimizer"]["state"][0]["step"]
+
+
+def test_resume_takes_the_snapshot_before_a_damaged_one_and_says_so(tmp_path, caplog):
+    assert launch(tmp_path, "env=CartPole-v1") == 0
+    run = tmp_path / "run_0"
+    before, newest = list_snapshots(run / "snapshot")
+    os.truncate(newest / "arrays.safetensors", 100)
+    assert evaluate.main([str(run), "n_episodes=1"]) == 0
+    assert evaluate.main([str(newest), "n_episodes=1"]) == 1
+    assert main([f"resume={run}"]) == 0
+    told = [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+    assert len(told) == 2
+    assert all(newest.name in message and before.name in message for message in told)
+    assert (run / f"snapshot/abandoned_{newest.name}").is_dir()
+    steps = [int(row["env_steps"]) for row in rows(run)]
+    assert [step // 128 for step in steps] == [0, 1, 2]
+
+
+def test_a_metric_for_best_that_no_run_has_is_named_at_the_first_report(tmp_path, capsys):
+    assert launch(tmp_path, "env=CartPole-v1", "snapshot_mode=best", "snapshot_best=eval/return_men") == 2
+    assert "did you mean eval/return_mean" in capsys.readouterr().err
 
 
 def test_a_run_killed_after_a_row_resumes_with_the_rows_it_would_have_had(tmp_path):

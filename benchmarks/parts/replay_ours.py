@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +13,10 @@ from gymnasium import Space
 from rlframe.core import spaces
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
-from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.stepper import LocalStepper
+from rlframe.record.chunks import Chunked
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
 
 B = 8  # environments
@@ -30,18 +34,24 @@ class Filled(NamedTuple):
 def of_noise(observation: Space, action: Space, config: ReplayConfig, alpha: float = 0.0) -> ReplayBuffer[Transitions]:
     """Full of noise that never ends."""
     replay = make_replay(config, observation, action, BatchSpec(T, B), NStep(DISCOUNT), alpha=alpha)
+    for batch in islice(noise_batches(observation, action), config.size // (T * B) + 1):
+        replay.append(batch)
+    return replay
+
+
+def noise_batches(observation: Space, action: Space) -> Iterator[Samples]:
+    """Batches that go on from each other, for ever, in one memory."""
     rng = np.random.default_rng(0)
     rows = empty_rows(observation, action, T, B)
     n_frames = observation.n_frames if isinstance(observation, FrameStack) else 1
     older = noise(observation, n_frames, rng)
-    for _ in range(config.size // (T * B) + 1):
+    while True:
         new = np.concatenate([older, noise(observation, T, rng)])
         older = new[T:]
         for age in range(n_frames):
             rows.observation.reshape(T + 1, B, n_frames, *new.shape[2:])[:, :, age] = new[age : age + T + 1]
         rows.valid[...] = True
-        replay.append(as_samples(rows))
-    return replay
+        yield as_samples(rows)
 
 
 def noise(observation: Space, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -53,13 +63,20 @@ def noise(observation: Space, n: int, rng: np.random.Generator) -> np.ndarray:
 
 def of_play(game: str, size: int, compress: bool) -> Filled:
     """Full of a game played at random."""
-    envs = make_envs(EnvConfig(game, n_threads=1), B, list(range(B)))
+    config = ReplayConfig(size=size, compress=compress)
+    with closing(make_envs(EnvConfig(game, n_threads=1), B, list(range(B)))) as envs:
+        replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(DISCOUNT))
+        for batch in islice(play_batches(envs), size // (T * B) + 1):
+            replay.append(batch)
+    return Filled(replay, replay.state_dict())
+
+
+def play_batches(envs: Envs) -> Iterator[Samples]:
+    """Batches of random play, for ever, in one memory."""
     rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
     stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
     stepper.reset()
-    config = ReplayConfig(size=size, compress=compress)
-    replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(DISCOUNT))
-    for _ in range(size // (T * B) + 1):
+    while True:
         first, *steps = rows.observation, *rows.actions()
         first[0] = first[-1]
         rows.first[0], rows.action[0], rows.reward[0] = rows.first[-1], rows.action[-1], rows.reward[-1]
@@ -67,9 +84,7 @@ def of_play(game: str, size: int, compress: bool) -> Filled:
             action[...] = spaces.random_action(envs.action_space, rng, B)
             stepper.begin(t)
             stepper.finish(t)
-        replay.append(as_samples(rows))
-    envs.close()
-    return Filled(replay, replay.state_dict())
+        yield as_samples(rows)
 
 
 def as_samples(rows: Any) -> Samples:
@@ -101,7 +116,7 @@ def count_bytes(state: Any) -> int:
             return own + sum(map(count_bytes, state.values()))
         case list() | tuple():
             return sum(map(count_bytes, state))
-        case np.ndarray():
+        case np.ndarray() | Chunked():
             return state.nbytes
         case _:
             return 0

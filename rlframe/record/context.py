@@ -13,6 +13,7 @@ import pyprojroot
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
+from rlframe.record.rotation import Policy
 from rlframe.record.run import Follower, NullRun, Run, RunBase, check_directory
 
 _current: ContextVar[RunBase] = ContextVar("rlframe_run")
@@ -33,6 +34,9 @@ def logger_context(
     config: Mapping[str, Any] = _EMPTY,
     snapshot_mode: str = "last",
     snapshot_gap: int = 0,
+    snapshot_keep: int = 2,
+    snapshot_best: str = "",
+    snapshot_errors: str = "stop",
     resume: bool = False,
     console: bool = True,
 ) -> Iterator[Run | Follower]:
@@ -45,6 +49,9 @@ def logger_context(
             project around the working directory. With `resume` it may also be the run directory itself.
         config: flat and JSON-able, kept in params.json.
         snapshot_mode: none | last | all | gap | best.    snapshot_gap: env_steps, for mode gap.
+        snapshot_keep: newest ones, in modes last and best.
+        snapshot_best: metric that `best` goes by, `-metric` where lower is better; empty: the runner's score.
+        snapshot_errors: stop | continue, where the disk refuses a snapshot or a row of the log.
         resume: go on with the run that is there; the runner then calls `trim` with the step it resumes from.
         console: show progress and messages; else only the files are written.
     Raises:
@@ -55,9 +62,12 @@ def logger_context(
         with _made_current(Follower(Path(ranks.broadcast("")))) as follower:
             yield follower
         return
+    policy = Policy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
+    if ranks.world_size > 1 and snapshot_errors == "continue":
+        raise ConfigError("snapshot_errors=continue is for a run of one rank: of several, all must save or none")
     directory = _existing(log_dir, run_ID) if resume else _new(log_dir, run_ID, name)
     try:
-        run = Run(directory, config, snapshot_mode, snapshot_gap, resume, console)
+        run = Run(directory, config, policy, resume, console)
     except OSError as error:
         raise ConfigError(f"cannot write in {directory}: {error.strerror or error}; use another log_dir") from error
     try:

@@ -39,6 +39,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "replay/ratio": "rows learned from so far for each row received since learning began",
         "replay/rows": "valid rows in replay",
         "replay/forgone": "updates owed by algo.replay_ratio and given up so far, as sampling was faster (updates)",
+        "record/refused": "snapshots and rows of the log that the disk refused; the rows were written later",
         "async/staleness_mean": "updates made between the posting of the parameters that a batch was sampled with and "
         "its receipt, mean over the interval's batches (updates)",
         "async/staleness_max": "the most of those (updates)",

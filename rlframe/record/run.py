@@ -13,8 +13,9 @@ from typing import Any
 
 from rlframe.core.errors import ConfigError
 from rlframe.record.console import Console, PlainConsole, SilentConsole
+from rlframe.record.files import NotRecorded, refused
 from rlframe.record.params import append_resumed, write_params
-from rlframe.record.rotation import Rotation
+from rlframe.record.rotation import Policy, Rotation
 from rlframe.record.snapshot import Others, no_others
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
 
@@ -133,18 +134,20 @@ class Run(RunBase):
         self,
         directory: Path,
         config: Mapping[str, Any],
-        snapshot_mode: str,
-        snapshot_gap: int,
+        policy: Policy,
         resume: bool,
         console: bool,
     ) -> None:
         """Open the files in `directory`, which exists: empty, or with `resume` holding the run to go on with.
 
         Raises:
-            ConfigError: a snapshot mode that does not exist, a config that JSON cannot hold, a run that is going on.
+            ConfigError: a config that JSON cannot hold, a run that is going on.
         """
         self.directory = directory
-        self._rotation = Rotation(directory / "snapshot", snapshot_mode, snapshot_gap)
+        self._place = _place(directory)
+        self._policy, self._rotation = policy, Rotation(directory / "snapshot", policy)
+        self._row: Mapping[str, float] = {}  # the newest
+        self._n_refused = 0  # by the disk
         self._open = ExitStack()
         with ExitStack() as opened:
             opened.callback(os.close, lock_directory(directory, "a run", "run_ID or log_dir"))
@@ -166,16 +169,26 @@ class Run(RunBase):
         """Write the row to every writer and show it.
 
         Raises:
-            ValueError: it has no `env_steps`.
+            ValueError: it has no `env_steps`.    ConfigError: it has no `snapshot_best`.
+            NotRecorded: the directory is gone, or the disk refuses and the run is to stop then.
         """
         if "env_steps" not in row:
             raise ValueError(f"a row needs env_steps, got {', '.join(row)}")
         plain: dict[str, float] = {"env_steps": int(row["env_steps"])}
         for name, value in row.items():
             plain.setdefault(name, value if isinstance(value, int) else float(value))
-        for writer in self._writers:
-            writer.write(plain)
+        if self._n_refused:
+            plain["record/refused"] = self._n_refused
+        self._policy.check(plain)
+        self._check_place()
+        self._row = plain
         self._console.write(plain)
+        for writer in self._writers:
+            try:
+                writer.write(plain)
+            except OSError as error:
+                what = f"the row of env_steps {plain['env_steps']:,}"
+                self._refused(refused(what, self.directory, error), self._policy.errors == "stop")
 
     def progress(self, env_steps: int, n_steps: int) -> None:
         """Move the progress bar, at most four times a second."""
@@ -195,11 +208,34 @@ class Run(RunBase):
         final: bool = False,
         others: Others = no_others,
     ) -> Path | None:
-        """See `RunBase.snapshot` and `Rotation`."""
-        path = self._rotation.offer(state_fn, env_steps, score, updates, final, others)
+        """See `RunBase.snapshot` and `Rotation`.
+
+        Raises:
+            NotRecorded: the directory is gone, or the disk refuses and the run is to stop then, or ends anyway.
+        """
+        self._check_place()
+        score = self._policy.score(self._row, score)
+        try:
+            path = self._rotation.offer(state_fn, env_steps, score, updates, final, others)
+        except NotRecorded as error:
+            self._refused(error, final or self._policy.errors == "stop")
+            return None
         if path is not None:
             _logger.debug("snapshot %s, score %s", path.name, score)
         return path
+
+    def _refused(self, error: NotRecorded, stop: bool) -> None:
+        """Count it, and tell; the run goes on unless it is to stop."""
+        self._n_refused += 1
+        if stop:
+            raise NotRecorded(f"{error}. Make room and go on with resume={self.directory}") from error
+        _logger.warning("%s. The run goes on, as snapshot_errors=continue", error)
+
+    def _check_place(self) -> None:
+        if _place(self.directory) != self._place:
+            raise NotRecorded(
+                f"{self.directory} was deleted or moved while the run goes on: nothing can be recorded there any more"
+            )
 
     def trim(self, env_steps: int) -> None:
         """See `RunBase.trim`."""
@@ -217,7 +253,19 @@ class Run(RunBase):
 
     def close(self) -> None:
         """Close everything, also what comes after a part that fails to close; harmless when repeated."""
-        self._open.close()
+        try:
+            self._open.close()
+        except OSError as error:  # of a full disk there was word before
+            logging.getLogger("rlframe").warning("closing %s: %s", self.directory, error.strerror or error)
+
+
+def _place(directory: Path) -> tuple[int, int]:
+    """Which directory of the machine's it is; none, if it is gone."""
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return (0, 0)
+    return status.st_dev, status.st_ino
 
 
 def lock_directory(directory: Path, who: str, instead: str) -> int:
@@ -248,8 +296,17 @@ def _console(title: str) -> Console:
     return LiveConsole(title, RichConsole())
 
 
+class _DebugLog(logging.FileHandler):
+    """debug.log. A message that the disk refuses is lost: it is on the console, and rows tell that the disk is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing more where the disk refuses."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def _debug_log(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _DebugLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     return handler
 

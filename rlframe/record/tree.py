@@ -2,17 +2,22 @@
 
 None, bools, strings, ints below 2**53 and finite floats are themselves, a list is a list. The rest is an object of
 one tag: {"dict": {}}, {"pairs": [[key, value], ...]} where keys are not all strings, {"tuple": []}, {"int": "digits"},
-{"float": "nan"}, and {"tensor" | "array" | "scalar": name, "dtype": ..., "shape": [...]} for what lies in the file.
+{"float": "nan"}, {"tensor" | "array" | "scalar": name, "dtype": ..., "shape": [...]} for what lies in the file, and
+{"chunked": name} for what its reader takes piece by piece.
 Types that safetensors' NumPy side does not know (bfloat16, complex128, ...) lie there as their bytes, uint8.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-_STORED = frozenset(
+from rlframe.record.chunks import Chunked
+
+Arrays = dict[str, np.ndarray | Chunked]
+STORED = frozenset(
     [
         *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
         *("float16", "float32", "float64", "complex64"),
@@ -27,14 +32,14 @@ _TENSORS = {
         *(torch.complex64, torch.complex128),
     )
 }
-_ARRAYS = frozenset([*_STORED, "complex128"])
+_ARRAYS = frozenset([*STORED, "complex128"])
 
 
 class TreeError(Exception):
     """A tree that does not fit its arrays, or a tag that nobody writes."""
 
 
-def encode(value: Any, arrays: dict[str, np.ndarray], path: str = "state") -> Any:
+def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
     """The JSON of `value`; its arrays are put into `arrays` under their path.
 
     Raises:
@@ -47,6 +52,8 @@ def encode(value: Any, arrays: dict[str, np.ndarray], path: str = "state") -> An
             return _encode_tensor(value, arrays, path)
         case np.ndarray() | np.generic():
             return _encode_array(value, arrays, path)
+        case Chunked():
+            return {"chunked": _store(value, arrays, path)}
         case bool() | int():
             return _encode_int(value)
         case float():
@@ -69,7 +76,7 @@ def _encode_int(value: int) -> Any:
     return int(value) if abs(value) < 2**53 else {"int": str(int(value))}
 
 
-def _encode_dict(value: dict[Any, Any], arrays: dict[str, np.ndarray], path: str) -> Any:
+def _encode_dict(value: dict[Any, Any], arrays: Arrays, path: str) -> Any:
     if all(isinstance(key, str) for key in value):
         return {"dict": {str(key): encode(item, arrays, f"{path}.{key}") for key, item in value.items()}}
     for key in value:
@@ -80,12 +87,12 @@ def _encode_dict(value: dict[Any, Any], arrays: dict[str, np.ndarray], path: str
     }
 
 
-def _encode_tensor(value: torch.Tensor, arrays: dict[str, np.ndarray], path: str) -> Any:
+def _encode_tensor(value: torch.Tensor, arrays: Arrays, path: str) -> Any:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in _TENSORS or value.layout != torch.strided:
         raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, which a snapshot cannot hold")
     dense = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    stored = dense if dtype in _STORED else _bytes(dense)
+    stored = dense if dtype in STORED else _bytes(dense)
     name = _store(stored.numpy(), arrays, path)
     return {"tensor": name, "dtype": dtype, "shape": list(value.shape)}
 
@@ -95,17 +102,17 @@ def _bytes(dense: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)  # no stride to view by
 
 
-def _encode_array(value: np.ndarray | np.generic, arrays: dict[str, np.ndarray], path: str) -> Any:
+def _encode_array(value: np.ndarray | np.generic, arrays: Arrays, path: str) -> Any:
     array = np.asarray(value)
     array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
     if array.dtype.name not in _ARRAYS:
         raise TypeError(f"{path} is an array of {array.dtype}, which a snapshot cannot hold; use numbers or bools")
-    name = _store(array if array.dtype.name in _STORED else array.reshape(-1).view(np.uint8), arrays, path)
+    name = _store(array if array.dtype.name in STORED else array.reshape(-1).view(np.uint8), arrays, path)
     tag = "scalar" if isinstance(value, np.generic) else "array"
     return {tag: name, "dtype": array.dtype.name, "shape": list(array.shape)}
 
 
-def _store(array: np.ndarray, arrays: dict[str, np.ndarray], path: str) -> str:
+def _store(array: np.ndarray | Chunked, arrays: Arrays, path: str) -> str:
     name, n = path, 0
     while name in arrays:  # {1: ..., "1": ...} have one path
         n += 1
@@ -114,8 +121,8 @@ def _store(array: np.ndarray, arrays: dict[str, np.ndarray], path: str) -> str:
     return name
 
 
-def decode(node: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """The inverse of `encode`; tensors on the CPU.
+def decode(node: Any, arrays: Mapping[str, np.ndarray | Chunked]) -> Any:
+    """The inverse of `encode`; tensors on the CPU. What was Chunked is so again, or an array if it is small.
 
     Raises:
         TreeError: a tag, dtype or name that does not exist, or an array of another shape.
@@ -136,11 +143,13 @@ def decode(node: Any, arrays: dict[str, np.ndarray]) -> Any:
         case {"float": str() as text}:
             return _number(float, text)
         case {"tensor": str() as name, "dtype": str() as dtype, "shape": list() as shape}:
-            return _decode_tensor(_fetch(arrays, name), dtype, shape)
+            return _decode_tensor(_fetch(arrays, name, shape), dtype, shape)
         case {"array": str() as name, "dtype": str() as dtype, "shape": list() as shape}:
-            return _decode_array(_fetch(arrays, name), dtype, shape)
+            return _decode_array(_fetch(arrays, name, shape), dtype, shape)
         case {"scalar": str() as name, "dtype": str() as dtype, "shape": []}:
-            return _decode_array(_fetch(arrays, name), dtype, [])[()]
+            return _decode_array(_fetch(arrays, name, []), dtype, [])[()]
+        case {"chunked": str() as name}:
+            return _named(arrays, name)
         case _:
             raise TreeError(f"unknown entry {str(node)[:80]}")
 
@@ -152,17 +161,29 @@ def _number(kind: type[int] | type[float], text: str) -> int | float:
         raise TreeError(str(error)) from None
 
 
-def _decode_pairs(pairs: list[Any], arrays: dict[str, np.ndarray]) -> dict[Any, Any]:
+def _decode_pairs(pairs: list[Any], arrays: Mapping[str, np.ndarray | Chunked]) -> dict[Any, Any]:
     try:
         return {decode(key, arrays): decode(item, arrays) for key, item in pairs}
     except (TypeError, ValueError) as error:
         raise TreeError(f"pairs are not keys and values: {error}") from None
 
 
-def _fetch(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+def _named(arrays: Mapping[str, np.ndarray | Chunked], name: str) -> np.ndarray | Chunked:
     if name not in arrays:
         raise TreeError(f"there is no array {name!r}")
     return arrays[name]
+
+
+def _fetch(arrays: Mapping[str, np.ndarray | Chunked], name: str, shape: list[int]) -> np.ndarray:
+    """All of an array; one that lay in pieces was flat."""
+    found = _named(arrays, name)
+    if isinstance(found, np.ndarray):
+        return found
+    flat = found.whole()
+    try:
+        return flat.reshape(shape)
+    except (ValueError, TypeError):
+        return flat  # as bytes lie, of a type that is not stored as it is
 
 
 def _decode_tensor(array: np.ndarray, dtype: str, shape: list[int]) -> torch.Tensor:
@@ -170,7 +191,7 @@ def _decode_tensor(array: np.ndarray, dtype: str, shape: list[int]) -> torch.Ten
         raise TreeError(f"unknown dtype {dtype!r}")
     tensor = torch.from_numpy(array)
     try:
-        if dtype not in _STORED:
+        if dtype not in STORED:
             empty = torch.empty(0, dtype=_TENSORS[dtype])
             return (tensor.view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
     except (RuntimeError, TypeError) as error:
@@ -183,7 +204,7 @@ def _decode_array(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray
     if dtype not in _ARRAYS:
         raise TreeError(f"unknown dtype {dtype!r}")
     try:
-        if dtype not in _STORED:
+        if dtype not in STORED:
             return array.view(dtype).reshape(shape)
     except (ValueError, TypeError) as error:
         raise TreeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None

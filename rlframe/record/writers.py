@@ -1,6 +1,7 @@
 """The files a row of metrics goes to: progress.csv and TensorBoard's event files."""
 
 import csv
+import errno
 import io
 import math
 import os
@@ -34,38 +35,57 @@ class CsvWriter(Writer):
         """Goes on with the file that is there; a last line that a crash has torn is dropped."""
         self._path = path
         self._columns: list[str] = []
+        self._waiting: list[dict[str, str]] = []  # rows that the disk has refused, and the newest
         if path.exists():
-            self._columns, rows = read_csv(path)
-            self._replace(rows)
+            self._replace(*read_csv(path))
         self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """One line in one write. A new name rewrites the file with one more column, empty in the rows before."""
-        if new := [name for name in row if name not in self._columns]:
-            rows = read_csv(self._path)[1]
-            self._columns += new
-            self._replace(rows)
+        """One line in one write. A new name rewrites the file with one more column, empty in the rows before.
+
+        A row that the disk refuses is kept, and written before the next.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._waiting.append({name: _cell(value) for name, value in row.items()})
+        columns = list(dict.fromkeys([*self._columns, *(name for each in self._waiting for name in each)]))
+        if columns != self._columns:
+            self._replace(columns, read_csv(self._path)[1] + self._waiting)
             self._reopen()
-        line = _line(_cell(row[name]) if name in row else "" for name in self._columns)
+        else:
+            self._append(b"".join(self._line(each) for each in self._waiting))
+        self._waiting.clear()
+
+    def _append(self, lines: bytes) -> None:
         size = os.fstat(self._file.fileno()).st_size
-        if self._file.write(line) != len(line):
+        n_written = self._file.write(lines)
+        if n_written != len(lines):
             self._file.truncate(size)
-            raise OSError(f"{self._path}: the disk took only a part of a line of {len(line)} bytes; is it full?")
+            raise OSError(errno.ENOSPC, f"{self._path}: the disk took {n_written} of {len(lines)} bytes; is it full?")
 
     def trim(self, env_steps: int) -> None:
         """Drop the rows after `env_steps`, and those whose step is unreadable."""
-        rows = read_csv(self._path)[1]
-        self._replace([row for row in rows if _step(row) <= env_steps])
+        columns, rows = read_csv(self._path)
+        self._replace(columns, [row for row in rows if _step(row) <= env_steps])
         self._reopen()
 
-    def _replace(self, rows: list[dict[str, str]]) -> None:
+    def _replace(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         temporary = self._path.with_name(f".{self._path.name}.new")
-        lines = [_line(row.get(name, "") for name in self._columns) for row in rows]
-        with temporary.open("wb") as file:
-            file.write(b"".join([_line(self._columns), *lines] if self._columns else []))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        lines = [_line(columns), *(_line(row.get(name, "") for name in columns) for row in rows)] if columns else []
+        try:
+            with temporary.open("wb") as file:
+                file.write(b"".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._columns = columns
+
+    def _line(self, row: Mapping[str, str]) -> bytes:
+        return _line(row.get(name, "") for name in self._columns)
 
     def _reopen(self) -> None:
         self._file.close()

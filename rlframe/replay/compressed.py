@@ -10,9 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from rlframe.core.spaces import FrameStack
+from rlframe.record.chunks import Chunked, by_rows
 from rlframe.replay.memory import Memory
 from rlframe.replay.observations import At, Kept, check_stacks
 from rlframe.replay.ring import Ring
+
+_TOGETHER = 4096  # blocks of a piece in a snapshot
 
 
 class CompressedFrames(Kept):
@@ -29,6 +32,7 @@ class CompressedFrames(Kept):
         self._frame = (space.shape[0] // self._n, *space.shape[1:])  # [channels, H, W]
         self._block = np.zeros((self._n + 1, *self._frame), np.uint8)  # to compress
         self._blocks: list[bytes] = [b""] * ring.n_slots
+        self._known = [""] * -(-ring.n_slots // _TOGETHER)  # see Chunked.digests; forgotten where a block is new
 
     def begin(self, time: int, row: np.ndarray) -> None:
         for env, stack in enumerate(row.reshape(-1, self._n, *self._frame)):
@@ -46,6 +50,7 @@ class CompressedFrames(Kept):
         self._block[:-1], self._block[-1] = stack, newest
         slot = time % self._ring.L * self._ring.B + env
         self._blocks[slot] = lz4.block.compress(self._block, store_size=False)
+        self._known[slot // _TOGETHER] = ""
 
     def read(self, at: At) -> Tensor:
         frames = self._decompress(at.slots)[:, :-1]
@@ -63,13 +68,27 @@ class CompressedFrames(Kept):
         return self._memory.send(np.frombuffer(joined, np.uint8).reshape(-1, *self._block.shape))
 
     def state_dict(self, n_used: int) -> dict[str, Any]:
-        blocks = self._blocks[: n_used * self._ring.B]
-        return {
-            "length": np.array([len(block) for block in blocks], np.int64),
-            "bytes": np.frombuffer(bytearray().join(blocks), np.uint8),
-        }
+        length = np.fromiter(map(len, self._blocks[: n_used * self._ring.B]), np.int64)
+        return {"length": length, "bytes": self._held(length)}
+
+    def _held(self, length: np.ndarray) -> Chunked:
+        """The blocks one after another, in pieces of as many blocks each."""
+        counts = [int(length[start : start + _TOGETHER].sum()) for start in range(0, len(length), _TOGETHER)]
+
+        def read(i: int) -> np.ndarray:
+            end = min(len(length), (i + 1) * _TOGETHER)
+            return np.frombuffer(bytearray().join(self._blocks[i * _TOGETHER : end]), np.uint8)
+
+        return Chunked(np.dtype(np.uint8), (), counts, read, self._known)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        ends = np.cumsum(state["length"]).tolist()
-        for slot, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            self._blocks[slot] = state["bytes"][start:end].tobytes()
+        slot, length = 0, state["length"].tolist()
+        for _, piece in by_rows(state["bytes"]):  # whole blocks each
+            data, start = piece.tobytes(), 0
+            while start < len(data):
+                self._blocks[slot] = data[start : start + length[slot]]
+                start, slot = start + length[slot], slot + 1
+        self._known[:] = [""] * len(self._known)
+        held = self._held(state["length"])
+        if isinstance(state["bytes"], Chunked) and state["bytes"].counts == held.counts:
+            self._known[: len(held.counts)] = state["bytes"].digests[: len(held.counts)]

@@ -17,7 +17,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from rlframe.replay.ring import spans, write_rows
+from rlframe.record.chunks import Chunked, Digests, by_rows
+from rlframe.replay.ring import spans
 
 
 class Column(ABC):
@@ -35,12 +36,12 @@ class Column(ABC):
         """A copy [*slots, ...] of the slots that `Memory.locate` located, on the learner's device."""
 
     @abstractmethod
-    def held(self, n_used: int) -> np.ndarray:
-        """The first n_used time steps [n_used, B, ...]: a view where they are in memory."""
+    def held(self, n_used: int) -> Chunked:
+        """The first n_used time steps [n_used, B, ...], valid until the next `write`."""
 
     @abstractmethod
-    def load(self, values: np.ndarray) -> None:
-        """Set the first time steps to what `held` gave."""
+    def load(self, saved: np.ndarray | Chunked) -> None:
+        """Set the first time steps to what `held` gave; an array is from before there were pieces, or a small one."""
 
 
 class Memory(ABC):
@@ -80,18 +81,24 @@ class ArrayColumn(Column):
         lead = (B, L) if by_env else (L, B)
         grid = slots[: L * B].reshape(*lead, *slots.shape[1:])
         self._grid = grid.swapaxes(0, 1) if by_env else grid
+        self._digests = Digests(L, self._grid[:1].nbytes)
 
     def write(self, time: int, values: np.ndarray) -> None:
-        write_rows(self._grid, time, values)
+        for places, part in spans(time, len(values), len(self._grid)):
+            self._grid[places] = values[part]
+            self._digests.forget(places)
 
     def take(self, at: Any) -> Tensor:
         return self._memory.send(self._slots.take(at, axis=0))
 
-    def held(self, n_used: int) -> np.ndarray:
-        return self._grid[:n_used]
+    def held(self, n_used: int) -> Chunked:
+        grid = self._grid
+        return self._digests.chunked(grid.dtype, grid.shape[1:], n_used, lambda rows: np.ascontiguousarray(grid[rows]))
 
-    def load(self, values: np.ndarray) -> None:
-        self._grid[: len(values)] = values
+    def load(self, saved: np.ndarray | Chunked) -> None:
+        for rows, values in by_rows(saved):
+            self._grid[rows] = values
+        self._digests.take_over(saved)
 
 
 class TensorColumn(Column):
@@ -103,20 +110,28 @@ class TensorColumn(Column):
         lead = (B, L) if by_env else (L, B)
         grid = slots[: L * B].view(*lead, *slots.shape[1:])
         self._grid = grid.transpose(0, 1) if by_env else grid
+        self._digests = Digests(L, self._grid[:1].nbytes)
 
     def write(self, time: int, values: np.ndarray) -> None:
         tensor = torch.from_numpy(values)
         for places, part in spans(time, len(values), len(self._grid)):
             self._grid[places].copy_(tensor[part])
+            self._digests.forget(places)
 
     def take(self, at: Any) -> Tensor:
         return self._slots.index_select(0, at.reshape(-1)).view(*at.shape, *self._slots.shape[1:])
 
-    def held(self, n_used: int) -> np.ndarray:
-        return self._grid[:n_used].cpu().numpy()
+    def held(self, n_used: int) -> Chunked:
+        grid = self._grid
+        dtype = grid[:0].cpu().numpy().dtype
+        return self._digests.chunked(
+            dtype, tuple(grid.shape[1:]), n_used, lambda rows: grid[rows].contiguous().cpu().numpy()
+        )
 
-    def load(self, values: np.ndarray) -> None:
-        self._grid[: len(values)].copy_(torch.from_numpy(values))
+    def load(self, saved: np.ndarray | Chunked) -> None:
+        for rows, values in by_rows(saved):
+            self._grid[rows].copy_(torch.from_numpy(values))
+        self._digests.take_over(saved)
 
 
 class HostMemory(Memory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,12 +17,13 @@ from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.record.metrics import over_ranks
-from rlframe.record.snapshot import Part, write_part
+from rlframe.record.snapshot import NotRecorded, Part, write_part
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import summarize
 from rlframe.system.memory import resident_bytes
 from rlframe.system.signals import stop_request
 
+_logger = logging.getLogger("rlframe")
 _RECENT_EPISODES = 100  # that episode/return_mean is over
 
 
@@ -102,7 +104,7 @@ class Runner(ABC):
             except BaseException as error:
                 self._check_parameters(error)
                 if self.ranks.world_size == 1:  # others are elsewhere, and what they hold is part of a snapshot
-                    self.save()
+                    self._try_to_save()
                 raise
             self._check_parameters()
             self.save()
@@ -175,6 +177,13 @@ class Runner(ABC):
     def save(self) -> None:
         """Snapshot what was learned since the last report."""
         self._snapshot(final=True)
+
+    def _try_to_save(self) -> None:
+        """Where an error ends the run, that is what it is told of, also where the disk refuses."""
+        try:
+            self.save()
+        except NotRecorded as refused:
+            _logger.warning("%s", refused)
 
     def _snapshot(self, final: bool) -> None:
         run, updates = current_run(), self.algo.progress.updates

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlframe.core.struct import as_numpy
+from rlframe.record.chunks import Chunked
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from tests.algos.resumed import CASES, HALF, WHOLE, train
 from tests.processes import DEADLINE_S
@@ -37,6 +38,8 @@ def same(one: Any, other: Any, path: str) -> int:
     if isinstance(one, list | tuple):
         assert len(one) == len(other), path
         return sum(same(a, b, f"{path}/{i}") for i, (a, b) in enumerate(zip(one, other, strict=True)))
+    if isinstance(one, Chunked):
+        one, other = one.whole(), other.whole()
     if hasattr(one, "shape"):
         np.testing.assert_array_equal(as_numpy(one), as_numpy(other), err_msg=path)
         return 1

@@ -156,7 +156,7 @@ def test_an_exception_is_noted_goes_on_and_closes_everything(tmp_path: Path) -> 
 
 
 def test_a_writer_that_cannot_close_does_not_keep_the_others_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(writer: TensorBoardWriter) -> None:
         writer._records.close()
@@ -164,8 +164,9 @@ def test_a_writer_that_cannot_close_does_not_keep_the_others_open(
 
     handlers, open_before = list(LOGGER.handlers), psutil.Process().num_fds()
     monkeypatch.setattr(TensorBoardWriter, "close", broken)
-    with pytest.raises(OSError, match="disk gone"), logger_context(tmp_path, console=False):
+    with logger_context(tmp_path, console=False):
         pass
+    assert "disk gone" in caplog.text
     assert handlers == LOGGER.handlers
     assert psutil.Process().num_fds() == open_before
 

@@ -2,11 +2,13 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.record.rotation import Rotation
+from rlframe.record import logger_context
+from rlframe.record.rotation import Policy, Rotation
 from rlframe.record.snapshot import load_snapshot
 
 
@@ -23,7 +25,7 @@ def target(directory: Path, link: str) -> int:
 
 
 def test_none_writes_nothing_and_asks_for_no_state(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path / "snapshot", "none", 0)
+    rotation = Rotation(tmp_path / "snapshot", Policy("none", keep=1))
 
     def forbidden() -> dict[str, int]:
         raise AssertionError("the state was asked for")
@@ -33,14 +35,14 @@ def test_none_writes_nothing_and_asks_for_no_state(tmp_path: Path) -> None:
 
 
 def test_last_keeps_only_the_newest(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "last", 0)
+    rotation = Rotation(tmp_path, Policy("last", keep=1))
     assert [offered(rotation, step) for step in (10, 20, 30)] == [True] * 3
     assert kept(tmp_path) == [30]
     assert target(tmp_path, "last") == 30
 
 
 def test_all_keeps_every_one_and_marks_the_best(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "all", 0)
+    rotation = Rotation(tmp_path, Policy("all", keep=1))
     for step, score in ((10, 1.0), (20, 3.0), (30, 2.0)):
         offered(rotation, step, score)
     assert kept(tmp_path) == [10, 20, 30]
@@ -48,7 +50,7 @@ def test_all_keeps_every_one_and_marks_the_best(tmp_path: Path) -> None:
 
 
 def test_gap_writes_when_enough_steps_have_passed_and_at_the_end(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "gap", 100)
+    rotation = Rotation(tmp_path, Policy("gap", 100))
     written = [step for step in (40, 99, 100, 150, 199, 260) if offered(rotation, step)]
     assert written == [100, 260]
     assert offered(rotation, 300, final=True)
@@ -56,7 +58,7 @@ def test_gap_writes_when_enough_steps_have_passed_and_at_the_end(tmp_path: Path)
 
 
 def test_best_keeps_the_newest_and_the_highest_score(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "best", 0)
+    rotation = Rotation(tmp_path, Policy("best", keep=1))
     for step, score in ((10, 5.0), (20, 7.0), (30, 7.0), (40, math.nan)):
         offered(rotation, step, score)
     assert kept(tmp_path) == [20, 40]
@@ -64,37 +66,37 @@ def test_best_keeps_the_newest_and_the_highest_score(tmp_path: Path) -> None:
 
 
 def test_nan_is_never_best(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, "best", 0), 10, math.nan)
+    offered(Rotation(tmp_path, Policy("best", keep=1)), 10, math.nan)
     assert not (tmp_path / "best").exists()
     assert load_snapshot(tmp_path)[1]["score"] is None
 
 
 def test_the_best_score_is_remembered_over_a_resume(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, "best", 0), 10, 5.0)
-    resumed = Rotation(tmp_path, "best", 0)
+    offered(Rotation(tmp_path, Policy("best", keep=1)), 10, 5.0)
+    resumed = Rotation(tmp_path, Policy("best", keep=1))
     offered(resumed, 20, 4.0)
     assert target(tmp_path, "best") == 10
 
 
 def test_a_gap_is_counted_from_the_snapshot_resumed_from(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, "gap", 100), 100)
-    assert not offered(Rotation(tmp_path, "gap", 100), 150)
+    offered(Rotation(tmp_path, Policy("gap", 100)), 100)
+    assert not offered(Rotation(tmp_path, Policy("gap", 100)), 150)
 
 
 def test_a_final_snapshot_that_stands_already_is_not_written_again(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "last", 0)
+    rotation = Rotation(tmp_path, Policy("last", keep=1))
     path = rotation.offer(lambda: {"n": 1}, 10, 1.0, 0, False)
     assert rotation.offer(lambda: {"n": 2}, 10, 1.0, 0, True) == path
 
 
 def test_mode_last_after_mode_best_leaves_no_dangling_link(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, "best", 0), 10, 5.0)
-    offered(Rotation(tmp_path, "last", 0), 20, 4.0)
+    offered(Rotation(tmp_path, Policy("best", keep=1)), 10, 5.0)
+    offered(Rotation(tmp_path, Policy("last", keep=1)), 20, 4.0)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["last", "step_000000000020"]
 
 
 def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "all", 0)
+    rotation = Rotation(tmp_path, Policy("all", keep=1))
     for step, score in ((10, 2.0), (20, 1.0), (30, 9.0)):
         offered(rotation, step, score)
     rotation.trim(20)
@@ -107,7 +109,7 @@ def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> 
 
 
 def test_trimming_to_the_newest_changes_nothing(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, "best", 0)
+    rotation = Rotation(tmp_path, Policy("best", keep=1))
     offered(rotation, 10, 1.0)
     before = sorted(entry.name for entry in tmp_path.iterdir())
     rotation.trim(10)
@@ -116,6 +118,81 @@ def test_trimming_to_the_newest_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_mistyped_mode_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean best"):
-        Rotation(tmp_path, "bets", 0)
+        Rotation(tmp_path, Policy("bets", keep=1))
     with pytest.raises(ConfigError, match="snapshot_gap=-1"):
-        Rotation(tmp_path, "gap", -1)
+        Rotation(tmp_path, Policy("gap", -1))
+
+
+def test_the_ones_before_stay_as_many_as_asked(tmp_path: Path) -> None:
+    rotation = Rotation(tmp_path, Policy(keep=3))
+    for step in (10, 20, 30, 40):
+        offered(rotation, step)
+    assert kept(tmp_path) == [20, 30, 40]
+
+
+def test_by_default_the_one_before_stays(tmp_path: Path) -> None:
+    rotation = Rotation(tmp_path, Policy())
+    for step in (10, 20, 30):
+        offered(rotation, step)
+    assert kept(tmp_path) == [20, 30]
+
+
+def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
+    rotation = Rotation(tmp_path, Policy("best", keep=2))
+    for step, score in ((10, 9.0), (20, 1.0), (30, 2.0), (40, 3.0)):
+        offered(rotation, step, score)
+    assert kept(tmp_path) == [10, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [("keep", 0, "snapshot_keep=0"), ("errors", "ignore", "snapshot_errors='ignore' is not one of stop, continue")],
+)
+def test_a_policy_that_cannot_be_is_refused(field: str, value: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Policy(**{field: value})
+
+
+def test_best_goes_by_any_metric_and_lower_may_be_better(tmp_path: Path) -> None:
+    for number, (best, steps) in enumerate((("algo/loss", 20), ("-algo/loss", 30), ("", 10))):
+        with logger_context(tmp_path, number, snapshot_mode="best", snapshot_best=best, console=False) as run:
+            for step, loss, score in ((10, 2.0, 9.0), (20, 3.0, 1.0), (30, 1.0, 1.0)):
+                run.log({"env_steps": step, "algo/loss": loss})
+                run.snapshot(dict, step, score)
+        assert target(tmp_path / f"run_{number}/snapshot", "best") == steps
+
+
+def test_a_score_by_another_metric_is_no_rival(tmp_path: Path) -> None:
+    offered(Rotation(tmp_path, Policy("best", best="algo/loss")), 10, 100.0)
+    resumed = Rotation(tmp_path, Policy("best", best="eval/return_mean"))
+    offered(resumed, 20, 5.0)
+    assert target(tmp_path, "best") == 20
+
+
+@pytest.mark.parametrize(
+    ("best", "row", "match"),
+    [
+        ("eval/return_men", {"eval/return_mean": 1.0}, "did you mean eval/return_mean"),
+        ("-eval/return_mean", {"episode/count": 3}, "this run has no metric 'eval/return_mean'"),
+        ("algo/looss", {"updates": 3, "algo/loss": 1.0}, "did you mean algo/loss"),
+    ],
+)
+def test_an_unknown_metric_is_named_at_the_first_report(
+    best: str, row: dict[str, float], match: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=match),
+        logger_context(tmp_path, snapshot_mode="best", snapshot_best=best, console=False) as run,
+    ):
+        run.log({"env_steps": 0, **row})
+
+
+@pytest.mark.parametrize("best", ["episode/return_mean", "algo/loss", "algo/of_my_own", "-env/crashes"])
+def test_a_metric_that_comes_later_is_waited_for(best: str, tmp_path: Path) -> None:
+    with logger_context(tmp_path, snapshot_mode="best", snapshot_best=best, console=False) as run:
+        run.log({"env_steps": 0, "updates": 0})
+        assert run.snapshot(dict, 0) is not None
+        assert not (run.directory / "snapshot/best").exists()
+        run.log({"env_steps": 9, "updates": 1, best.removeprefix("-"): 1.0})
+        run.snapshot(dict, 9)
+        assert target(run.directory / "snapshot", "best") == 9

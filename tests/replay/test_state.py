@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlframe.core.struct import leaves
-from rlframe.record.tree import decode, encode
+from rlframe.record import chunks, parts
+from rlframe.record.chunks import Chunked
+from rlframe.record.files import as_bytes
+from rlframe.record.snapshot import load_snapshot, save_snapshot
+from rlframe.record.tree import Arrays, encode
 from rlframe.replay import NStep, Whole
 from tests.replay.history import History
 from tests.replay.made import replay_for, same
 
+Saved = Callable[[Any], Any]
 PLANS = [NStep(0.5), NStep(0.5, 3), Whole(5)]
 
 
-def saved(state: Any) -> Any:
-    """As a snapshot gives it back."""
-    arrays: dict[str, np.ndarray] = {}
-    tree = encode(state, arrays)
-    return decode(tree, {name: array.copy() for name, array in arrays.items()})
+@pytest.fixture(autouse=True)
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small arrays of these tests are kept as large ones are."""
+    monkeypatch.setattr(parts, "LARGE_BYTES", 8)
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 64)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[[Any], Any]:
+    """A state as a snapshot gives it back."""
+    return lambda state: load_snapshot(save_snapshot(tmp_path, state, {"env_steps": 0}))[0]
 
 
 @pytest.mark.parametrize("n_batches", [2, 9], ids=["part", "full"])
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 @pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
-def test_the_same_is_drawn_after_loading(plan: Any, alpha: float, config: dict[str, Any], n_batches: int) -> None:
+def test_the_same_is_drawn_after_loading(
+    plan: Any, alpha: float, config: dict[str, Any], n_batches: int, saved: Saved
+) -> None:
     history, rng = History(2, "both"), np.random.default_rng(0)
     one = replay_for(history, plan, L=26, config=config, alpha=alpha, previous=True)
     for _ in range(n_batches):
@@ -48,7 +66,7 @@ def test_the_same_is_drawn_after_loading(plan: Any, alpha: float, config: dict[s
         assert one.newest().tolist() == other.newest().tolist()
 
 
-def test_after_a_resume_episodes_begin_anew_and_what_ran_is_truncated() -> None:
+def test_after_a_resume_episodes_begin_anew_and_what_ran_is_truncated(saved: Saved) -> None:
     history = History(2, ends=0.0)
     replay = replay_for(history, NStep(0.5, 2))
     replay.append(history.batch(4))
@@ -82,3 +100,69 @@ def test_only_what_is_filled_is_saved() -> None:
     replay = replay_for(history, L=4_000)
     replay.append(history.batch(4))
     assert max(x.nbytes for x in leaves(replay.state_dict()["storage"]["observation"][0])) == 5 * 2 * 12
+
+
+def pieces(snapshot: Path) -> dict[str, int]:
+    """The files of large arrays, and which of the disk's they are."""
+    return {file.name: file.stat().st_ino for file in (snapshot / "chunks").iterdir()}
+
+
+def chunked_of(state: Any) -> list[Chunked]:
+    arrays: Arrays = {}
+    encode(state, arrays)
+    return [array for array in arrays.values() if isinstance(array, Chunked)]
+
+
+@pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
+@pytest.mark.parametrize("plan", [NStep(0.5, 3), Whole(5)], ids=str)
+def test_what_is_noted_of_a_piece_holds_whatever_is_written(
+    plan: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlframe.replay.compressed._TOGETHER", 8)
+    history, rng, n_kept = History(2, "both"), np.random.default_rng(1), 0
+    replay = replay_for(history, plan, L=40, config=config, alpha=0.6, previous=True)
+    for number in range(40):
+        for _ in range(rng.integers(4)):
+            replay.append(History(2, "both", seed=number).batch(4) if rng.random() < 0.2 else history.batch(4))
+        for array in chunked_of(replay.state_dict()):
+            for i in range(len(array.counts)):
+                digest = hashlib.sha256(as_bytes(array.read(i))).hexdigest()
+                assert array.digests[i] in ("", digest)
+                n_kept += bool(array.digests[i])
+                array.digests[i] = digest
+    assert n_kept > 200
+
+
+@pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "disk"}], ids=str)
+def test_a_snapshot_writes_only_what_is_new_also_in_the_process_that_goes_on(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 256)
+    if "compress" in config:
+        monkeypatch.setattr("rlframe.replay.compressed._TOGETHER", 16)
+    history = History(2, "frames")
+    replay = replay_for(history, L=800, config=config)
+    for _ in range(201):
+        replay.append(history.batch(4))
+    first = pieces(save_snapshot(tmp_path, replay.state_dict(), {"env_steps": 1}))
+    resumed = replay_for(history, L=800, config=config)
+    resumed.load_state_dict(load_snapshot(tmp_path)[0])
+    for step, buffer in ((2, replay), (3, resumed)):
+        buffer.append(history.batch(4))
+        now = pieces(save_snapshot(tmp_path, buffer.state_dict(), {"env_steps": step}))
+        assert len(now) > 50
+        assert len(set(now.values()) - set(first.values())) < len(now) / 3
+        first = {**first, **now}
+
+
+def test_what_was_not_written_to_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(2)
+    replay = replay_for(history, L=400)
+    for _ in range(100):
+        replay.append(history.batch(4))
+    save_snapshot(tmp_path, replay.state_dict(), {"env_steps": 1})
+    replay.append(history.batch(4))
+    column = replay.state_dict()["storage"]["observation"][0]["rows"]
+    known = [bool(digest) for digest in column.digests[: len(column.counts)]]
+    assert known.count(False) <= 3
+    assert len(known) > 100

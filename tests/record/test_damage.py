@@ -1,0 +1,205 @@
+"""Damaged snapshots give way to the one before, and hostile ones are refused before memory is taken."""
+
+import hashlib
+import json
+import logging
+import os
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from rlframe.record import parts
+from rlframe.record.chunks import Chunked
+from rlframe.record.manifest import self_hash
+from rlframe.record.snapshot import SnapshotError, load_newest, load_snapshot, read_meta, save_snapshot
+
+N = 400_000  # float32: larger than parts.LARGE_BYTES
+
+
+def run_of_two(directory: Path) -> tuple[Path, Path]:
+    """A run's two snapshots, of one small and one large array each."""
+    return tuple(  # type: ignore[return-value]
+        save_snapshot(
+            directory / "snapshot",
+            {"agent": {"n": n, "small": torch.full((3,), float(n))}, "replay": np.full(N, n, np.float32)},
+            {"env_steps": n},
+        )
+        for n in (1, 2)
+    )
+
+
+def files_of(snapshot: Path) -> list[Path]:
+    return sorted(file for file in snapshot.rglob("*") if file.is_file())
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize("which", range(3))  # arrays, a piece, the manifest
+def test_the_one_before_is_used_and_both_are_named(
+    damage: Any, which: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, newest = run_of_two(tmp_path)
+    file = files_of(newest)[which]
+    damage(file)
+    with caplog.at_level(logging.WARNING, "rlframe"):
+        found, state, meta = load_newest(tmp_path)
+    assert (found, state["agent"]["n"], meta["env_steps"], state["replay"][0]) == (before, 1, 1, 1.0)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert all(word in message for word in (newest.name, before.name, str(file)))
+
+
+@pytest.mark.parametrize("name", ["", "snapshot/last", "snapshot/step_000000000002"])
+def test_a_damaged_snapshot_that_is_named_is_an_error(name: str, tmp_path: Path) -> None:
+    for snapshot in run_of_two(tmp_path):
+        if name or snapshot.name.endswith("2"):
+            cut(snapshot / "arrays.safetensors")
+    if name:
+        with pytest.raises(SnapshotError, match=r"step_000000000002/arrays\.safetensors has .* bytes"):
+            load_newest(tmp_path / name)
+    else:
+        assert load_newest(tmp_path)[2]["env_steps"] == 1
+
+
+def test_where_none_is_whole_the_newest_is_named(tmp_path: Path) -> None:
+    for snapshot in run_of_two(tmp_path):
+        flip(snapshot / "arrays.safetensors")
+    with pytest.raises(SnapshotError, match="step_000000000002/arrays"):
+        load_newest(tmp_path)
+
+
+def test_the_agent_is_read_without_the_rest(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    for piece in (newest / "chunks").iterdir():
+        piece.unlink()
+    state, meta = load_snapshot(tmp_path, of="agent")
+    assert (state["n"], state["small"].tolist(), meta["env_steps"]) == (2, [2.0] * 3, 2)
+    with pytest.raises(SnapshotError, match="does not describe a state with 'policy'"):
+        load_snapshot(tmp_path, of="policy")
+
+
+def test_a_future_format_is_refused_by_name_and_not_passed_over(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    rewrite(newest, format=102)
+    with pytest.raises(SnapshotError, match=r"step_000000000002/manifest\.json has format 102"):
+        load_newest(tmp_path)
+
+
+def rewrite(snapshot: Path, large: dict[str, Any] | None = None, **changes: Any) -> None:
+    """A manifest as an attacker writes it, with a hash that fits; `large`: of the only large array."""
+    manifest = json.loads((snapshot / "manifest.json").read_text()) | changes
+    for facts in manifest["ranks"][0]["large"].values():
+        facts |= large or {}
+    manifest["sha256"] = self_hash(manifest)
+    (snapshot / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"pieces": [["../../secret", 4 * N]]},
+        {"pieces": [["0" * 63 + "/", 4 * N]]},
+        {"pieces": [["0" * 64, -4]]},
+        {"pieces": [["0" * 64, 2**40]], "shape": [2**38]},
+        {"pieces": [["0" * 64]]},
+        {"pieces": {}},
+        {"shape": [N, 0]},
+        {"shape": [N + 1]},
+        {"shape": []},
+        {"shape": [-1, -N]},
+        {"dtype": "object"},
+        {"dtype": "float64"},
+    ],
+)
+def test_a_large_array_that_cannot_be_is_refused_by_the_manifest_alone(large: dict[str, Any], tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    rewrite(newest, large)
+    with pytest.raises(SnapshotError, match=r"manifest\.json does not say how the array 'state\.replay' lies"):
+        load_snapshot(newest)
+
+
+def test_a_piece_repeated_beyond_memory_is_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = run_of_two(tmp_path)[1]
+    (piece,) = (newest / "chunks").iterdir()
+    rewrite(newest, {"pieces": [[piece.name, 4 * N]] * 1_000, "shape": [N * 1_000]})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    with pytest.raises(SnapshotError, match=r"needs 1,600,000,000 bytes of memory, 1,000,000,000 are free"):
+        load_snapshot(newest)
+
+
+def test_a_huge_file_of_holes_takes_no_memory(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    os.truncate(newest / "arrays.safetensors", 2**42)
+    tracemalloc.start()
+    with pytest.raises(SnapshotError, match="its manifest says"):
+        load_snapshot(newest)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda piece: piece.symlink_to(piece.parents[3] / "elsewhere")])
+def test_only_plain_files_are_read(put: Any, tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    (piece,) = (newest / "chunks").iterdir()
+    piece.rename(tmp_path / "elsewhere")
+    put(piece)
+    with pytest.raises(SnapshotError, match=f"{piece} is not a plain file"):
+        load_snapshot(newest)
+
+
+def test_a_folder_of_pieces_elsewhere_is_refused(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    (newest / "chunks").rename(tmp_path / "elsewhere")
+    (newest / "chunks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SnapshotError, match="not a plain folder"):
+        load_snapshot(newest)
+
+
+def test_a_symlink_named_as_a_snapshot_is_none(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    newest.rename(tmp_path / "elsewhere")
+    newest.symlink_to(tmp_path / "elsewhere")
+    assert load_newest(tmp_path)[2]["env_steps"] == 1
+
+
+def test_a_piece_cut_off_after_it_was_checked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LARGE_BYTES", 8)
+    array = Chunked(np.dtype(np.float32), (), [100], lambda i: np.ones(100, np.float32), [""])
+    path = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})
+    loaded = load_snapshot(path)[0]["x"]
+    cut(next((path / "chunks").iterdir()))
+    with pytest.raises(SnapshotError, match="was cut off"):
+        loaded.whole()
+
+
+def test_a_piece_cut_off_on_the_disk_is_written_anew_by_the_next_snapshot(tmp_path: Path) -> None:
+    digests = [""]
+    array = Chunked(np.dtype(np.float32), (), [N], lambda i: np.ones(N, np.float32), digests)
+    first = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})
+    cut(first / "chunks" / digests[0])
+    second = save_snapshot(tmp_path, {"x": array}, {"env_steps": 2})
+    assert load_snapshot(second)[0]["x"].whole().sum() == N
+    assert hashlib.sha256((second / "chunks" / digests[0]).read_bytes()).hexdigest() == digests[0]
+
+
+def test_meta_needs_no_arrays(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    for file in files_of(newest)[:2]:
+        file.unlink()
+    assert read_meta(newest) == {"env_steps": 2}

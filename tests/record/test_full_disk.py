@@ -1,0 +1,184 @@
+"""A disk that is really full, and a run's directory that is really gone: what stays, what is said, what goes on."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlframe.record import logger_context
+from rlframe.record.files import NotRecorded
+from rlframe.record.snapshot import load_newest
+from rlframe.record.writers import read_csv
+
+ROOT = Path(__file__).parents[2]
+PRELUDE = """
+import logging, os, sys
+from pathlib import Path
+import numpy as np
+from rlframe.record import logger_context
+from rlframe.record.files import NotRecorded
+from rlframe.record.snapshot import list_snapshots, load_newest
+from rlframe.record.writers import read_csv
+
+disk = Path(sys.argv[1])
+
+def state(n):  # two megabytes
+    return lambda: {"n": n, "replay": np.full(500_000, n, np.float32)}
+
+def fill():
+    "All but a few bytes."
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1024))
+        except OSError:
+            pass
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+"""
+
+
+def on_small_disk(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with `disk`, a file system in memory of 5 megabytes that only its process sees."""
+    if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
+        pytest.skip("needs Linux, and util-linux's unshare")
+    mounted = f'mount -t tmpfs -o size=5m none "{folder}" && exec "{sys.executable}" -c "$SCRIPT" "{folder}"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted]
+    environment = {**os.environ, "SCRIPT": PRELUDE + script, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no file system may be mounted here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_full_disk_leaves_the_old_snapshot_no_temporary_and_the_numbers(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+with logger_context(disk, console=False) as run:
+    run.snapshot(state(1), 1)
+    run.snapshot(state(2), 2)
+    try:
+        run.snapshot(state(3), 3)
+    except NotRecorded as error:
+        message = str(error)
+free = int(message.split(" bytes and ")[1].split(" are free")[0].replace(",", ""))
+assert "needs 2,000,0" in message and free < 2_000_000, message
+assert f"go on with resume={run.directory}" in message, message
+assert names(run.directory / "snapshot") == ["last", "step_000000000001", "step_000000000002"]
+assert load_newest(run.directory)[1]["n"] == 2
+""",
+    )
+
+
+def test_training_goes_on_where_asked_and_what_was_refused_is_counted_and_made_good(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+with logger_context(disk, snapshot_errors="continue", snapshot_keep=1) as run:
+    run.log({"env_steps": 1})
+    run.snapshot(state(1), 1)
+    fill()
+    for step in range(2, 80):
+        run.log({"env_steps": step})
+        assert run.snapshot(state(step), step) is None
+    (disk / "filler").unlink()
+    run.log({"env_steps": 80})
+    run.log({"env_steps": 81})
+    assert run.snapshot(state(81), 81) is not None
+columns, rows = read_csv(run.directory / "progress.csv")
+assert [int(row["env_steps"]) for row in rows] == list(range(1, 82))
+assert int(rows[-1]["record/refused"]) > 78, rows[-1]
+assert names(run.directory / "snapshot") == ["last", "step_000000000081"]
+assert load_newest(run.directory)[1]["n"] == 81
+assert not [name for name in names(run.directory) if name.startswith(".")]
+assert "snapshot_errors=continue" in (run.directory / "debug.log").read_text()
+""",
+    )
+
+
+def test_what_cannot_be_saved_in_the_end_is_an_error_whatever_was_asked(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+with logger_context(disk, snapshot_errors="continue", console=False) as run:
+    fill()
+    try:
+        run.snapshot(state(1), 1, final=True)
+    except NotRecorded:
+        sys.exit(0)
+sys.exit("nothing was raised")
+""",
+    )
+
+
+def test_a_row_that_the_disk_refuses_stops_the_run_and_leaves_whole_lines(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+try:
+    with logger_context(disk, console=False) as run:
+        run.log({"env_steps": 0, "x": 0.5})
+        fill()
+        for step in range(1, 2_000):
+            run.log({"env_steps": step, "x": 0.5})
+    sys.exit("nothing was raised")
+except NotRecorded as error:
+    assert "the row of env_steps" in str(error) and "are free in" in str(error), error
+lines = (run.directory / "progress.csv").read_text()
+assert lines.endswith("\\n") and all(line.count(",") == 1 for line in lines.splitlines()), lines
+""",
+    )
+
+
+def test_a_limit_on_files_met_while_writing_is_told_like_a_full_disk(tmp_path: Path) -> None:
+    script = (
+        PRELUDE
+        + """
+import resource
+with logger_context(disk, console=False) as run:
+    run.snapshot(state(1), 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
+    try:
+        run.snapshot(state(2), 2)
+    except NotRecorded as error:
+        assert "File too large; it needs 2,000," in str(error), error
+assert names(run.directory / "snapshot") == ["last", "step_000000000001"]
+assert load_newest(run.directory)[1]["n"] == 1
+"""
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))])
+def test_a_directory_that_is_gone_is_told_at_once_and_not_made_again(lose: object, tmp_path: Path) -> None:
+    with logger_context(tmp_path, snapshot_errors="continue", console=False) as run:
+        run.log({"env_steps": 1})
+        lose(run.directory)  # type: ignore[operator]
+        for record in (lambda: run.log({"env_steps": 2}), lambda: run.snapshot(dict, 2)):
+            with pytest.raises(NotRecorded, match="was deleted or moved"):
+                record()
+    assert not run.directory.exists()
+
+
+def test_where_links_are_refused_pieces_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    array = np.arange(500_000, dtype=np.float32)
+    with logger_context(tmp_path, console=False) as run:
+        paths = [run.snapshot(lambda: {"x": array}, step, math.nan) for step in (1, 2)]
+    assert all(path is not None for path in paths)
+    assert np.array_equal(load_newest(tmp_path / "run_0")[1]["x"], array)
+    assert read_csv(tmp_path / "run_0/progress.csv")[1] == []
