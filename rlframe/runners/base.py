@@ -16,6 +16,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError
 from rlframe.core.ranks import RankLost
@@ -23,6 +24,7 @@ from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.snapshot import Part, write_part
+from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize
 from rlframe.system.memory import resident_bytes
@@ -74,7 +76,7 @@ class RunnerConfig:
 
 
 class Diverged(ReadableError):
-    """A parameter became NaN or Inf: nothing that is learned from here on is worth saving."""
+    """A loss, gradient or parameter became NaN or Inf: nothing that is learned from here on is worth saving."""
 
 
 class Runner(ABC):
@@ -108,6 +110,7 @@ class Runner(ABC):
         self.reported = -1  # env_steps of the last report; -1: none yet
         self.score = math.nan
         self.half_done = False  # updates of the newest batch are left, which a stop came before
+        self.skips_updates = False  # some were refused since the start
         self.stop = StopRequest()
 
     @abstractmethod
@@ -203,8 +206,28 @@ class Runner(ABC):
         return True
 
     def update(self) -> None:
-        """Learn once."""
-        self.metrics.add({f"algo/{name}": value for name, value in self.algo.update().items()})
+        """Learn once.
+
+        Raises:
+            Diverged: the update was not finite and so not made, where `limits` do not say to skip it.
+        """
+        metrics = self.algo.update()
+        if self.algo.progress.refusals:
+            self._refuse(metrics)
+        self.metrics.add({f"algo/{name}": value for name, value in metrics.items()})
+
+    def _refuse(self, metrics: UpdateMetrics) -> None:
+        refusal, again = self.algo.progress.refusals.pop(), self.skips_updates
+        if self.limits.nonfinite == "stop":
+            newest = current_run().newest_snapshot()
+            raise Diverged(
+                f"{keep_refused(self.agent, self.algo, refusal, metrics)}. "
+                f"The last good snapshot is {newest or 'none'}. Try a lower learning rate (algo.learning_rate) or "
+                f"smaller rewards; runner.nonfinite=skip goes on without such updates"
+            )
+        self.skips_updates = True
+        if not again:  # the first is looked at, all are counted
+            _logger.warning("%s; it is skipped", keep_refused(self.agent, self.algo, refusal, metrics))
 
     def follow(self) -> None:
         """Take note of the episodes that ended, and of the progress."""
@@ -242,6 +265,7 @@ class Runner(ABC):
             **self._episodes(),
             **self.sampler.counters(),
             **self.algo.counters(),
+            **({"algo/refused": self.algo.progress.refused} if self.algo.progress.refused else {}),
             **self.counters(),
             "memory/resident_mb": resident_bytes() / 1e6,
             **self.clock.flush(self.env_steps, self.algo.progress.updates),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
+from rlframe.record.owner import Ownership
 from rlframe.record.params import replace_file, session
-from rlframe.record.run import lock_directory
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run
 
@@ -48,7 +47,7 @@ class Record:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make {directory}: {error.strerror}; use another log_dir") from error
-        self._lock = lock_directory(directory, "a study", "log_dir")
+        self._owned = Ownership(directory, "a study", "log_dir")
         try:
             before = read_record(directory) if (directory / FILE).exists() else {}
             self._path = directory / FILE
@@ -58,10 +57,10 @@ class Record:
             self.statuses = {run.name: self._status(run) for run in runs}
             self.save()
         except OSError as error:
-            os.close(self._lock)
+            self._owned.close()
             raise ConfigError(f"cannot write in {directory}: {error.strerror}; use another log_dir") from error
         except BaseException:
-            os.close(self._lock)
+            self._owned.close()
             raise
 
     def _status(self, run: Run) -> Status:
@@ -96,7 +95,7 @@ class Record:
 
     def close(self) -> None:
         """Let go of the directory."""
-        os.close(self._lock)
+        self._owned.close()
 
 
 def read_record(directory: Path) -> dict[str, Any]:

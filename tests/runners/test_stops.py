@@ -1,4 +1,4 @@
-"""Tests of stopping in order: by signals and by the time, in every part of the loop, and of going on as if nothing was."""
+"""Tests of stopping in order, by signals and by the time, in every part of the loop, and of going on exactly."""
 
 import os
 import signal
