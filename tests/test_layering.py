@@ -21,9 +21,11 @@ LAYERS: list[set[str]] = [
     {"algos", "samplers"},
     {"runners"},
     {"experiment"},
+    {"trust"},
     {"hardware"},
     {"study"},
-    {"launch", "evaluate"},
+    {"trained"},
+    {"launch", "evaluate", "export"},
 ]
 ALLOWED: dict[str, set[str]] = {
     part: {part}.union(*LAYERS[:depth]) for depth, layer in enumerate(LAYERS) for part in layer

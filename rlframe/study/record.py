@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 from rlframe.record.owner import Ownership
 from rlframe.record.params import replace_file, session
 from rlframe.record.snapshot import list_snapshots
@@ -106,11 +107,9 @@ def read_record(directory: Path) -> dict[str, Any]:
     """
     path = directory / FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         entries = [(entry["name"], entry["words"], entry["state"]) for entry in content["runs"]]
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name the directory of a study") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); move it away, and use another log_dir") from None
     if content.get("format") != _FORMAT or not all(isinstance(name, str) for name, _, _ in entries):
         raise ConfigError(f"{path} has format {content.get('format')}, and this rlframe reads format {_FORMAT}")
