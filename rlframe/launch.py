@@ -40,8 +40,8 @@ usage: python -m rlframe.launch [key=value ...]
 
 keys beside those below: experiment=NAME, resume=RUN_DIR, trust=true (run also what a run's params.json names that is
 no part of rlframe: module:Class, ./file.py; what stands on the command line needs no trust), dry_run=true (print the
-config and who would run where, and stop), tune_sampler=true (measure every sampler for real and take the fastest), traceback=true (show where an
-error came from)
+config and who would run where, and stop), tune_sampler=true (measure every sampler for real and take the fastest),
+traceback=true (show where an error came from)
 keys of a sweep: sweep.KEY=VALUE,VALUE (lists in brackets), retries=0 (times a failed run is started again, from its
 snapshot), stall_s=3600 (without a new line in its logs after which a run is taken for hung and killed; 0: never),
 seeds=innermost|outermost (all seeds of a setting first, or all settings with the first seed)

@@ -24,7 +24,8 @@ LAYERS: list[set[str]] = [
     {"trust"},
     {"hardware"},
     {"study"},
-    {"trained"},
+    {"trained", "greedy"},
+    {"policy"},
     {"launch", "evaluate", "export"},
 ]
 ALLOWED: dict[str, set[str]] = {
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["curves"] = {"curves", "core"}
 ALLOWED["plot"] = {"plot", "curves", "core"}
-ALLOWED["__init__"] = set()
+ALLOWED["__init__"] = {"policy"}  # when it is asked for
 
 OF_LEARNERS = {"rlframe.system.distributed"}  # of system, what stands on torch: no environment's process loads it
 
