@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +17,15 @@ from torch.utils import _pytree as pytree
 
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError, ReadableError
-from rlframe.core.struct import leaves, map_tree
+from rlframe.core.spaces import action_decoder
+from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.greedy import Greedy, example_of
-from rlframe.policy import Policy
 from rlframe.trained import Trained, load_trained
 
 _KEYS = ("format", "out", "trust", "traceback")
 _N_CHECKED = 1000  # observations
 _BATCH = 50
+_TOLERANCE = 1e-4  # of rounding, in units of the action
 _USAGE = """\
 usage: python -m rlframe.export RUN_DIR_OR_SNAPSHOT [key=value ...]
 
@@ -110,7 +112,7 @@ def trace(greedy: _Flat, trained: Trained) -> ExportedProgram:
     """
     try:
         with torch.no_grad():
-            batch = Dim("batch", min=1, max=1 << 20)
+            batch = Dim("batch")
             shapes = (tuple({0: batch} for _ in greedy.example),)
             return torch.export.export(greedy, tuple(greedy.example), dynamic_shapes=shapes)
     except Exception as error:
@@ -145,6 +147,7 @@ def _require_onnx() -> None:
 def _save_onnx(program: ExportedProgram, greedy: _Flat, out: Path) -> Run:
     from onnxruntime import InferenceSession
 
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # which tells of packages that this needs not
     try:
         torch.onnx.export(
             program, (), str(out), input_names=greedy.inputs, output_names=greedy.outputs, dynamo=True, verbose=False
@@ -157,24 +160,28 @@ def _save_onnx(program: ExportedProgram, greedy: _Flat, out: Path) -> Run:
     return lambda arrays: session.run(None, {name: arrays[known[name]] for name in names})
 
 
-def compare(trained: Trained, greedy: _Flat, run: Run) -> float:
-    """The largest difference between the exported policy's actions and the agent's, state carried along.
+def compare(trained: Trained, flat: _Flat, run: Run) -> float:
+    """The largest difference between the exported policy's actions and those of the agent's own `step`, decoded as for
+    the environments; state is carried along by each for itself.
 
     Raises:
         ExportError: they differ by more than rounding.
     """
-    policy, largest = Policy(trained), 0.0
-    state = [x.numpy() for x in pytree.tree_leaves(greedy.greedy.initial_state(_BATCH))]
+    greedy, agent, decode = flat.greedy, trained.agent, action_decoder(trained.action_space)
+    noise = map_tree(lambda x: torch.zeros(_BATCH, *np.shape(x)), agent.noise(np.random.default_rng(0), ()))
+    live = greedy.initial_state(_BATCH)
+    state = [x.numpy() for x in pytree.tree_leaves(live)]
+    reward, largest = np.zeros(_BATCH, np.float32), 0.0
+    trained.observation_space.seed(0)
     for _ in range(_N_CHECKED // _BATCH):
         observation = example_of(trained.observation_space, _BATCH)
-        expected = policy.act(observation)
-        rest = [np.zeros(_BATCH, np.float32)] if state else []
-        answers = run([*leaves(observation), *state, *rest])
-        n = len(leaves(expected))
-        actions, state = answers[:n], list(answers[n:])
-        for mine, its in zip(leaves(expected), actions, strict=True):
+        action, live = greedy.step(map_tree(torch.from_numpy, observation), live, torch.from_numpy(reward), noise)
+        expected = leaves(decode(map_tree(as_numpy, action)))
+        answers = run([*leaves(observation), *state, *([reward] if state else [])])
+        state = list(answers[len(expected) :])
+        for mine, its in zip(expected, answers, strict=False):
             largest = max(largest, float(np.abs(mine.astype(np.float64) - its).max()))
-    if largest > 1e-4:
+    if largest > _TOLERANCE:
         raise ExportError(f"the exported policy acts differently, by {largest:g}; please report this")
     return largest
 

@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
+from rlframe.agents.q import QState
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -54,12 +55,23 @@ class Greedy(nn.Module):
             return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
         return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
 
+    def step(self, observation: Tree, state: Tree, reward: Tensor, noise: Tree) -> tuple[Tree, Tree]:
+        """The agent's own step with noise: its canonical action, and the state after it."""
+        inputs, memory = self.inputs(observation, state, reward)
+        of_q = isinstance(self.agent, QAgent)
+        step = self.agent.step(inputs, QState(torch.zeros_like(reward), memory) if of_q else memory, noise)
+        return step.action, self.after(step.action, step.state.memory if of_q else step.state)
+
     def answer(self, action: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """A canonical action as the environment wants it, and the state after it."""
+        return self.decode(action), self.after(action, memory)
+
+    def after(self, action: Tree, memory: Tree) -> Tree:
+        """The state after a canonical action."""
         if not self.stateful:
-            return self.decode(action), ()
+            return ()
         first = torch.zeros_like(leaves(action)[0].reshape(len(leaves(action)[0]), -1)[:, 0], dtype=torch.bool)
-        return self.decode(action), {"memory": memory, "action": action, "first": first}
+        return {"memory": memory, "action": action, "first": first}
 
     def _act(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
         """Canonical actions, as `Agent.step` gives them with noise that is zero."""

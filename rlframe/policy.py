@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from rlframe.agents import QAgent
-from rlframe.agents.q import QState
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.greedy import Greedy
 from rlframe.trained import Trained, load_trained
@@ -56,11 +54,9 @@ class Policy:
         return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
 
     def _explore(self, rows: Tree, state: Tree, rewards: torch.Tensor) -> tuple[Tree, Tree]:
-        inputs, memory = self._greedy.inputs(rows, state, rewards)
         noise = map_tree(lambda x: torch.from_numpy(x).to(self._device), self._agent.noise(self._rng, (len(rewards),)))
-        of_q = isinstance(self._agent, QAgent)
-        step = self._agent.step(inputs, QState(torch.zeros_like(rewards), memory) if of_q else memory, noise)
-        return self._greedy.answer(step.action, step.state.memory if of_q else step.state)
+        action, state = self._greedy.step(rows, state, rewards, noise)
+        return self._greedy.decode(action), state
 
 
 def load_policy(path: str | Path, device: str = "cpu", trust: bool = False) -> Policy:
