@@ -120,7 +120,7 @@ def trace(greedy: _Flat, trained: Trained) -> ExportedProgram:
         encoder = trained.experiment.model.encoder
         raise ExportError(
             f"{type(agent).__name__} with model.encoder={encoder} cannot be exported: "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         ) from error
 
 
@@ -131,7 +131,7 @@ def _facts(greedy: _Flat) -> dict[str, Any]:
 def _save_torch(program: ExportedProgram, greedy: _Flat, out: Path) -> Run:
     torch.export.save(program, out, extra_files={"policy.json": json.dumps(_facts(greedy))})
     module = torch.export.load(out).module()
-    return lambda arrays: [x.numpy() for x in module(*map(torch.from_numpy, arrays))]
+    return lambda arrays: [x.detach().numpy() for x in module(*map(torch.from_numpy, arrays))]
 
 
 def _require_onnx() -> None:

@@ -70,7 +70,8 @@ class Greedy(nn.Module):
         """The state after a canonical action."""
         if not self.stateful:
             return ()
-        first = torch.zeros_like(leaves(action)[0].reshape(len(leaves(action)[0]), -1)[:, 0], dtype=torch.bool)
+        one = leaves(action)[0]
+        first = torch.zeros(one.shape[0], dtype=torch.bool, device=one.device)
         return {"memory": memory, "action": action, "first": first}
 
     def _act(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:

@@ -38,7 +38,6 @@ def rewrite(run: Path, **changes: Any) -> None:
     (run / "params.json").write_text(json.dumps(params))
 
 
-BOMB = "open('{}', 'w')"
 EVIL: list[dict[str, Any]] = [
     {"algo": "evil.algo"},
     {"algo": "./evil.py"},
@@ -85,16 +84,17 @@ def test_every_command_that_reads_a_run_refuses_before_it_imports(
     run: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = run.parent / "ran"
-    (run.parent / "evil.py").write_text(f"open({str(mark)!r}, 'w')")
+    name = f"evil_{command}.py"
+    (run.parent / name).write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()")
     monkeypatch.chdir(run.parent)
-    rewrite(run, algo="./evil.py")
+    rewrite(run, algo=f"./{name}")
     main, words = {
         "evaluate": (evaluate.main, [str(run)]),
         "resume": (launch.main, [f"resume={run}"]),
         "again": (launch.main, [f"experiment={run}/params.json", "log_dir=elsewhere"]),
     }[command]
     assert main(words) == 2
-    assert "algo=./evil.py" in capsys.readouterr().err
+    assert f"algo=./{name}" in capsys.readouterr().err
     assert not mark.exists()
     assert main([*words, "trust=true"]) == 2  # now it is imported, and is no algorithm
     assert "no class Config" in capsys.readouterr().err
