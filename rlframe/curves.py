@@ -16,7 +16,9 @@ import numpy as np
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 from rlframe.core.seeding import Role, generator
+from rlframe.core.text import printable
 
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_RESAMPLES = 2_000
@@ -65,14 +67,13 @@ def read_run(directory: Path) -> RunData:
     """The numbers of a run's progress.csv and its config; lines that a crash has torn are left out."""
     with (directory / "progress.csv").open(encoding="utf-8", errors="replace", newline="") as file:
         lines = list(csv.reader(file))
-    header = lines[0] if lines else []
+    header = [printable(name) for name in lines[0]] if lines else []
     rows = [line for line in lines[1:] if len(line) == len(header)]
     columns = {name: np.array([_number(row[i]) for row in rows]) for i, name in enumerate(header)}
     try:
-        params = json.loads((directory / "params.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        params = {}
-    config = params.get("config") if isinstance(params, dict) else None
+        config = read_json(directory / "params.json").get("config")
+    except ConfigError:
+        config = None
     return RunData(directory, columns, config if isinstance(config, dict) else {})
 
 
@@ -129,6 +130,7 @@ def _group(paths: Sequence[Path]) -> list[Experiment]:
     for place, runs in by_place.items():
         name = place.name if root is None or place == root else str(place.relative_to(root))
         for variant, members in _by_config(runs).items():
+            name = printable(name)
             label = f"{name}: {variant}" if variant and root is not None else variant or name
             experiments.append(Experiment(label, tuple(members)))
     return experiments
@@ -140,7 +142,7 @@ def _whole(runs: Sequence[RunData]) -> Sequence[RunData]:
     kept = [run for run in runs if states[run.directory] == ""]
     for run in runs:
         if kept and run not in kept:
-            print(f"{run.directory} {states[run.directory]}: left out", file=sys.stderr)
+            print(printable(f"{run.directory} {states[run.directory]}: left out"), file=sys.stderr)
     return kept or runs
 
 
@@ -149,8 +151,8 @@ def _state(run: RunData) -> str:
     if len(run.columns.get("env_steps", ())) < 2:
         return "has just begun"
     for study in run.directory.parents[:2]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            entries = json.loads((study / "experiment.json").read_text(encoding="utf-8"))["runs"]
+        with suppress(ConfigError, KeyError, TypeError):
+            entries = read_json(study / "experiment.json")["runs"]
             if any(entry["state"] == "failed" and study / entry["name"] == run.directory for entry in entries):
                 return "failed"
     return ""
@@ -179,7 +181,7 @@ def choose_y(experiments: Sequence[Experiment], y: str) -> str:
         return y
     instead = FALLBACK.get(y, "")
     if instead and all(np.isfinite(run.columns.get(instead, np.array([]))).any() for run in runs):
-        print(f"{lacking[0].directory} has no {y}: plotting {instead} instead", file=sys.stderr)
+        print(printable(f"{lacking[0].directory} has no {y}: plotting {instead} instead"), file=sys.stderr)
         return instead
     columns = [name for name, values in lacking[0].columns.items() if np.isfinite(values).any()]
     if not columns:

@@ -11,21 +11,20 @@ from typing import Any
 
 import chz
 import numpy as np
-import torch
 
 from rlframe.agents import Agent
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds, generator
+from rlframe.core.text import printable
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment import Experiment, choose_device, from_flat, load_weights, make_agent
-from rlframe.record.snapshot import load_newest
 from rlframe.samplers import Evaluator
 from rlframe.samplers.collector import local_collector
 from rlframe.samplers.evaluator import summarize
+from rlframe.trained import load_trained
 
-_KEYS = ("n_episodes", "n_envs", "n_workers", "explore", "seed", "video", "out", "device", "traceback")
+_KEYS = ("n_episodes", "n_envs", "n_workers", "explore", "seed", "video", "out", "device", "trust", "traceback")
 _FRAMES_PER_SECOND = 30
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
@@ -38,6 +37,7 @@ usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
   video=DIR        film every episode as DIR/episode_<n>.mp4, one after another
   out=FILE.json    write the summary and every episode there
   device=auto      auto | cpu | cuda:0
+  trust=false      run what the run's config names that is no part of rlframe: module:Class, ./file.py
 """
 
 
@@ -56,16 +56,15 @@ def _evaluate(argv: list[str]) -> int:
     n_workers = words.count("n_workers", 0)
     explore, seed = words.flag("explore"), words.count("seed", 0)
     video, out, device = words.text("video"), words.text("out"), words.text("device", "auto")
+    trust = words.flag("trust")
     words.refuse_rest(_KEYS)
     if n_episodes < 1 or n_envs < 1:
         raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
 
-    snapshot, weights, meta = load_newest(path, of="agent")
-    experiment = chz.replace(from_flat(_config(snapshot)), seed=seed, init="")
-    env = experiment.eval_env_config()
+    trained = load_trained(path, device, trust, seed)
+    experiment, agent, env = trained.experiment, trained.agent, trained.env
     config = chz.replace(experiment.eval, n_episodes=n_episodes, n_envs=n_envs, n_workers=n_workers, explore=explore)
-    agent = _load(experiment, env, weights, device, str(snapshot))
-    print(f"{experiment.title()}: {snapshot}, trained for {int(meta['env_steps']):,} env_steps")
+    print(printable(f"{experiment.title()}: {trained.snapshot}, trained for {trained.env_steps:,} env_steps"))
     if video:
         episodes = film(env, agent, n_episodes, explore, seed, Path(video))
     else:
@@ -74,27 +73,8 @@ def _evaluate(argv: list[str]) -> int:
         evaluator.close()
     _print(episodes)
     if out:
-        _write(Path(out), episodes, snapshot, int(meta["env_steps"]))
+        _write(Path(out), episodes, trained.snapshot, trained.env_steps)
     return 0
-
-
-def _config(snapshot: Path) -> dict[str, Any]:
-    """The config of the run that a snapshot belongs to: from the nearest params.json above it."""
-    for folder in list(snapshot.resolve().parents)[:3]:
-        params = folder / "params.json"
-        if params.is_file():
-            return json.loads(params.read_text(encoding="utf-8"))["config"]
-    raise ConfigError(f"{snapshot} lies in no run directory: there is no params.json above it")
-
-
-def _load(experiment: Experiment, env: EnvConfig, weights: Any, device: str, source: str) -> Agent:
-    spaces = make_envs(env, 1, [0])
-    try:
-        agent = make_agent(experiment, spaces.observation_space, spaces.action_space, torch.device("cpu"))
-    finally:
-        spaces.close()
-    load_weights(agent, weights, source)
-    return agent.to(choose_device(device))
 
 
 def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int, folder: Path) -> Sequence[Trajectory]:

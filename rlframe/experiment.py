@@ -25,6 +25,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import Runner, async_rl, minibatch_rl, minibatch_rl_eval, sync_rl
+from rlframe.runners.base import RunnerConfig
 from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, Sampler, SamplerProcess, gpu
 from rlframe.samplers.base import SamplerConfig
 from rlframe.samplers.workers import WorkersConfig
@@ -210,7 +211,7 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         raise ConfigError(f"world_size={experiment.world_size}, but {counted(world_size, 'rank')} were started")
     runner = experiment.runner
     if world_size > 1 and isinstance(runner, minibatch_rl.Config | minibatch_rl_eval.Config):
-        runner = sync_rl.Config(n_steps=runner.n_steps, log_interval_steps=runner.log_interval_steps)
+        runner = sync_rl.Config(**{name: getattr(runner, name) for name in chz.chz_fields(RunnerConfig)})
     if world_size > 1 and not isinstance(runner, sync_rl.Config):
         name = part_name(runner, PARTS["runner"])
         raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")

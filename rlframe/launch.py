@@ -39,9 +39,10 @@ usage: python -m rlframe.launch [key=value ...]
                                                              a run for each combination, queued on slots of two cores;
                                                              the same command, or resume=DIR, goes on with the study
 
-keys beside those below: experiment=NAME, resume=RUN_DIR, dry_run=true (print the config and who would run where,
-and stop), tune_sampler=true (measure every sampler for real and take the fastest), traceback=true (show where an
-error came from)
+keys beside those below: experiment=NAME, resume=RUN_DIR, trust=true (run also what a run's params.json names that is
+no part of rlframe: module:Class, ./file.py; what stands on the command line needs no trust), dry_run=true (print the
+config and who would run where, and stop), tune_sampler=true (measure every sampler for real and take the fastest),
+traceback=true (show where an error came from)
 keys of a sweep: sweep.KEY=VALUE,VALUE (lists in brackets), retries=0 (times a failed run is started again, from its
 snapshot), stall_s=3600 (without a new line in its logs after which a run is taken for hung and killed; 0: never),
 seeds=innermost|outermost (all seeds of a setting first, or all settings with the first seed)
@@ -77,8 +78,8 @@ def _launch(argv: list[str]) -> int:
     if is_study(words.rest):
         return run_sweep(words, _checked)
     dry_run, tune = words.flag("dry_run"), words.flag("tune_sampler")
-    resume = words.text("resume")
-    layers, notes = _resumed(resume, words.rest) if resume else _fresh(words)
+    resume, trust = words.text("resume"), words.flag("trust")
+    layers, notes = _resumed(resume, words.rest, trust) if resume else _fresh(words, trust)
     experiment = experiments.from_flat(*layers, words.rest)
     place = distributed.place_from_environment()
     started = place.world_size > 1
@@ -103,7 +104,7 @@ def _checked(words: dict[str, str]) -> Experiment:
     from rlframe.experiment import from_flat
 
     of_run = Words(f"{key}={value}" for key, value in words.items())
-    layers, _ = _fresh(of_run)
+    layers, _ = _fresh(of_run, of_run.flag("trust"))
     return from_flat(*layers, of_run.rest)
 
 
@@ -187,21 +188,27 @@ def _is_fixed(key: str) -> bool:
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
-def _fresh(words: Words) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The layers below the command line, and what to tell about them."""
     from rlframe.experiment import load_preset, presets_for
+    from rlframe.trust import refuse_foreign
 
     preset = words.text("experiment")
     if not preset and "env" not in words.rest and "algo" not in words.rest:
         preset = DEFAULT_PRESET
     if preset:
-        return [load_preset(preset)], [f"experiment={preset}"]
+        config = load_preset(preset)
+        if preset.endswith(".json"):  # of a run, which may be anybody's; a preset in YAML is written by hand
+            refuse_foreign(config, preset, trust)
+        return [config], [f"experiment={preset}"]
     others = presets_for(words.rest.get("env", "CartPole-v1"))
     return [], [f"presets for this environment: {', '.join(f'experiment={name}' for name in others)}"] if others else []
 
 
-def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _resumed(resume: str, words: dict[str, str], trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The config of the run to go on with."""
+    from rlframe.trust import read_config
+
     fixed = [key for key in words if _is_fixed(key)]
     if fixed:
         raise ConfigError(
@@ -212,7 +219,7 @@ def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]
     path = Path(resume) / "params.json"
     if not path.is_file():
         raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
-    config = json.loads(path.read_text(encoding="utf-8"))["config"]
+    config = read_config(path, trust)
     lacking = [key for key in _NEEDED if key not in config]
     if lacking:
         raise ConfigError(f"{path} lacks {', '.join(lacking)}: a script wrote it, so resume the run from that script")

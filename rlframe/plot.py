@@ -9,6 +9,7 @@ from typing import Any
 
 from rlframe.core.command import run_command
 from rlframe.core.config import nearest
+from rlframe.core.text import printable
 from rlframe.curves import Curve, Experiment, PlotError, choose_y, find_experiments, make_curve
 
 USAGE = """\
@@ -146,7 +147,7 @@ def _short(value: float, _position: float) -> str:
 
 def _title(experiments: Sequence[Experiment], options: Options) -> str:
     envs = {str(run.config.get("env", "")) for experiment in experiments for run in experiment.runs}
-    return options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label
+    return printable(options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label)
 
 
 def _summary(curve: Curve, x_column: str, y: str) -> str:
@@ -171,7 +172,7 @@ def _plot(arguments: Sequence[str]) -> int:
     curves = [make_curve(each, x_column, y, options.smooth, options.center) for each in experiments]
     draw(curves, options, y, _title(experiments, options))
     for curve in curves:
-        print(_summary(curve, x_column, y))
+        print(printable(_summary(curve, x_column, y)))
     print(options.out)
     return 0
 

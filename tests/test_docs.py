@@ -57,7 +57,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @name
-def test_python_blocks_run(document: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run(document: Path, in_tmp: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (in_tmp / "RUN_DIR").symlink_to(run_dir)
     module = types.ModuleType(f"blocks_of_{document.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number, block in enumerate(blocks(document, "python")):

@@ -21,16 +21,19 @@ LAYERS: list[set[str]] = [
     {"algos", "samplers"},
     {"runners"},
     {"experiment"},
+    {"trust"},
     {"hardware"},
     {"study"},
-    {"launch", "evaluate"},
+    {"trained", "greedy"},
+    {"policy"},
+    {"launch", "evaluate", "export"},
 ]
 ALLOWED: dict[str, set[str]] = {
     part: {part}.union(*LAYERS[:depth]) for depth, layer in enumerate(LAYERS) for part in layer
 }
 ALLOWED["curves"] = {"curves", "core"}
 ALLOWED["plot"] = {"plot", "curves", "core"}
-ALLOWED["__init__"] = set()
+ALLOWED["__init__"] = {"policy"}  # when it is asked for
 
 OF_LEARNERS = {"rlframe.system.distributed"}  # of system, what stands on torch: no environment's process loads it
 

@@ -70,7 +70,7 @@ class A2C(Algorithm):
         loss, metrics = policy_gradient_loss(
             self.agent, samples, advantage, return_, config.value_coef, config.entropy_coef
         )
-        grad_norm = self.updater.step(loss, samples.valid)
+        grad_norm = self.updater.step(loss, samples.valid, samples)
         self.agent.observe(samples.inputs[:-1].observation)
         fit = explained_variance(old_value[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}

@@ -90,7 +90,7 @@ class APPO(Algorithm):
         for _ in range(c.epochs):
             for minibatch, state in minibatches(batch, samples.state, c.minibatches, self.agent.recurrent, self.rng):
                 loss, found = self._loss(minibatch, state)
-                metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid)})
+                metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch)})
         self.agent.observe(samples.inputs[:-1].observation)
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
 

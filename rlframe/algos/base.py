@@ -10,9 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from rlframe.core.ranks import Ranks, current_ranks
+from rlframe.core.struct import Tree
 from rlframe.core.types import Samples
 
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An update that was not made: its loss or a gradient was NaN or Inf. Parameters and optimizer are as before it."""
+
+    updates: int  # made or refused before it
+    batch: Tree  # that it would have learned from; () where the algorithm did not tell
+    facts: Mapping[str, float]  # loss and gradient norm
+    parameters: list[Tensor]  # whose gradients were not finite, as far as that was looked at
 
 
 @dataclass
@@ -24,6 +35,14 @@ class Progress:
     scheduled: int = 0  # env_steps before the newest batch: where schedules stand, so that the last batch still learns
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
     learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by Updaters; equal on all ranks
+    refused: int = 0  # gradient steps of an Updater that were not made, as they were not finite
+    refusals: list[Refusal] = field(default_factory=list, repr=False, compare=False)  # for the runner to take
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Count an update that was not made; only the first is kept until somebody takes it."""
+        self.refused += 1
+        if not self.refusals:
+            self.refusals.append(refusal)
 
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch, and of the other ranks' batches."""
@@ -31,12 +50,13 @@ class Progress:
         self.env_steps += self.ranks.sum(int(samples.valid.sum()))
 
     def state_dict(self) -> dict[str, int]:
-        """Both counts."""
-        return {"env_steps": self.env_steps, "updates": self.updates}
+        """The counts."""
+        return {"env_steps": self.env_steps, "updates": self.updates, "refused": self.refused}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
+        self.refused = state.get("refused", 0)  # which snapshots had not at first
         self.scheduled = self.env_steps
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import PRIORITY_EPSILON, UpdateDebt, Updater, soft_update
+from rlframe.algos.parts import UpdateDebt, Updater, priorities, soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
@@ -134,10 +134,11 @@ class DDPG(Algorithm):
         q = critic.q  # [1, n]
         error = q - target_q
         critic.to_parameters(error * (batch.weight * (2 / len(target_q))))
-        self.critic_updater.follow()
+        loss = error.square().mean()
+        self.critic_updater.follow(loss, batch)
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, error[0].abs() + PRIORITY_EPSILON)
-        return {"loss": error.square().mean(), "q": q.mean()}
+            self.replay.update_priorities(batch.index, priorities(error[0].abs()))
+        return {"loss": loss, "q": q.mean()}
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q(s, μ(s)): the deterministic policy gradient, mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""
@@ -146,8 +147,9 @@ class DDPG(Algorithm):
         critic = self.critic.first(observation, action)
         of_action = critic.to_action(torch.full_like(critic.q, -1 / len(critic.q)))
         actor.to_parameters(self.policy.gradient(action, of_action))
-        self.actor_updater.follow()
-        return {"policy_loss": -critic.q.mean()}
+        loss = -critic.q.mean()
+        self.actor_updater.follow(loss, observation)
+        return {"policy_loss": loss}
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import PRIORITY_EPSILON, EpsilonSchedule, UpdateDebt, Updater, check_feedforward
+from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, Updater, check_feedforward, priorities
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Linear, annealed
@@ -120,9 +120,9 @@ class DQN(Algorithm):
         beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         batch = self.replay.sample(self.config.batch_size, beta)
         loss, error, q = self._loss(batch)
-        grad_norm = self.updater.step((batch.weight * loss).mean())
+        grad_norm = self.updater.step((batch.weight * loss).mean(), batch=batch)
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, error + PRIORITY_EPSILON)
+            self.replay.update_priorities(batch.index, priorities(error))
         if self.progress.updates % self.config.target_interval == 0:
             self.target.load_state_dict(self.agent.model.state_dict())
         self.debt.pay()

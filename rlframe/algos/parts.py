@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import PolicyAgent, QAgent
 from rlframe.algos.base import Progress
+from rlframe.algos.guard import Guard
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Linear
@@ -22,6 +23,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import masked_mean
 
+_SMALL = 8  # times smaller than the largest parameter are biases and the like
 _MOST_BATCHES = 8  # that UpdateDebt carries on, in what the newest of them calls for
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that no row is never drawn again (Schaul et al. 2016, section 3.3)
 
@@ -29,7 +31,8 @@ PRIORITY_EPSILON = 1e-6  # added to priorities, so that no row is never drawn ag
 class Updater:
     """One optimizer over all that learns together: scheduled rate, clipped gradient, the one place to average ranks.
 
-    The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal.
+    The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal. Where loss
+    or gradient are not finite no step is made, on any rank (see guard.Guard).
     """
 
     def __init__(
@@ -45,37 +48,54 @@ class Updater:
         progress.learned += self.parameters
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
         self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
+        self.guard = Guard(self.optimizer, self.parameters, progress)
+        largest = max(parameter.numel() for parameter in self.parameters)
+        self._small = [p for p in self.parameters if p.numel() * _SMALL <= largest] or self.parameters
 
-    def step(self, loss: Tensor, valid: Tensor | None = None) -> Tensor:
-        """One gradient step on `loss`; returns the gradient's norm before clipping.
+    def step(self, loss: Tensor, valid: Tensor | None = None, batch: Tree = ()) -> Tensor:
+        """One gradient step on `loss`, if it is finite; returns the gradient's norm before clipping.
 
-        valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient is
-        then the mean over the rows of all ranks.
+        Args:
+            valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
+                is then the mean over the rows of all ranks.
+            batch: what is learned from, to be kept if that gives no finite gradient.
         """
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
-        self._average(1.0 if valid is None else valid.sum())
-        grad_norm = clip_gradient(self.parameters, self.max_grad_norm)
-        self._descend()
+        loss = self._average(loss.detach(), 1.0 if valid is None else valid.sum())
+        grad_norm = self._descend(loss, self.parameters, batch)
         self.progress.updates += 1
         return grad_norm
 
-    def follow(self) -> None:
-        """One step along the gradients that the parameters have; the caller counts its updates."""
-        self._average(1.0)
-        if math.isfinite(self.max_grad_norm):
-            clip_gradient(self.parameters, self.max_grad_norm)
-        self._descend()
+    def follow(self, loss: Tensor, batch: Tree = ()) -> None:
+        """One step along the gradients that the parameters have, if they are finite; the caller counts its updates.
 
-    def _average(self, weight: Tensor | float) -> None:
-        """Over ranks, all parameters at once; those without a gradient have none on any rank."""
-        self.progress.ranks.average([p.grad for p in self.parameters if p.grad is not None], weight)
+        `loss` is looked at too. Where nothing is clipped, small parameters stand for all: a bias's gradient sums what
+        goes on to the layers below, at a tenth of what a look at all costs.
+        """
+        loss = self._average(loss.detach(), 1.0)
+        self._descend(loss, self.parameters if math.isfinite(self.max_grad_norm) else self._small, batch)
 
-    def _descend(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate
-        self.optimizer.step()
+    def _average(self, loss: Tensor, weight: Tensor | float) -> Tensor:
+        """Over ranks, all parameters and the loss at once; those without a gradient have none on any rank."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if self.progress.ranks.world_size == 1:
+            return loss
+        loss = loss.clone()  # the caller's stays its own
+        self.progress.ranks.average([*gradients, loss], weight)
+        return loss
+
+    @torch.no_grad()
+    def _descend(self, loss: Tensor, looked_at: list[nn.Parameter], batch: Tree) -> Tensor:
+        norm = gradient_norm(looked_at)
+        if self.guard.allows(loss, norm, batch):
+            if math.isfinite(self.max_grad_norm):
+                clip_gradient(self.parameters, norm, self.max_grad_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate
+            self.optimizer.step()
+        return norm
 
     @property
     def rate(self) -> float:
@@ -102,16 +122,20 @@ def _optimizer(
 
 
 @torch.no_grad()
-def clip_gradient(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before.
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """The global norm of their gradients."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+@torch.no_grad()
+def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`.
 
     As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    if math.isfinite(max_norm):
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
-    return norm
+    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
 
 
 class UpdateDebt:
@@ -289,6 +313,11 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
 def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The mean over several updates, by name."""
     return {name: torch.stack([m[name].detach() for m in metrics]).mean() for name in metrics[0]}
+
+
+def priorities(error: Tensor) -> Tensor:
+    """What replay is to choose by, from the size of errors; the least for rows whose error is NaN or Inf."""
+    return error.nan_to_num(nan=0.0, posinf=0.0) + PRIORITY_EPSILON
 
 
 def load_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:

@@ -126,7 +126,7 @@ class PPO(Algorithm):
             if self._moved_too_far(found["kl"]):
                 metrics.append({**found, "grad_norm": torch.zeros_like(loss)})
                 return False
-            metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid)})
+            metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch)})
         return True
 
     def _moved_too_far(self, kl: Tensor) -> bool:

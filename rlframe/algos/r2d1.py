@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import PRIORITY_EPSILON, EpsilonSchedule, UpdateDebt, Updater
+from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, Updater, priorities
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import annealed
@@ -121,7 +121,7 @@ class R2D1(Algorithm):
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
         loss, priority, q = self._loss(batch)
-        grad_norm = self.updater.step((batch.weight * loss).mean())
+        grad_norm = self.updater.step((batch.weight * loss).mean(), batch=batch)
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
         if self.progress.updates % self.config.target_interval == 0:
@@ -153,7 +153,7 @@ class R2D1(Algorithm):
         valid = batch.valid[learned]
         n_valid = valid.sum(0).clamp(min=1)
         error = error * valid
-        priority = c.eta * error.max(0).values + (1 - c.eta) * error.sum(0) / n_valid + PRIORITY_EPSILON
+        priority = priorities(c.eta * error.max(0).values + (1 - c.eta) * error.sum(0) / n_valid)
         return (loss * valid).sum(0) / n_valid, priority, (q.detach() * valid).sum(0) / n_valid
 
     def _values(self, model: Any, batch: Sequences) -> Tensor:

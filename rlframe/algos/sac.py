@@ -219,7 +219,7 @@ class SAC(Algorithm):
         observation = self.agent.model.normalized(batch.inputs.observation)
         temperature = self.log_temperature.exp()
         metrics = self._update_critics(batch, observation, temperature)
-        policy_metrics, log_prob = self._update_actor(observation, temperature)
+        policy_metrics, log_prob = self._update_actor(batch, observation, temperature)
         if self.config.learn_temperature:
             self._update_temperature(log_prob)
         soft_update(self.targets, self.online, self.config.tau)
@@ -233,21 +233,23 @@ class SAC(Algorithm):
         params = self.agent.model.params(next_observation)
         target_q = batch.return_ + batch.bootstrap * self.soft_value.target(next_observation, params, temperature)
         loss, q_mean = self.soft_value.descend_error(observation, batch.action, target_q)
-        self.critic_updater.follow()
+        self.critic_updater.follow(loss, batch)
         return {"loss": loss, "q": q_mean}
 
-    def _update_actor(self, observation: Tree, temperature: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def _update_actor(
+        self, batch: Transitions, observation: Tree, temperature: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Descend -mean V(s) in the policy (eq. 7-9); returns the mean log π(a|s) too."""
         actor = self.agent.model.run(observation)
         loss, log_prob, gradient = self.soft_value.gradient(observation, actor.output, temperature)
         actor.to_parameters(gradient)
-        self.actor_updater.follow()
+        self.actor_updater.follow(loss, batch)
         return {"policy_loss": loss, "entropy": -log_prob}, log_prob
 
     def _update_temperature(self, log_prob: Tensor) -> None:
         """Descend -log α (log π + H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""
         self.log_temperature.grad = -(log_prob + self.target_entropy)
-        self.temperature_updater.follow()
+        self.temperature_updater.follow(log_prob)
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}

@@ -138,8 +138,9 @@ class TD3(Algorithm):
         q = critics.q  # [2, n]
         error = q - target_q
         critics.to_parameters(error * (2 / len(target_q)))
-        self.critic_updater.follow()
-        return {"loss": error.square().mean() * 2, "q": q.mean()}
+        loss = error.square().mean() * 2
+        self.critic_updater.follow(loss, batch)
+        return {"loss": loss, "q": q.mean()}
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q_1(s, π(s)): the deterministic policy gradient, mean ∇_a Q_1(s, a) ∇π(s)."""
@@ -148,8 +149,9 @@ class TD3(Algorithm):
         critic = self.critics.first(observation, action)
         of_action = critic.to_action(torch.full_like(critic.q, -1 / len(critic.q)))
         actor.to_parameters(self.policy.gradient(action, of_action))
-        self.actor_updater.follow()
-        return {"policy_loss": -critic.q.mean()}
+        loss = -critic.q.mean()
+        self.actor_updater.follow(loss, observation)
+        return {"policy_loss": loss}
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError
+from rlframe.core.text import printable
 
 
 class Words:
@@ -71,7 +72,7 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
             traceback.print_exc()
         elif error.shows_cause and error.__cause__:
             print("".join(traceback.format_exception(error.__cause__, chain=False)), file=sys.stderr)
-        print(f"{error.prefix}: {error}", file=sys.stderr)
+        print(printable(f"{error.prefix}: {error}"), file=sys.stderr)
         return error.exit_status
     except Interrupted as stop:
         print(f"\n{stop}", file=sys.stderr)

@@ -13,9 +13,22 @@ from typing import Any
 
 import chz
 from chz.factories import MetaFactory, MetaFromString
-from chz.tiepin import CastError
+from chz.tiepin import CastError, _simplistic_try_cast
 
 from rlframe.core.errors import ConfigError
+
+
+class _value(MetaFactory):
+    """A field's text is its value and nothing else; chz by itself would also import module:name, or eval a lambda."""
+
+    def unspecified_factory(self) -> Callable[..., Any] | None:
+        return None
+
+    def from_string(self, factory: str) -> Callable[..., Any]:
+        raise MetaFromString(f"{factory!r} is taken for a value")
+
+    def perform_cast(self, value: str) -> Any:
+        return _simplistic_try_cast(value, self.field_annotation)
 
 
 def _count(text: str) -> int:
@@ -30,7 +43,7 @@ def _count(text: str) -> int:
 
 def count(default: int, doc: str) -> Any:
     """A field for a whole number that may be written 1e6 or 1_000_000."""
-    return chz.field(default=default, doc=doc, blueprint_cast=_count)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count)
 
 
 AUTO = -1  # of a field that may be a count or `auto`
@@ -42,12 +55,12 @@ def _count_or_auto(text: str) -> int:
 
 def count_or_auto(doc: str) -> Any:
     """A field for a whole number, or `auto`: to be settled when the hardware is known."""
-    return chz.field(default=AUTO, doc=doc, blueprint_cast=_count_or_auto)
+    return chz.field(meta_factory=_value(), default=AUTO, doc=doc, blueprint_cast=_count_or_auto)
 
 
 def option(default: Any, doc: str) -> Any:
     """A field with its documentation."""
-    return chz.field(default=default, doc=doc)
+    return chz.field(meta_factory=_value(), default=default, doc=doc)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -59,7 +72,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def sizes(default: tuple[int, ...], doc: str) -> Any:
     """A field for a list of whole numbers, written [64,64]."""
-    return chz.field(default=default, doc=doc, blueprint_cast=_sizes)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_sizes)
 
 
 def choice(default: str, among: tuple[str, ...], doc: str) -> Any:
@@ -71,7 +84,7 @@ def choice(default: str, among: tuple[str, ...], doc: str) -> Any:
         if value not in among:
             raise ConfigError(f"{name}={value!r} is not one of {', '.join(among)}{nearest(value, among)}")
 
-    return chz.field(default=default, doc=f"{' | '.join(among)}: {doc}", validator=check)
+    return chz.field(meta_factory=_value(), default=default, doc=f"{' | '.join(among)}: {doc}", validator=check)
 
 
 def fraction(default: float, doc: str) -> Any:
@@ -82,7 +95,7 @@ def fraction(default: float, doc: str) -> Any:
         if not 0 <= value <= 1:
             raise ConfigError(f"{name.removeprefix('X_')}={value} must be from 0 to 1")
 
-    return chz.field(default=default, doc=doc, validator=check)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
 
 
 def nearest(name: str, known: Any) -> str:

@@ -59,6 +59,10 @@ class Ranks(ABC):
     def broadcast(self, value: _T) -> _T:
         """The value that rank 0 has."""
 
+    @abstractmethod
+    def pass_on(self, signum: int) -> None:
+        """Send a signal that came to this process to the ranks that are its children and would not hear of it."""
+
     def every(self, claim: bool) -> bool:
         """Whether it holds on all ranks."""
         return self.sum(int(claim)) == self.world_size
@@ -89,6 +93,9 @@ class Alone(Ranks):
 
     def broadcast(self, value: _T) -> _T:
         return value
+
+    def pass_on(self, signum: int) -> None:
+        """There is nobody."""
 
 
 _current: ContextVar[Ranks] = ContextVar("rlframe_ranks")

@@ -123,7 +123,8 @@ def action_decoder(space: Space) -> Decoder:
             return lambda action: action.astype(space.dtype)
 
 
-def _box_decoder(box: spaces.Box) -> Decoder:
+def box_scaling(box: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Scale and offset from canonical actions to those of `box`, and the canonical bounds low and high; float32."""
     low, high = box.low.astype(np.float64), box.high.astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     scale = np.where(bounded, high - np.where(bounded, low, 0), 2.0) / 2.0
@@ -131,7 +132,11 @@ def _box_decoder(box: spaces.Box) -> Decoder:
     scale, offset = scale.astype(np.float32), offset.astype(np.float32)
     canonical_low = np.where(bounded, -1.0, low).astype(np.float32)
     canonical_high = np.where(bounded, 1.0, high).astype(np.float32)
+    return scale, offset, canonical_low, canonical_high
 
+
+def _box_decoder(box: spaces.Box) -> Decoder:
+    scale, offset, canonical_low, canonical_high = box_scaling(box)
     as_is = bool((scale == 1).all() and (offset == 0).all())  # the box is canonical already
 
     def decode(action: np.ndarray) -> np.ndarray:

@@ -79,6 +79,7 @@ class ActorCritic(PolicyModel):
         self, observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
     ) -> None:
         super().__init__()
+        self.uses_previous = config.feed_back or config.memory != "none"
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.actor = Trunk(observation_space, action_space, config)
         shared = config.shared or has_images(observation_space)

@@ -21,6 +21,8 @@ NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]
 class PolicyModel(nn.Module, ABC):
     """Maps agent inputs to action-distribution parameters and a state value."""
 
+    uses_previous: bool = False  # whether it looks at the previous action and reward, and at `first`
+
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Parameters [..., param_size], value [...] and the next state, for inputs with leads [B] or [T, B].

@@ -46,12 +46,14 @@ class RunningNorm(nn.Module):
             self._merge(n.reshape(-1)[0], *of_rank)
 
     def _merge(self, n: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """Merge moments of `n` rows; none of a batch that holds NaN or Inf, which would never be got rid of again."""
+        finite = (mean + variance).isfinite().all()
         total = self.count + n
         delta = mean - self.mean
         spread = self.variance * self.count + variance * n + delta**2 * self.count * n / total
-        self.mean += delta * n / total
-        self.variance.copy_(spread / total)
-        self.count.copy_(total)
+        self.mean += torch.where(finite, delta * n / total, 0.0)
+        self.variance.copy_(torch.where(finite, spread / total, self.variance))
+        self.count.copy_(torch.where(finite, total, self.count))
 
 
 class ObservationNorm(nn.Module):

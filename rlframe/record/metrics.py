@@ -56,6 +56,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/clip_fraction": "share of rows whose probability ratio was clipped (0 to 1)",
         "algo/explained_variance": "1 - Var[return - value] / Var[return]: 1 is perfect, 0 no better than the mean",
         "algo/grad_norm": "norm of the gradient over all parameters, before clipping",
+        "algo/refused": "updates not made so far, because a loss or gradient was NaN or Inf (updates)",
         "algo/learning_rate": "learning rate of the optimizer now",
     }
 )

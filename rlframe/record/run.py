@@ -1,6 +1,5 @@
 """One run's directory: where its rows, messages and snapshots go."""
 
-import fcntl
 import logging
 import math
 import os
@@ -14,9 +13,12 @@ from typing import Any
 from rlframe.core.errors import ConfigError
 from rlframe.record.console import Console, PlainConsole, SilentConsole
 from rlframe.record.files import NotRecorded, refused
+from rlframe.record.kept import keep
+from rlframe.record.owner import FILE as OWNER
+from rlframe.record.owner import Ownership
 from rlframe.record.params import append_resumed, write_params
 from rlframe.record.rotation import Policy, Rotation
-from rlframe.record.snapshot import Others, no_others
+from rlframe.record.snapshot import Others, list_snapshots, no_others
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
 
 _logger = logging.getLogger("rlframe")
@@ -59,6 +61,14 @@ class RunBase(ABC):
         """
 
     @abstractmethod
+    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        """Keep arrays to look into beside the log, as `name`; where they are, empty if nowhere."""
+
+    @abstractmethod
+    def newest_snapshot(self) -> str:
+        """Its path, empty if there is none."""
+
+    @abstractmethod
     def trim(self, env_steps: int) -> None:
         """The run goes on from `env_steps`: forget rows and set aside snapshots after it."""
 
@@ -88,6 +98,14 @@ class NullRun(RunBase):
     ) -> Path | None:
         """Nothing; `state_fn` is not called."""
         return None
+
+    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        """Nowhere."""
+        return ""
+
+    def newest_snapshot(self) -> str:
+        """None."""
+        return ""
 
     def trim(self, env_steps: int) -> None:
         """Nothing."""
@@ -123,6 +141,14 @@ class Follower(RunBase):
         others(self.directory)
         return None
 
+    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        """See `RunBase.keep`."""
+        return _kept(self.directory, name, state, facts)
+
+    def newest_snapshot(self) -> str:
+        """See `RunBase.newest_snapshot`."""
+        return _newest(self.directory)
+
     def trim(self, env_steps: int) -> None:
         """Nothing."""
 
@@ -150,7 +176,7 @@ class Run(RunBase):
         self._n_refused = 0  # by the disk
         self._open = ExitStack()
         with ExitStack() as opened:
-            opened.callback(os.close, lock_directory(directory, "a run", "run_ID or log_dir"))
+            opened.callback(Ownership(directory, "a run", "run_ID or log_dir").close)
             if not resume:
                 check_directory(directory)  # once more: another run may have begun here meanwhile
             (append_resumed if resume else write_params)(directory / "params.json", config)
@@ -244,6 +270,14 @@ class Run(RunBase):
         self._rotation.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
+    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        """See `RunBase.keep`."""
+        return _kept(self.directory, name, state, facts)
+
+    def newest_snapshot(self) -> str:
+        """See `RunBase.newest_snapshot`."""
+        return _newest(self.directory)
+
     def record_exception(self, error: BaseException) -> None:
         """Put the traceback into debug.log alone: whoever catches the exception tells the user."""
         info = (type(error), error, error.__traceback__)
@@ -268,21 +302,17 @@ def _place(directory: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def lock_directory(directory: Path, who: str, instead: str) -> int:
-    """Hold `directory` until the descriptor is closed or the process dies; two writers would ruin one another's files.
-
-    Raises:
-        ConfigError: another holds it; says `who`, and which keys can name another place.
-    """
-    descriptor = os.open(directory, os.O_RDONLY)
+def _kept(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> str:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"{directory}: {who} goes on there; stop it, or use another {instead}") from None
-    except OSError:  # a file system without locks
-        _logger.debug("%s cannot be locked", directory)
-    return descriptor
+        return str(keep(directory, name, state, facts))
+    except OSError as error:
+        _logger.warning("%s cannot be kept: %s", name, error)
+        return ""
+
+
+def _newest(directory: Path) -> str:
+    found = list_snapshots(directory / "snapshot")
+    return str(found[-1]) if found else ""
 
 
 def _console(title: str) -> Console:
@@ -337,7 +367,7 @@ def check_directory(directory: Path) -> None:
     """Raises:
     ConfigError: `directory` holds a run or anything else; nothing is ever overwritten.
     """
-    if any(directory.iterdir()):
+    if any(entry.name != OWNER for entry in directory.iterdir()):
         raise ConfigError(
             f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or go on with it by "
             f"resume={directory}"

@@ -12,17 +12,15 @@ from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError
 from rlframe.envs.workers import Supervision
-from rlframe.runners.base import Runner
+from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.samplers import Evaluator, RemoteSampler
 from rlframe.system.processes import START_METHODS
 
 
 @chz.chz
-class Config:
+class Config(RunnerConfig):
     """How long to train, how far sampling may run ahead, and what happens when its process dies."""
 
-    n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
-    log_interval_steps: int = count(10_000, "env_steps between evaluations, rows of the log, and snapshots")
     n_slots: int = count(2, "batches that sampling may be ahead, the one that is learned from included")
     sampler_waits: bool = option(
         False, "replay_ratio holds exactly, and sampling waits; else it is the most, and fast sampling goes beyond it"
@@ -51,8 +49,8 @@ class Config:
     def make_runner(
         self, sampler: RemoteSampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
     ) -> AsyncRl:
-        evaluator = make_evaluator()
-        return AsyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, evaluator, self.sampler_waits)
+        how = make_evaluator(), self.sampler_waits, self.limits()
+        return AsyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, *how)
 
 
 class AsyncRl(Runner):
@@ -75,10 +73,11 @@ class AsyncRl(Runner):
         log_interval_steps: int,
         evaluator: Evaluator,
         sampler_waits: bool = False,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         if not isinstance(sampler, RemoteSampler):
             raise TypeError(f"AsyncRl needs a RemoteSampler, whose process is its own, got {type(sampler).__name__}")
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps)
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
         self.evaluator, self.sampler_waits = evaluator, sampler_waits
         self.staleness = 0  # the most in this interval
         self._posted: deque[tuple[int, int]] = deque()  # versions of the parameters, and the updates they had
@@ -89,11 +88,12 @@ class AsyncRl(Runner):
         self.sampler.watch()
         if not self.algo.updates_due():
             self._receive()
-        self._learn()
+        self._pay()
         while not self.sampler_waits and self.algo.updates_due() and self.sampler.ready and not self._at_end:
             self._receive()
-        while self._at_end and self.algo.updates_due():  # what is owed in the end is paid
-            self._learn()
+        while self._at_end and self.algo.updates_due() and not self.stop:  # what is owed in the end is paid
+            self._pay()
+        self.half_done = self._at_end and bool(self.algo.updates_due())
         self.follow()
 
     @property
@@ -118,14 +118,14 @@ class AsyncRl(Runner):
             self._posted.popleft()
         return self._posted[0][1]
 
-    def _learn(self) -> None:
+    def _pay(self) -> None:
         """An update, if one is due; the parameters handed on after the first since a batch came, and before waiting.
 
         Once for each of many updates would gain little: the sampler looks at the beginning of a batch.
         """
         if self.algo.updates_due():
             with self.clock("learning"):
-                self.metrics.add({f"algo/{name}": value for name, value in self.algo.update().items()})
+                self.update()
         if self._news or not self.algo.updates_due():
             self._news = False
             self.sampler.refresh(self.agent)
@@ -138,7 +138,7 @@ class AsyncRl(Runner):
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length; the sampler fills its slots meanwhile, then waits."""
-        return self.evaluator.score()
+        return self.evaluator.score(self.stop.__bool__)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

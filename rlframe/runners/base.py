@@ -7,28 +7,76 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import chz
+
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.errors import Interrupted, ReadableError
+from rlframe.algos.base import UpdateMetrics
+from rlframe.core.config import choice, count, option
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.snapshot import NotRecorded, Part, write_part
+from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
-from rlframe.samplers.evaluator import summarize
+from rlframe.samplers.evaluator import EvaluationStopped, summarize
 from rlframe.system.memory import resident_bytes
-from rlframe.system.signals import stop_request
+from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
+
+_RECENT_EPISODES = 100  # that episode/return_mean is over
+_GRACE_S = 7.0  # from a signal to the snapshot: the update or the batch that is under way has so long
+NONFINITE = ("stop", "skip")
+_LOOK_UPDATES = 8  # updates between looks at whether a rank was asked to stop
 
 _logger = logging.getLogger("rlframe")
-_RECENT_EPISODES = 100  # that episode/return_mean is over
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a training early."""
+
+    max_time_s: float = 0.0  # of this start, then a snapshot and an end in order; 0: none
+    nonfinite: str = "stop"  # at an update whose loss or gradient is NaN or Inf; or skip it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_time_s < math.inf or self.nonfinite not in NONFINITE:
+            raise ValueError(
+                f"runner.max_time_s={self.max_time_s} must be at least 0, "
+                f"runner.nonfinite={self.nonfinite!r} one of {', '.join(NONFINITE)}"
+            )
+
+
+NO_LIMITS = Limits()
+
+
+@chz.chz
+class RunnerConfig:
+    """What every runner's Config has."""
+
+    n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
+    log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations if any, and snapshots")
+    max_time_s: float = option(0.0, "seconds of this start, after which a snapshot is written and it ends; 0: no limit")
+    nonfinite: str = choice("stop", NONFINITE, "the run, or just the update, where a loss or gradient is NaN or Inf")
+
+    @chz.validate
+    def _check_limits(self) -> None:
+        if not 0 <= self.max_time_s < math.inf:
+            raise ConfigError(f"runner.max_time_s={self.max_time_s} must be at least 0; 0: no limit")
+
+    def limits(self) -> Limits:
+        """What ends a training early."""
+        return Limits(self.max_time_s, self.nonfinite)
 
 
 class Diverged(ReadableError):
-    """A parameter became NaN or Inf: nothing that is learned from here on is worth saving."""
+    """A loss, gradient or parameter became NaN or Inf: nothing that is learned from here on is worth saving."""
 
 
 class Runner(ABC):
@@ -41,20 +89,29 @@ class Runner(ABC):
     score_name: str  # the metric by which snapshot_mode=best compares
 
     def __init__(
-        self, sampler: Sampler, agent: Agent, algo: Algorithm, n_steps: int, log_interval_steps: int = 10_000
+        self,
+        sampler: Sampler,
+        agent: Agent,
+        algo: Algorithm,
+        n_steps: int,
+        log_interval_steps: int = 10_000,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         if n_steps < 1 or log_interval_steps < 1:
             raise ValueError(
                 f"runner.n_steps={n_steps} and runner.log_interval_steps={log_interval_steps} must be at least 1"
             )
         self.sampler, self.agent, self.algo = sampler, agent, algo
-        self.n_steps, self.log_interval_steps = n_steps, log_interval_steps
+        self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
         self.metrics, self.clock = Metrics(), Clock()
         self.ranks = algo.progress.ranks
         self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // self.ranks.world_size))  # of this rank
         self.n_episodes = 0  # of this rank
         self.reported = -1  # env_steps of the last report; -1: none yet
         self.score = math.nan
+        self.half_done = False  # updates of the newest batch are left, which a stop came before
+        self.skips_updates = False  # some were refused since the start
+        self.stop = StopRequest()
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
@@ -80,24 +137,24 @@ class Runner(ABC):
         return self.algo.progress.env_steps
 
     def train(self) -> dict[str, float]:
-        """Train to `n_steps`; returns the last row of the log.
+        """Train to `n_steps`, or until the time is over; returns the last row of the log.
 
         Raises:
-            Interrupted: SIGINT or SIGTERM asked it to stop; a snapshot was written.
+            Interrupted: SIGINT, SIGTERM or SIGHUP asked it to stop; a snapshot was written, if it came to that in time.
             EnvError: an environment failed; a snapshot was written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
         """
         row: dict[str, float] = {}
-        asked = 0  # the signal that asked some rank to stop
-        with stop_request() as stop:
+        asked = 0
+        with stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.pass_on) as self.stop:
             try:
                 self.sampler.refresh(self.agent)  # whose exploration the algorithm has set
                 self.clock.begin(self.env_steps, self.algo.progress.updates)
-                if self.reported < 0:
-                    row = self.report()
-                while self.env_steps < self.n_steps and not (asked := self.ranks.largest(stop.signum)):
-                    self.iterate()
-                    if self.due():
+                while self._goes_on() and not (asked := self._asked()):
+                    if self.half_done or not self.due():
+                        self.iterate()
+                        continue
+                    with suppress(EvaluationStopped):  # of which nothing is left: it is made when the run goes on
                         row = self.report()
             except (Interrupted, Diverged, RankLost):  # asked a second time: at once; or nothing can be saved
                 raise
@@ -108,22 +165,69 @@ class Runner(ABC):
                 raise
             self._check_parameters()
             self.save()
-            if asked and self.env_steps < self.n_steps:
-                raise Interrupted(
-                    asked, f"stopped at env_steps {self.env_steps:,}, snapshot written; go on with resume="
-                )
+            if asked:
+                self._tell_of_stop(asked)
         return row
 
+    def _goes_on(self) -> bool:
+        return self.half_done or self.due() or self.env_steps < self.n_steps
+
+    def _asked(self) -> int:
+        """What some rank was asked to stop for; see StopRequest.reason."""
+        return self.ranks.largest(self.stop.reason())
+
+    def _tell_of_stop(self, asked: int) -> None:
+        where = f"at env_steps {self.env_steps:,} of {self.n_steps:,}, snapshot written; go on with resume="
+        if asked > OUT_OF_TIME:
+            raise Interrupted(asked - OUT_OF_TIME, f"stopped {where}")
+        _logger.info(f"the time is over (runner.max_time_s={self.limits.max_time_s:g}): stopped {where}")
+
     def iterate(self) -> None:
-        """One batch: sample, learn, hand the parameters on."""
-        with self.clock("sampling"):
-            samples = self.sampler.collect()
+        """One batch: sample, learn, hand the parameters on; or the rest of one that a stop has left half done."""
+        if not self.half_done:
+            with self.clock("sampling"):
+                samples = self.sampler.collect()
+            with self.clock("learning"):
+                self.algo.receive(samples)
+            self.follow()
         with self.clock("learning"):
-            self.algo.receive(samples)
-            while self.algo.updates_due():
-                self.metrics.add({f"algo/{name}": value for name, value in self.algo.update().items()})
-        self.sampler.refresh(self.agent)
-        self.follow()
+            self.half_done = not self._learn()
+        if not self.half_done:
+            self.sampler.refresh(self.agent)
+
+    def _learn(self) -> bool:
+        """Make the updates that are due; False if a stop leaves some of many, which the algorithm's state has."""
+        n = 0
+        while self.algo.updates_due():
+            if n and n % _LOOK_UPDATES == 0 and self._asked():
+                return False
+            self.update()
+            n += 1
+        return True
+
+    def update(self) -> None:
+        """Learn once.
+
+        Raises:
+            Diverged: the update was not finite and so not made, where `limits` do not say to skip it.
+        """
+        metrics = self.algo.update()
+        if self.algo.progress.refusals:
+            self._refuse(metrics)
+        self.metrics.add({f"algo/{name}": value for name, value in metrics.items()})
+
+    def _refuse(self, metrics: UpdateMetrics) -> None:
+        refusal, again = self.algo.progress.refusals.pop(), self.skips_updates
+        if self.limits.nonfinite == "stop":
+            newest = current_run().newest_snapshot()
+            raise Diverged(
+                f"{keep_refused(self.agent, self.algo, refusal, metrics)}. "
+                f"The last good snapshot is {newest or 'none'}. Try a lower learning rate (algo.learning_rate) or "
+                f"smaller rewards; runner.nonfinite=skip goes on without such updates"
+            )
+        self.skips_updates = True
+        if not again:  # the first is looked at, all are counted
+            _logger.warning("%s; it is skipped", keep_refused(self.agent, self.algo, refusal, metrics))
 
     def follow(self) -> None:
         """Take note of the episodes that ended, and of the progress."""
@@ -134,9 +238,9 @@ class Runner(ABC):
             current_run().progress(self.env_steps, self.n_steps)
 
     def due(self) -> bool:
-        """Whether an interval has passed since the last report, or the end is reached."""
+        """Whether an interval has passed since the last report, or the end is reached that has none yet."""
         passed = self.env_steps // self.log_interval_steps > self.reported // self.log_interval_steps
-        return passed or self.env_steps >= self.n_steps
+        return passed or self.reported < self.env_steps >= self.n_steps
 
     def _check_parameters(self, cause: BaseException | None = None) -> None:
         if not all(bool(parameter.isfinite().all()) for parameter in self.agent.parameters()):
@@ -149,7 +253,7 @@ class Runner(ABC):
         """Evaluate, write one row of the log, and snapshot by the run's mode.
 
         Raises:
-            Diverged: a parameter is NaN or Inf.
+            Diverged: a parameter is NaN or Inf.    EvaluationStopped: a stop broke the evaluation off.
         """
         self._check_parameters()
         with self.clock("evaluating"):
@@ -161,6 +265,7 @@ class Runner(ABC):
             **self._episodes(),
             **self.sampler.counters(),
             **self.algo.counters(),
+            **({"algo/refused": self.algo.progress.refused} if self.algo.progress.refused else {}),
             **self.counters(),
             "memory/resident_mb": resident_bytes() / 1e6,
             **self.clock.flush(self.env_steps, self.algo.progress.updates),
@@ -188,9 +293,15 @@ class Runner(ABC):
     def _snapshot(self, final: bool) -> None:
         run, updates = current_run(), self.algo.progress.updates
         if self.ranks.broadcast(run.wants_snapshot(self.env_steps, final)):
-            run.snapshot(
-                self.state_dict, self.env_steps, self.score, updates=updates, final=final, others=self._states_of_others
-            )
+            with self.stop.undisturbed():
+                run.snapshot(
+                    self.state_dict,
+                    self.env_steps,
+                    self.score,
+                    updates=updates,
+                    final=final,
+                    others=self._states_of_others,
+                )
 
     def _states_of_others(self, folder: Path) -> list[Part]:
         """Every rank but the first writes its own state where the first one writes the snapshot."""
@@ -233,6 +344,7 @@ class Runner(ABC):
         """Take on a saved state."""
         self.agent.load_state_dict(state["agent"])
         self.algo.load_state_dict(state["algo"])
+        self.half_done = bool(self.algo.updates_due())
         self.sampler.load_state_dict(state["sampler"])
         self.sampler.refresh(self.agent)
         runner = state["runner"]

@@ -8,22 +8,18 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.config import count
-from rlframe.runners.base import Runner
+from rlframe.runners.base import Runner, RunnerConfig
 from rlframe.samplers import Evaluator, Sampler
 
 
 @chz.chz
-class Config:
+class Config(RunnerConfig):
     """How long to train and how often to report."""
-
-    n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
-    log_interval_steps: int = count(10_000, "env_steps between rows of the log, and between snapshots")
 
     def make_runner(
         self, sampler: Sampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
     ) -> MinibatchRl:
-        return MinibatchRl(sampler, agent, algo, self.n_steps, self.log_interval_steps)
+        return MinibatchRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, self.limits())
 
 
 class MinibatchRl(Runner):

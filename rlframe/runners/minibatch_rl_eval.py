@@ -8,22 +8,20 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.config import count
-from rlframe.runners.base import Runner
+from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.samplers import Evaluator, Sampler
 
 
 @chz.chz
-class Config:
+class Config(RunnerConfig):
     """How long to train and how often to evaluate and report."""
-
-    n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
-    log_interval_steps: int = count(10_000, "env_steps between evaluations, rows of the log, and snapshots")
 
     def make_runner(
         self, sampler: Sampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
     ) -> MinibatchRlEval:
-        return MinibatchRlEval(sampler, agent, algo, self.n_steps, self.log_interval_steps, make_evaluator())
+        return MinibatchRlEval(
+            sampler, agent, algo, self.n_steps, self.log_interval_steps, make_evaluator(), self.limits()
+        )
 
 
 class MinibatchRlEval(Runner):
@@ -39,13 +37,14 @@ class MinibatchRlEval(Runner):
         n_steps: int,
         log_interval_steps: int,
         evaluator: Evaluator,
+        limits: Limits = NO_LIMITS,
     ) -> None:
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps)
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
         self.evaluator = evaluator
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length."""
-        return self.evaluator.score()
+        return self.evaluator.score(self.stop.__bool__)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

@@ -11,20 +11,18 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.config import count, option
+from rlframe.core.config import option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.normalize import RunningNorm
-from rlframe.runners.base import Runner
+from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.samplers import Evaluator, Sampler
 
 
 @chz.chz
-class Config:
+class Config(RunnerConfig):
     """How long to train and how often to evaluate and report. `world_size` says in how many ranks."""
 
-    n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
-    log_interval_steps: int = count(10_000, "env_steps between evaluations, rows of the log, and snapshots")
     timeout_s: float = option(600.0, "seconds that a rank waits for the others, before the run ends")
 
     @chz.validate
@@ -35,7 +33,7 @@ class Config:
     def make_runner(
         self, sampler: Sampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
     ) -> SyncRl:
-        return SyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, make_evaluator())
+        return SyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, make_evaluator(), self.limits())
 
 
 class SyncRl(Runner):
@@ -55,8 +53,9 @@ class SyncRl(Runner):
         n_steps: int,
         log_interval_steps: int,
         evaluator: Evaluator,
+        limits: Limits = NO_LIMITS,
     ) -> None:
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps)
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
         self.evaluator = evaluator
 
     def evaluate(self) -> dict[str, float]:
@@ -66,7 +65,7 @@ class SyncRl(Runner):
             RanksDiffer: the ranks do not have the same agent to evaluate.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
-        return self.evaluator.score()
+        return self.evaluator.score(self.stop.__bool__)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

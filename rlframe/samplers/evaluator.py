@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,14 @@ from rlframe.envs.workers import Supervision, split
 from rlframe.samplers.collector import local_collector, remote_collector
 
 _CHUNK = 16  # time steps between looks at what has finished
+
+
+class EvaluationStopped(Exception):
+    """An evaluation was broken off, as it was asked to be; it has no result."""
+
+
+def _never() -> bool:
+    return False
 
 
 @chz.chz
@@ -73,26 +81,32 @@ class Evaluator:
             self.envs = EnvWorkers(env, n, seeds, n_workers, pinned, supervision)
             self.collector = remote_collector(self.envs, agent, _CHUNK, rngs, config.explore, 1, self.lo)
 
-    def evaluate(self) -> list[Trajectory]:
+    def evaluate(self, stop: Callable[[], bool] = _never) -> list[Trajectory]:
         """Play new episodes with the agent as it is now; all ranks', in order of environment, then of time.
 
         Raises:
             EnvError: an environment failed, or an episode went past `max_length`.
+            EvaluationStopped: `stop()` held on some rank before its episodes were over.
         """
-        own = [replace(trajectory, env=self.lo + trajectory.env) for trajectory in self._play()]
-        return [trajectory for of_rank in self.ranks.gather(own) for trajectory in of_rank]
+        own, whole = self._play(stop)
+        played = self.ranks.gather((own, whole))
+        if not all(whole for _, whole in played):
+            raise EvaluationStopped
+        return [trajectory for of_rank, _ in played for trajectory in of_rank]
 
-    def _play(self) -> list[Trajectory]:
-        """This rank's part."""
+    def _play(self, stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
+        """This rank's part, and whether it is all of it."""
         self.collector.restart()
         done: list[list[Trajectory]] = [[] for _ in self.quota]
         while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
+            if stop():
+                return [], False
             self._collect()
             for trajectory in self.collector.tracker.pop():
                 if len(done[trajectory.env]) < self.quota[trajectory.env]:
                     done[trajectory.env].append(trajectory)
             self._check_length()
-        return [trajectory for found in done for trajectory in found]
+        return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
     def _collect(self) -> None:
         try:
@@ -108,9 +122,9 @@ class Evaluator:
                 f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
             )
 
-    def score(self) -> dict[str, float]:
-        """Evaluate, as metrics: the returns' mean and spread, the episodes' length and number, and `counters`."""
-        trajectories = self.evaluate()
+    def score(self, stop: Callable[[], bool] = _never) -> dict[str, float]:
+        """`evaluate`, as metrics: the returns' mean and spread, the episodes' length and number, and `counters`."""
+        trajectories = self.evaluate(stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
 
     def counters(self) -> dict[str, float]:

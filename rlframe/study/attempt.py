@@ -13,6 +13,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from rlframe.core.text import printable
 from rlframe.study.plan import Run
 from rlframe.study.slots import Slot
 from rlframe.system import leash
@@ -168,4 +169,4 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     said = [line.strip() for line in lines if line.strip() and not line.startswith("--- ")]
-    return said[-1][:300] if said else ""
+    return printable(said[-1][:300]) if said else ""

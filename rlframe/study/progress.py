@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 
 _TAIL_BYTES = 1 << 16  # that hold the last row, whatever its width
 _RETURNS = ("eval/return_mean", "episode/return_mean")
@@ -95,6 +97,6 @@ def _number(cell: str) -> float:
 
 def _goal(params: Path) -> float:
     try:
-        return float(json.loads(params.read_text(encoding="utf-8"))["config"]["runner.n_steps"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(read_json(params)["config"]["runner.n_steps"])
+    except (ConfigError, ValueError, KeyError, TypeError):
         return math.nan

@@ -126,6 +126,8 @@ class Queue:
             status.exit_status, reason = attempt.outcome()
             attempt.close()
             stopped = attempt.asked_to_stop and not attempt.reason
+            if not reason and self._readers[attempt.run.name].read().fraction() < 1:  # as its own limit wants it
+                stopped, reason = True, "its time is over; the same command goes on with it"
             self._end(attempt.run, INTERRUPTED if reason and stopped else FAILED if reason else DONE, reason)
 
     def _end(self, run: Run, state: str, reason: str) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
+from rlframe.record.owner import Ownership
 from rlframe.record.params import replace_file, session
-from rlframe.record.run import lock_directory
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run
 
@@ -48,7 +48,7 @@ class Record:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make {directory}: {error.strerror}; use another log_dir") from error
-        self._lock = lock_directory(directory, "a study", "log_dir")
+        self._owned = Ownership(directory, "a study", "log_dir")
         try:
             before = read_record(directory) if (directory / FILE).exists() else {}
             self._path = directory / FILE
@@ -58,10 +58,10 @@ class Record:
             self.statuses = {run.name: self._status(run) for run in runs}
             self.save()
         except OSError as error:
-            os.close(self._lock)
+            self._owned.close()
             raise ConfigError(f"cannot write in {directory}: {error.strerror}; use another log_dir") from error
         except BaseException:
-            os.close(self._lock)
+            self._owned.close()
             raise
 
     def _status(self, run: Run) -> Status:
@@ -96,7 +96,7 @@ class Record:
 
     def close(self) -> None:
         """Let go of the directory."""
-        os.close(self._lock)
+        self._owned.close()
 
 
 def read_record(directory: Path) -> dict[str, Any]:
@@ -107,11 +107,9 @@ def read_record(directory: Path) -> dict[str, Any]:
     """
     path = directory / FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         entries = [(entry["name"], entry["words"], entry["state"]) for entry in content["runs"]]
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name the directory of a study") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error!r}); move it away, and use another log_dir") from None
     if content.get("format") != _FORMAT or not all(isinstance(name, str) for name, _, _ in entries):
         raise ConfigError(f"{path} has format {content.get('format')}, and this rlframe reads format {_FORMAT}")

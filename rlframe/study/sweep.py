@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from rlframe.core.command import Words
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import Experiment, to_flat
 from rlframe.record.context import dated
-from rlframe.study.plan import INNERMOST, SWEEP, Program, Run, make_runs, read_grid, settings_of
+from rlframe.study.plan import INNERMOST, SWEEP, Program, Run, make_runs, read_grid, settings_of, split_values
 from rlframe.study.queue import Options
 from rlframe.study.record import FILE, read_record
 from rlframe.study.slots import deal
 from rlframe.study.study import Study, conduct, preview
 from rlframe.system.affinity import read_topology
+from rlframe.trust import foreign, refuse_foreign
 
 _OF_STUDY = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # which have one value for all runs
 _ADJUSTABLE = ("affinity", "retries", "stall_s")  # by a study that goes on
@@ -41,8 +43,8 @@ def run_sweep(words: Words, check: Check) -> int:
     Raises:
         ConfigError: the grid, a key or a value of any of its runs is wrong; nothing has been started.
     """
-    dry_run, resume = words.flag("dry_run"), words.text("resume")
-    given = _with_recorded(Path(resume), words.rest) if resume else dict(words.rest)
+    dry_run, resume, trust = words.flag("dry_run"), words.text("resume"), words.flag("trust")
+    given = _with_recorded(Path(resume), words.rest, trust) if resume else dict(words.rest)
     study_words = Words(f"{key}={value}" for key, value in given.items() if key in _OF_STUDY)
     order = study_words.text("seeds", INNERMOST)
     options = Options(study_words.count("retries", 0), float(study_words.count("stall_s", int(Options.stall_s))))
@@ -52,10 +54,12 @@ def run_sweep(words: Words, check: Check) -> int:
     seeds = grid.pop("seed", ())
     if seeds and "run_ID" in given:
         raise ConfigError(f"run_ID={run_id}: where seeds are swept, a run's ID is its seed; leave it out")
-    program = Program((sys.executable, "-m", "rlframe.launch"), resumes_by_directory=True)
+    command = (sys.executable, "-m", "rlframe.launch", *(("trust=true",) if trust else ()))
+    program = Program(command, resumes_by_directory=True)
 
     def runs_in(directory: Path) -> tuple[Run, ...]:
-        return make_runs(partial(program.run, directory), base, settings_of(grid), seeds, order, run_id)
+        runs = make_runs(partial(program.run, directory), base, settings_of(grid), seeds, order, run_id)
+        return tuple(run if trust else _trusting(run) for run in runs)
 
     experiments = _checked(runs_in(Path()), check)
     log_dir = resume or given.get("log_dir", "")
@@ -74,6 +78,11 @@ def run_sweep(words: Words, check: Check) -> int:
     return conduct(study, slots, options)
 
 
+def _trusting(run: Run) -> Run:
+    """The run, which may go on with what the words of its own command name."""
+    return replace(run, again=(*run.again, "trust=true")) if foreign(run.words) else run
+
+
 def _grid(words: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     grid = read_grid(words)
     for key in (*_OF_STUDY, *_ALONE, "dry_run"):
@@ -85,7 +94,7 @@ def _grid(words: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return grid
 
 
-def _with_recorded(directory: Path, words: Mapping[str, str]) -> dict[str, str]:
+def _with_recorded(directory: Path, words: Mapping[str, str], trust: bool) -> dict[str, str]:
     """The words that the study was begun with, and those of now that may differ."""
     fixed = [key for key in words if key not in _ADJUSTABLE]
     if fixed:
@@ -94,9 +103,14 @@ def _with_recorded(directory: Path, words: Mapping[str, str]) -> dict[str, str]:
             f"(what can: {', '.join(_ADJUSTABLE)}); to add seeds or values, repeat its command with log_dir={directory}"
         )
     command = read_record(directory).get("command")
-    if not isinstance(command, list) or not any(word.startswith(SWEEP) for word in command):
+    if not isinstance(command, list) or not any(str(word).startswith(SWEEP) for word in command):
         raise ConfigError(f"{directory} is a study of a script; go on with it by that script, with log_dir={directory}")
-    return Words(command).rest | dict(words)
+    recorded = Words(map(str, command)).rest
+    for name, text in recorded.items():
+        key = name.removeprefix(SWEEP)
+        for value in split_values(text) if key != name else [text]:
+            refuse_foreign({key: value}, str(directory / FILE), trust)
+    return recorded | dict(words)
 
 
 def _checked(runs: tuple[Run, ...], check: Check) -> list[Experiment]:

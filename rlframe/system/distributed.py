@@ -6,6 +6,7 @@ whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, every rank is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -146,6 +147,11 @@ class Group(Ranks):
         with self._together():
             dist.broadcast_object_list(found, src=0, device=_CPU)
         return found[0]
+
+    def pass_on(self, signum: int) -> None:
+        for child in _children.get(()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signum)
 
     @contextmanager
     def _together(self) -> Iterator[None]:

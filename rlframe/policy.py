@@ -1,0 +1,81 @@
+"""A trained policy to call from a notebook: `rlframe.load_policy(RUN_DIR).act(observation)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
+from rlframe.greedy import Greedy
+from rlframe.trained import Trained, load_trained
+
+
+class Policy:
+    """Acts on an environment's own observations, one or a batch, and remembers from call to call what it must."""
+
+    def __init__(self, trained: Trained, seed: int = 0) -> None:
+        """`seed`: of the noise that explores."""
+        self.snapshot, self.env_steps = trained.snapshot, trained.env_steps
+        self.observation_space, self.action_space = trained.observation_space, trained.action_space
+        self._agent = trained.agent
+        self._device = next(trained.agent.parameters()).device
+        self._greedy = Greedy(trained.agent, trained.observation_space, trained.action_space).to(self._device)
+        self._rng = np.random.default_rng(seed)
+        self._state: Tree = ()
+        self._n = 0  # rows of the state; 0: an episode begins
+
+    def reset(self) -> None:
+        """An episode begins: forget the one before. A policy without memory has nothing to forget."""
+        self._n = 0
+
+    @torch.inference_mode()
+    def act(self, observation: Any, reward: Any = 0.0, explore: bool = False) -> Any:
+        """The action for an observation [*obs], or the actions for a batch of them [B, *obs].
+
+        Args:
+            reward: of the action before, which a policy with model.feed_back looks at: a number, or [B].
+            explore: act with the noise of training.
+        Raises:
+            ValueError: the observation has another form than the space.
+        """
+        single = not _is_batch(observation, self.observation_space)
+        rows = map_tree(lambda x: torch.as_tensor(np.asarray(x)).to(self._device), observation)
+        rows = map_tree(lambda x: x.unsqueeze(0), rows) if single else rows
+        n = len(leaves(rows)[0])
+        if n != self._n:
+            self._state, self._n = self._greedy.initial_state(n), n
+        rewards = torch.as_tensor(np.broadcast_to(np.asarray(reward, np.float32), (n,)).copy()).to(self._device)
+        call = self._explore if explore else self._greedy
+        actions, self._state = call(rows, self._state, rewards)
+        return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
+
+    def _explore(self, rows: Tree, state: Tree, rewards: torch.Tensor) -> tuple[Tree, Tree]:
+        noise = map_tree(lambda x: torch.from_numpy(x).to(self._device), self._agent.noise(self._rng, (len(rewards),)))
+        action, state = self._greedy.step(rows, state, rewards, noise)
+        return self._greedy.decode(action), state
+
+
+def load_policy(path: str | Path, device: str = "cpu", trust: bool = False) -> Policy:
+    """The policy of a run directory, or of one of its snapshots (see `load_trained`)."""
+    return Policy(load_trained(Path(path), device, trust))
+
+
+def _is_batch(observation: Any, space: Space) -> bool:
+    """Whether an observation has a leading dimension more than its space.
+
+    Raises:
+        ValueError: it has neither that shape nor the space's.
+    """
+    match space:
+        case spaces.Dict():
+            return all(_is_batch(observation[key], sub) for key, sub in space.spaces.items())
+        case spaces.Tuple():
+            return all(_is_batch(x, sub) for x, sub in zip(observation, space.spaces, strict=True))
+    shape, own = np.shape(observation), tuple(space.shape or ())
+    if own not in (shape, shape[1:]):
+        raise ValueError(f"an observation of shape {shape} is neither one of {space} nor a batch of them")
+    return shape != own

@@ -1,0 +1,34 @@
+"""Arrays that are kept beside a run's log, to look into: NAME.safetensors, and NAME.json with the facts about them."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from rlframe.record.params import replace_file
+from rlframe.record.tree import encode
+
+
+def keep(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
+    """Write `state` (see record.tree) and facts; returns the file of arrays.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    tree = encode(state, arrays, name)
+    path = directory / f"{name}.safetensors"
+    save_file(arrays, path)
+    replace_file(path.with_suffix(".json"), json.dumps({**_plain(facts), "tree": tree}, indent=1) + "\n")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,80 @@
+"""What is kept and said of an update that was refused, because its loss or a gradient was NaN or Inf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.algos.base import Refusal, UpdateMetrics
+from rlframe.core.struct import Struct, Tree
+from rlframe.record import current_run
+
+
+def keep_refused(agent: Agent, algo: Algorithm, refusal: Refusal, metrics: UpdateMetrics) -> str:
+    """Keep the batch, the agent and the generators beside the run's log; what was found, in words."""
+    batch = _plain(refusal.batch)
+    wrong = _not_finite(batch, "")
+    gradients = _names(agent, refusal.parameters)
+    facts = {
+        "updates": refusal.updates,
+        "env_steps": algo.progress.env_steps,
+        **refusal.facts,
+        "not_finite_in_batch": wrong,
+        "not_finite_gradients": gradients,
+        "metrics": {name: float(value) for name, value in metrics.items()},
+    }
+    state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}
+    ranks = algo.progress.ranks
+    name = f"nonfinite_{refusal.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
+    kept = current_run().keep(name, state, facts)
+    in_batch = ", ".join(f"{place} ({n} of its values)" for place, n in wrong.items()) or "no value of the batch"
+    return (
+        f"update {refusal.updates:,} at env_steps {algo.progress.env_steps:,} was not made: loss "
+        f"{refusal.facts['loss']:g}, gradient norm {refusal.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
+        + (f"; what it would have learned from is in {kept}" if kept else "")
+    )
+
+
+def _plain(tree: Tree) -> Any:
+    """A tree of arrays without Structs."""
+    if isinstance(tree, Struct):
+        return {field.name: _plain(getattr(tree, field.name)) for field in fields(tree)}
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return [_plain(value) for value in tree]
+    return tree
+
+
+def _not_finite(tree: Any, path: str) -> dict[str, int]:
+    """How many values are not finite, by the place of their array."""
+    if isinstance(tree, dict | list):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {
+            place: n for key, value in items for place, n in _not_finite(value, f"{path}.{key}".lstrip(".")).items()
+        }
+    n = int((~torch.as_tensor(tree).isfinite()).sum())
+    return {path: n} if n else {}
+
+
+def _names(agent: Agent, parameters: list[Tensor]) -> list[str]:
+    names = {id(parameter): name for name, parameter in agent.named_parameters()}
+    return [names.get(id(x), f"a parameter of the algorithm, of shape {list(x.shape)}") for x in parameters]
+
+
+def _generators(algo: Algorithm) -> dict[str, Any]:
+    """The states of the algorithm's own generators, by their attributes' names: as they are after the update."""
+    found: dict[str, Any] = {}
+    for name, value in vars(algo).items():
+        if isinstance(value, torch.Generator):
+            found[name] = value.get_state()
+        elif isinstance(value, np.random.Generator):
+            found[name] = value.bit_generator.state
+    return found

@@ -1,0 +1,143 @@
+"""Tests of updates that are not finite: nothing is learned from them, their batch is kept, the run stops or goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm, a2c, ddpg, dqn, impala, ppo, sac, td3
+from rlframe.core.types import Samples
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
+from rlframe.models.normalize import RunningNorm
+from rlframe.record import logger_context
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.replay import ReplayConfig
+from rlframe.runners import MinibatchRl
+from rlframe.runners.base import Diverged, Limits
+from rlframe.samplers import SerialSampler
+
+OFF_POLICY: dict[str, Any] = {
+    "learn_from": 32,
+    "batch_size": 32,
+    "replay_ratio": 4.0,
+    "replay": ReplayConfig(size=256),
+}
+CONFIGS = {
+    "ppo": ("CartPole-v1", ppo.Config(minibatches=2, epochs=1)),
+    "a2c": ("CartPole-v1", a2c.Config()),
+    "impala": ("CartPole-v1", impala.Config(optimizer="rmsprop")),
+    "dqn": ("CartPole-v1", dqn.Config(**OFF_POLICY)),
+    "prioritized": ("CartPole-v1", dqn.Config(prioritized=True, **OFF_POLICY)),
+    "sac": ("Pendulum-v1", sac.Config(**OFF_POLICY)),
+    "td3": ("Pendulum-v1", td3.Config(**OFF_POLICY)),
+    "ddpg": ("Pendulum-v1", ddpg.Config(**OFF_POLICY)),
+}
+SMALL = ModelConfig(hidden=(8,))
+BATCH = 4  # in which a value goes wrong
+
+
+class Poisoned(SerialSampler):
+    """Gives one wrong value in every batch from the fourth on: what no check of an environment has found."""
+
+    field, value, n = "reward", np.nan, 0
+
+    def collect(self) -> Samples:
+        samples = super().collect()
+        self.n += 1
+        if self.n >= BATCH:
+            target = samples.reward if self.field == "reward" else samples.inputs.observation
+            target[5, 1] = self.value
+        return samples
+
+
+def parts(name: str, model: ModelConfig = SMALL) -> tuple[Poisoned, Agent, Algorithm]:
+    env, config = CONFIGS[name]
+    envs = make_envs(EnvConfig(env, backend="python"), 4, [0, 1, 2, 3])
+    agent = config.make_agent(envs.observation_space, envs.action_space, model, 0)
+    sampler = Poisoned(envs, agent, batch_T=16)
+    return sampler, agent, config.make_algorithm(agent, sampler.batch_spec, 512, 0)
+
+
+def all_finite(agent: Agent) -> bool:
+    return all(bool(x.isfinite().all()) for x in agent.state_dict().values())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_reward_that_is_nan_is_not_learned_from_and_ends_the_run(name: str, tmp_path: Path) -> None:
+    sampler, agent, algo = parts(name)
+    wrong = pytest.raises(Diverged, match=r"loss nan.*reward|loss nan.*return_")
+    with wrong as caught, logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, algo, 512, 64).train()
+    assert all_finite(agent)
+    snapshot = resolve_snapshot(run.directory)
+    assert str(snapshot) in str(caught.value)
+    assert load_snapshot(snapshot)[1]["env_steps"] < algo.progress.env_steps
+    facts = json.loads(next(run.directory.glob("nonfinite_*.json")).read_text())
+    assert facts["loss"] == "nan"
+    assert sum(facts["not_finite_in_batch"].values()) >= 1
+    arrays = load_file(next(run.directory.glob("nonfinite_*.safetensors")))
+    assert any(not np.isfinite(array).all() for key, array in arrays.items() if ".batch." in key)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "prioritized", "sac"])
+@pytest.mark.parametrize("field", ["reward", "observation"])
+def test_skipping_goes_on_to_the_end_with_finite_parameters_and_counts(name: str, field: str, tmp_path: Path) -> None:
+    sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), normalize_observation=True))
+    sampler.field = field
+    with logger_context(tmp_path, console=False) as run:
+        row = MinibatchRl(sampler, agent, algo, 512, 128, Limits(nonfinite="skip")).train()
+    assert row["env_steps"] >= 512
+    assert row["algo/refused"] >= 1
+    assert all_finite(agent)
+    assert len(list(run.directory.glob("nonfinite_*.safetensors"))) == 1, "the first is kept, the others are counted"
+
+
+@pytest.mark.parametrize("name", ["ppo", "td3", "sac"])  # DQN's Huber loss stands it
+def test_a_loss_that_explodes_is_refused_like_one_that_is_nan(name: str) -> None:
+    sampler, agent, algo = parts(name)
+    sampler.value = 1e38
+    if name == "ppo":  # whose normalised advantages and clipped gradient stand much
+        algo.config = ppo.Config(minibatches=2, epochs=1, normalize_advantage=False)
+    before: dict[str, torch.Tensor] = {}
+    update = algo.update
+
+    def remembering() -> Any:
+        before.update({key: value.clone() for key, value in agent.state_dict().items()})
+        return update()
+
+    algo.update = remembering  # type: ignore[method-assign]
+    with pytest.raises(Diverged, match="was not made"):
+        MinibatchRl(sampler, agent, algo, 512, 512).train()
+    assert all_finite(agent)
+    if name == "ppo":  # the others' actors learn from the critics that were not changed
+        assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
+
+
+def test_the_optimizer_of_a_refused_update_is_as_it_was() -> None:
+    sampler, _, algo = parts("ppo")
+    for _ in range(BATCH - 1):
+        algo.receive(sampler.collect())
+        algo.update()
+    before = json.dumps(algo.updater.state_dict()["state"], default=lambda x: x.tolist())
+    algo.receive(sampler.collect())
+    algo.update()
+    assert algo.progress.refused == CONFIGS["ppo"][1].minibatches
+    assert json.dumps(algo.updater.state_dict()["state"], default=lambda x: x.tolist()) == before
+
+
+def test_running_statistics_take_in_no_batch_that_is_not_finite() -> None:
+    norm, twin = RunningNorm((2,)), RunningNorm((2,))
+    good = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+    bad = good.clone()
+    bad[3, 1] = torch.inf
+    norm.update(bad)
+    norm.update(good)
+    norm.update(bad)
+    twin.update(good)
+    assert all(torch.equal(a, b) for a, b in zip(norm.buffers(), twin.buffers(), strict=True))

@@ -1,0 +1,120 @@
+"""Tests of stopping in order, by signals and by the time, in every part of the loop, and of going on exactly."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm, dqn, ppo
+from rlframe.core.errors import Interrupted
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.replay import ReplayConfig
+from rlframe.runners import MinibatchRl, MinibatchRlEval
+from rlframe.runners.base import Limits
+from rlframe.samplers import EvalConfig, Evaluator, Sampler, SerialSampler
+
+ENV = EnvConfig("rlframe.envs.probe:time_limit", {"length": 5})
+DQN = dqn.Config(learn_from=16, batch_size=8, replay_ratio=16.0, replay=ReplayConfig(size=256))
+
+
+def parts(config: Any = DQN, n_steps: int = 64) -> tuple[Sampler, Agent, Algorithm]:
+    envs = make_envs(ENV, 4, [0, 1, 2, 3])
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
+    sampler = SerialSampler(envs, agent, batch_T=8)
+    return sampler, agent, config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+def sending_at_update(algo: Algorithm, which: int) -> None:
+    """Let the process be asked to stop while `algo` makes the update with this number."""
+    update = algo.update
+
+    def interrupted() -> Any:
+        if algo.progress.updates == which:
+            send(signal.SIGTERM)
+        return update()
+
+    algo.update = interrupted  # type: ignore[method-assign]
+
+
+def test_a_stop_between_the_updates_of_a_batch_leaves_the_rest_owed(tmp_path: Path) -> None:
+    sampler, agent, algo = parts()
+    sending_at_update(algo, 9)
+    with pytest.raises(Interrupted, match="snapshot written"), logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, algo, 64, 64).train()
+    assert algo.progress.updates < 9 + 9
+    assert algo.updates_due() > 0
+    state, _ = load_snapshot(resolve_snapshot(run.directory))
+    again = MinibatchRl(*parts(), 64, 64)
+    with logger_context(run.directory, resume=True, console=False):
+        again.resume(state)
+        assert again.half_done
+        before = again.env_steps
+        again.iterate()
+    assert again.env_steps == before, "what is owed is paid before another batch is collected"
+    assert not again.algo.updates_due()
+
+
+def test_updates_broken_off_and_made_later_give_the_parameters_that_they_would_have_given(tmp_path: Path) -> None:
+    whole = parts()
+    MinibatchRl(*whole, 28, 28).train()
+    sampler, agent, algo = parts()
+    sending_at_update(algo, 9)
+    with pytest.raises(Interrupted), logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, algo, 28, 28).train()
+    again = MinibatchRl(*parts(), 28, 28)
+    again.load_state_dict(load_snapshot(resolve_snapshot(run.directory))[0])
+    again.train()
+    assert again.env_steps == whole[2].progress.env_steps
+    assert again.algo.progress.updates == whole[2].progress.updates > algo.progress.updates
+    for name, value in whole[1].state_dict().items():
+        assert torch.equal(again.agent.state_dict()[name], value), name
+
+
+class Asking(Evaluator):
+    """Asks the process to stop in the middle of an evaluation."""
+
+    def _collect(self) -> None:
+        send(signal.SIGINT)
+        super()._collect()
+
+
+def test_an_evaluation_is_broken_off_and_made_when_the_run_goes_on(tmp_path: Path) -> None:
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1))
+    config = EvalConfig(n_envs=2, n_episodes=40)  # several chunks
+    with pytest.raises(Interrupted) as caught, logger_context(tmp_path, console=False) as run:
+        MinibatchRlEval(sampler, agent, algo, 64, 32, Asking(ENV, agent, config)).train()
+    assert caught.value.exit_status == 130
+    assert not (run.directory / "progress.csv").exists() or not (run.directory / "progress.csv").read_text()
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1))
+    again = MinibatchRlEval(sampler, agent, algo, 64, 32, Evaluator(ENV, agent, config))
+    with logger_context(run.directory, resume=True, console=False):
+        again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
+        again.train()
+    lines = (run.directory / "progress.csv").read_text().splitlines()
+    assert lines[1].startswith("0,"), "the evaluation before training"
+
+
+def test_when_the_time_is_over_a_run_ends_in_order_with_a_snapshot(tmp_path: Path) -> None:
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
+    with logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, algo, 10**9, 10**9, Limits(max_time_s=0.3)).train()
+    assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps > 0
+    assert "the time is over (runner.max_time_s=0.3)" in (run.directory / "debug.log").read_text()
+
+
+def test_impossible_limits_are_refused_with_their_numbers() -> None:
+    with pytest.raises(ValueError, match=r"runner.max_time_s=-1"):
+        Limits(max_time_s=-1)
+    with pytest.raises(ValueError, match=r"runner.nonfinite='ignore' one of stop, skip"):
+        Limits(nonfinite="ignore")

@@ -1,0 +1,103 @@
+"""Tests of being asked to stop: by signals and by the time, with real signals."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlframe.core.errors import Interrupted
+from rlframe.system.signals import OUT_OF_TIME, stop_request
+from tests.processes import until
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_answers_with_its_signal_and_the_exit_status_of_a_shell(signum):
+    with stop_request() as stop:
+        send(signum)
+        assert stop.reason() == OUT_OF_TIME + signum
+        with pytest.raises(Interrupted) as caught:
+            send(signal.SIGINT)
+    assert caught.value.exit_status == 128 + signal.SIGINT
+
+
+def test_a_terminal_that_hangs_up_twice_asks_once():
+    with stop_request() as stop:
+        send(signal.SIGHUP)
+        send(signal.SIGHUP)
+        assert stop.signum == signal.SIGHUP
+
+
+def test_under_nohup_a_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_request() as stop:
+            send(signal.SIGHUP)
+            assert not stop
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_work_that_does_not_stop_within_its_grace_is_broken_in_upon_and_tells_the_first_signal():
+    with stop_request(grace_s=0.1):
+        send(signal.SIGHUP)
+        with pytest.raises(Interrupted, match=r"within 0.1 s") as caught:
+            until(lambda: False)
+    assert caught.value.exit_status == 128 + signal.SIGHUP
+
+
+def test_what_is_protected_outlasts_the_grace():
+    with stop_request(grace_s=0.1) as stop:
+        with stop.undisturbed():
+            send(signal.SIGTERM)
+            time.sleep(0.7)
+        with pytest.raises(Interrupted):
+            until(lambda: False)
+
+
+def test_the_time_given_is_over_when_it_has_passed_and_a_signal_counts_more():
+    with stop_request(max_time_s=0.05) as stop:
+        assert stop.reason() == 0
+        until(lambda: bool(stop))
+        assert stop.reason() == OUT_OF_TIME
+        send(signal.SIGTERM)
+        assert stop.reason() == OUT_OF_TIME + signal.SIGTERM
+
+
+def test_the_first_signal_is_passed_on_once():
+    heard: list[int] = []
+    with stop_request(math.inf, 0.0, heard.append):
+        send(signal.SIGHUP)
+        send(signal.SIGHUP)
+    assert heard == [signal.SIGHUP]
+
+
+HANGING_UP = """
+import os, signal, sys
+from rlframe.system.signals import stop_request
+with stop_request() as stop:
+    print("ready", flush=True)
+    while not stop:
+        signal.sigtimedwait([], 0.05)
+    print("to nobody", flush=True)
+    print("to nobody", file=sys.stderr, flush=True)
+os._exit(7)
+"""
+
+
+def test_output_to_a_terminal_that_is_gone_does_no_harm():
+    ours, theirs = os.openpty()
+    code = f"import os, fcntl, termios\nos.setsid()\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{HANGING_UP}"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        assert b"ready" in os.read(ours, 100)
+        os.close(ours)  # the terminal's window is closed: the kernel sends SIGHUP
+        assert process.wait(timeout=20) == 7

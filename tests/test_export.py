@@ -1,0 +1,118 @@
+"""Tests of exported policies and of load_policy: they act as the agent does, on what environments give."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import rlframe
+from rlframe import export, launch
+
+SMALL = ["runner=minibatch_rl", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial"]
+SMALL += ["sampler.batch_T=8", "sampler.batch_B=4", "model.hidden=[8]"]
+PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
+REPLAY = ["algo.learn_from=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
+PROBE = "env=rlframe.envs.probe:identity"
+RUNS = {
+    "ppo": [*PPO, "env=CartPole-v1"],
+    "normalised": [*PPO, "env=Pendulum-v1", "model.normalize_observation=true"],
+    "squashed": [*PPO, "env=Pendulum-v1", "model.squash=true"],
+    "lstm": [*PPO, "env=CartPole-v1", "model.memory=lstm", "model.memory_size=8", "model.feed_back=true"],
+    "dict": [*PPO, PROBE, "env_kwargs.action=dict", "env_kwargs.length=5", "model.feed_back=true"],
+    "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],
+    "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
+    "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "algo.noisy=true", "algo.value=quantile"],
+    "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
+    "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made: dict[str, Path] = {}
+
+    def run(name: str) -> Path:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            assert launch.main([f"log_dir={folder}", *SMALL, *RUNS[name]]) == 0
+            made[name] = folder / "run_0"
+        return made[name]
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporters
+@pytest.mark.parametrize("name", RUNS)
+def test_an_exported_program_acts_as_the_agent(
+    runs: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy.pt2"
+    assert export.main([str(runs(name)), f"out={out}"]) == 0, capsys.readouterr().err
+    assert "1,000 observations" in capsys.readouterr().out
+    assert torch.export.load(out)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["ppo", "normalised", "lstm", "dqn", "sac"])
+def test_an_onnx_file_acts_as_the_agent(
+    runs: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "policy.onnx"
+    assert export.main([str(runs(name)), "format=onnx", f"out={out}"]) == 0, capsys.readouterr().err
+    assert out.stat().st_size
+
+
+def test_without_the_extra_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert export.main([str(tmp_path), "format=onnx"]) == 2
+    assert 'pip install "rlframe[onnx]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "lstm", "dqn"])
+def test_a_loaded_policy_plays_its_environment_and_acts_alike_on_one_and_on_a_batch(runs: Any, name: str) -> None:
+    policy = rlframe.load_policy(runs(name))
+    env = gymnasium.make("Pendulum-v1" if name == "sac" else "CartPole-v1")
+    observation, _ = env.reset(seed=0)
+    for _ in range(5):
+        policy.reset()
+        batch = policy.act(np.stack([observation] * 3))
+        policy.reset()
+        action = policy.act(observation)
+        assert env.action_space.contains(action if action.shape else int(action))
+        np.testing.assert_allclose(batch, np.stack([action] * 3), atol=1e-5)
+        observation, *_ = env.step(action)
+
+
+def test_memory_goes_from_call_to_call_until_reset(runs: Any) -> None:
+    policy = rlframe.load_policy(runs("lstm"))
+    observation = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    policy.act(observation)
+    first = policy._state["memory"]
+    policy.act(observation)
+    second = policy._state["memory"]
+    policy.reset()
+    policy.act(observation)
+    again = policy._state["memory"]
+    flat = [torch.cat([x.flatten() for x in torch.utils._pytree.tree_leaves(s)]) for s in (first, second, again)]
+    assert torch.equal(flat[0], flat[2])
+    assert not torch.equal(flat[0], flat[1])
+
+
+def test_exploring_draws_and_greedy_does_not(runs: Any) -> None:
+    policy = rlframe.load_policy(runs("sac"))
+    observation = np.zeros(3, np.float32)
+    assert policy.act(observation) == policy.act(observation)
+    assert policy.act(observation, explore=True) != policy.act(observation, explore=True)
+
+
+def test_an_observation_of_another_shape_is_refused(runs: Any) -> None:
+    with pytest.raises(ValueError, match=r"shape \(5,\)"):
+        rlframe.load_policy(runs("ppo")).act(np.zeros(5, np.float32))

@@ -1,0 +1,76 @@
+"""Signals to real runs in every part of the loop: each ends within 10 s, resumable, and leaves no process behind."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlframe import launch
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from tests.processes import DEADLINE_S, is_running, launched, until
+
+PPO = ["env=CartPole-v1", "algo=ppo", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=1e8"]
+PPO += ["algo.minibatches=1", "eval.n_envs=2"]
+DQN = ["env=CartPole-v1", "algo=dqn", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=1e8"]
+DQN += ["algo.learn_from=64", "algo.batch_size=32", "algo.replay.size=100000"]
+PHASES = {  # where the time of a run goes
+    "sampling": [*PPO, "sampler.batch_T=512", "algo.epochs=1", "runner.log_interval_steps=4096", "eval.n_episodes=1"],
+    "learning": [*DQN, "algo.replay_ratio=4096", "runner.log_interval_steps=64", "eval.n_episodes=1"],
+    "evaluating": [*PPO, "runner.log_interval_steps=64", "eval.n_episodes=2000"],
+    "snapshotting": [*DQN, "algo.replay_ratio=1", "runner.log_interval_steps=64", "eval.n_episodes=1"],
+}
+HOW = {
+    "serial": ["sampler=serial"],
+    "cpu": ["sampler=cpu", "sampler.n_workers=2"],
+    "gpu": ["sampler=gpu", "sampler.n_workers=2"],
+    "async": ["sampler=serial", "runner=async_rl"],
+    "ranks": ["sampler=serial", "world_size=2"],
+}
+
+
+def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
+    with launched(log_dir, *words) as process:
+        time.sleep(after_s)  # into the phase, at another place each time
+        children = psutil.Process(process.pid).children(recursive=True)
+        begin = time.monotonic()
+        os.kill(process.pid, signum)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+        assert time.monotonic() - begin < 10
+    assert process.returncode == 128 + signum, output
+    assert "Traceback" not in output
+    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+    run = log_dir / "run_0"
+    assert load_snapshot(resolve_snapshot(run))[1]["env_steps"] > 0
+    assert not (run / "owner.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_in_any_phase_ends_the_run_in_time_and_it_goes_on(phase: str, how: str, tmp_path: Path) -> None:
+    for index, signum in enumerate((signal.SIGTERM, signal.SIGHUP)):
+        words = [*PHASES[phase], *HOW[how]]
+        log_dir = tmp_path / str(index)
+        stop(log_dir, words, signum, 0.3 + 0.4 * index)
+        before = load_snapshot(resolve_snapshot(log_dir / "run_0"))[1]["env_steps"]
+        again = [f"resume={log_dir / 'run_0'}", f"runner.n_steps={before + 64}", "eval.n_episodes=2"]
+        assert launch.main(again) == 0
+
+
+def test_a_run_whose_time_is_over_exits_in_order_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*PPO, "sampler=serial", "eval.n_episodes=1", "runner.log_interval_steps=1e6", "runner.max_time_s=0.5"]
+    assert launch.main([f"log_dir={tmp_path}", *words]) == 0
+    assert "the time is over (runner.max_time_s=0.5)" in capsys.readouterr().out
+    steps = load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"]
+    assert launch.main([f"resume={tmp_path / 'run_0'}", f"runner.n_steps={steps + 64}", "runner.max_time_s=0"]) == 0
+
+
+@pytest.mark.parametrize("word", ["runner.max_time_s=-1", "runner.nonfinite=stpo"])
+def test_impossible_limits_are_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["env=CartPole-v1", word]) == 2
+    assert word.partition("=")[0].removeprefix("runner.") in capsys.readouterr().err

@@ -1,0 +1,184 @@
+"""Tests of run directories from strangers: what they hold is read, and nothing that they name is run."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlframe import evaluate, launch, plot
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import MOST_BYTES
+from rlframe.experiment import from_flat, to_flat
+from rlframe.record.snapshot import resolve_snapshot
+from rlframe.trust import foreign, read_config
+
+WORDS = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=32", "sampler=serial", "sampler.batch_T=8"]
+WORDS += ["sampler.batch_B=4", "algo.minibatches=1", "eval.n_episodes=1", "model.hidden=[8]"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    assert launch.main([f"log_dir={folder}", *WORDS]) == 0
+    return folder / "run_0"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "stranger/run_0", symlinks=True))
+
+
+def rewrite(run: Path, **changes: Any) -> None:
+    params = json.loads((run / "params.json").read_text())
+    params["config"] |= {key.replace("__", "."): value for key, value in changes.items()}
+    (run / "params.json").write_text(json.dumps(params))
+
+
+EVIL: list[dict[str, Any]] = [
+    {"algo": "evil.algo"},
+    {"algo": "./evil.py"},
+    {"runner": "os.path"},
+    {"sampler": "/tmp/evil.py"},
+    {"model__encoder": "evil:Encoder"},
+    {"model__encoder": "./evil.py:Encoder"},
+    {"env": "evil:CartPole-v1"},
+    {"env": "evil:make"},
+    {"env": "os:system", "env_kwargs.command": "touch x"},
+    {"env": "rlframe.core.config:find_module", "env_kwargs.name": "evil.evil"},
+    {"env_kwargs": {"xml_file": "/tmp/evil.xml"}},
+    {"env_kwargs": {"xml_file": "./evil.xml"}},
+    {"env_kwargs.env_id": "evil:CartPole-v1"},
+    {"eval.env_kwargs": {"deep": [{"x": "evil:call"}]}},
+    {"env_kwargs.x": "{a: 'evil:call'}"},
+    {"threads": "os:getpid"},
+    {"threads": "lambda: 1"},
+    {"algo__learning_rate": "evil.thing"},
+    {"model": "rlframe.models:ModelConfig"},
+    {"model": "preset_names"},
+    {"algo__replay": "make"},
+    {"...encoder": "evil:Encoder"},
+    {"model__hidden": [100_000, 100_000]},
+    {"model__hidden": "[100000,100000]"},
+    {"model__memory": "lstm", "model__memory_size": 10**6},
+]
+
+
+@pytest.mark.parametrize("changes", EVIL, ids=str)
+def test_what_is_not_built_in_is_refused_by_its_name_unless_it_is_trusted(
+    run: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(run, **changes)
+    with pytest.raises(ConfigError, match="trust=true") as caught:
+        read_config(run / "params.json", trust=False)
+    key = next(iter(changes)).replace("__", ".")
+    assert key.partition(".")[0] in str(caught.value)
+    assert read_config(run / "params.json", trust=True)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "resume", "again"])
+def test_every_command_that_reads_a_run_refuses_before_it_imports(
+    run: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = run.parent / "ran"
+    name = f"evil_{command}.py"
+    (run.parent / name).write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()")
+    monkeypatch.chdir(run.parent)
+    rewrite(run, algo=f"./{name}")
+    main, words = {
+        "evaluate": (evaluate.main, [str(run)]),
+        "resume": (launch.main, [f"resume={run}"]),
+        "again": (launch.main, [f"experiment={run}/params.json", "log_dir=elsewhere"]),
+    }[command]
+    assert main(words) == 2
+    assert f"algo=./{name}" in capsys.readouterr().err
+    assert not mark.exists()
+    assert main([*words, "trust=true"]) == 2  # now it is imported, and is no algorithm
+    assert "no class Config" in capsys.readouterr().err
+    assert mark.exists()
+
+
+def test_a_study_of_a_stranger_is_refused_likewise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"format": 1, "command": ["sweep.algo=evil.one,evil.two", "env=CartPole-v1"], "runs": []}
+    (tmp_path / "experiment.json").write_text(json.dumps(record))
+    assert launch.main([f"resume={tmp_path}"]) == 2
+    assert "algo=evil.one" in capsys.readouterr().err
+
+
+def test_a_value_on_the_command_line_is_a_value_and_is_never_evaluated() -> None:
+    for value in ("os:getpid", "lambda: 1", "os.getpid"):
+        with pytest.raises(ConfigError, match="threads"):
+            from_flat({"threads": value})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"algo": "sac", "env": "Pendulum-v1", "algo.learning_rate": "3e-4", "algo.max_grad_norm": "inf"},
+        {"algo": "dqn", "env": "ALE/Pong-v5", "env_kwargs.frameskip": 4, "env_kwargs.map_name": "4x4"},
+        {"algo": "r2d1", "model.memory": "lstm", "model.memory_size": 512, "device": "cuda:0"},
+        {"env": "rlframe.envs.probe:identity", "runner": "async_rl", "affinity": "16cpu_4gpu_1gpr_0slt"},
+        {"env": "HalfCheetah-v5", "env_kwargs.xml_file": "half_cheetah.xml", "init": "/else/run_0"},
+    ],
+)
+def test_what_our_own_parts_write_needs_no_trust(words: dict[str, Any]) -> None:
+    assert foreign(to_flat(from_flat(words))) == []
+
+
+def test_an_honest_run_is_evaluated_and_goes_on_without_trust(run: Path) -> None:
+    assert evaluate.main([str(run), "n_episodes=1"]) == 0
+    assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 0
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", ["params.json", "arrays.safetensors", "manifest.json"])
+def test_a_pickle_named_as_ours_is_not_unpickled(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = run.parent / "ran"
+    file = run / name if name == "params.json" else resolve_snapshot(run) / name
+    file.write_bytes(pickle.dumps(Bomb(mark)))
+    assert evaluate.main([str(run)]) != 0
+    assert "damaged" in capsys.readouterr().err or name == "arrays.safetensors"
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"{}", b"[]", b"\xff\xfe", b"9" * 5_000])
+def test_a_damaged_config_is_one_readable_line(run: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "params.json").write_bytes(content)
+    assert evaluate.main([str(run)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_config_without_end_is_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.truncate(run / "params.json", MOST_BYTES + 1)
+    assert evaluate.main([str(run)]) == 2
+    assert "bytes" in capsys.readouterr().err
+
+
+def test_what_a_log_and_a_config_say_cannot_steer_a_terminal(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    escape = "\x1b]0;owned\x07\x1b[2J"
+    rewrite(run, name=escape, env=f"CartPole-v1{escape}")
+    lines = (run / "progress.csv").read_text().splitlines()
+    (run / "progress.csv").write_text("\n".join([f"{lines[0]},{escape}", *(f"{line},1" for line in lines[1:])]) + "\n")
+    renamed = run.rename(run.with_name(f"run{escape}"))
+    for words in ([str(renamed), f"out={tmp_path}/x.png"], [str(renamed), "y=nothing"]):
+        plot.main(words)
+    evaluate.main([str(renamed)])
+    launch.main([f"resume={renamed}"])
+    captured = capfd.readouterr()
+    assert captured.err
+    assert "\x1b" not in captured.out + captured.err
+    assert "\x07" not in captured.out + captured.err
