@@ -202,7 +202,7 @@ def _resumed(resume: str, words: dict[str, str]) -> tuple[list[Mapping[str, Any]
     lacking = [key for key in _NEEDED if key not in config]
     if lacking:
         raise ConfigError(f"{path} lacks {', '.join(lacking)}: a script wrote it, so resume the run from that script")
-    return [config], [f"resuming {resume}: parameters, optimizer and counts go on; running episodes start anew"]
+    return [config], [f"resuming {resume}"]
 
 
 def _tell_if_done(env_steps: int, n_steps: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,6 +22,8 @@ from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import summarize
 from rlframe.system.memory import resident_bytes
 from rlframe.system.signals import stop_request
+
+_log = logging.getLogger("rlframe")
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over
 
@@ -52,6 +55,7 @@ class Runner(ABC):
         self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // self.ranks.world_size))  # of this rank
         self.n_episodes = 0  # of this rank
         self.reported = -1  # env_steps of the last report; -1: none yet
+        self.n_reports = 0
         self.score = math.nan
 
     @abstractmethod
@@ -169,6 +173,7 @@ class Runner(ABC):
         with self.clock("recording"):
             current_run().log(row)
             self.reported = self.env_steps  # before the snapshot, which keeps it
+            self.n_reports += 1
             self._snapshot(final=False)
         return row
 
@@ -209,6 +214,9 @@ class Runner(ABC):
             "runner": {
                 "env_steps": self.env_steps,
                 "reported": self.reported,
+                "n_reports": self.n_reports,
+                "score": self.score,
+                "metrics": self.metrics.state_dict(),
                 "n_episodes": self.n_episodes,
                 "elapsed_s": self.clock.elapsed_s(),
                 "recent": [[t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent],
@@ -216,17 +224,31 @@ class Runner(ABC):
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, in the run it was saved in. The environments' running episodes start anew."""
-        self.load_state_dict(state)
+        """Go on from a saved state, in the run it was saved in; says what of it starts anew, if anything does."""
+        reasons = self.load_state_dict(state)
         current_run().trim(self.env_steps)
+        _log.info(f"resumed at env_steps {self.env_steps:,}: {_told(reasons)}")
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take on a saved state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Take on a saved state; for each environment why its episode begins anew, empty where it goes on."""
         self.agent.load_state_dict(state["agent"])
         self.algo.load_state_dict(state["algo"])
-        self.sampler.load_state_dict(state["sampler"])
+        reasons = self.sampler.load_state_dict(state["sampler"])
         self.sampler.refresh(self.agent)
         runner = state["runner"]
         self.reported, self.n_episodes = runner["reported"], runner["n_episodes"]
         self.clock = Clock(runner["elapsed_s"])
         self.recent.extend(Trajectory(*fields) for fields in runner["recent"])
+        if "metrics" in runner:  # not in snapshots of version 0.1
+            self.n_reports, self.score = runner["n_reports"], runner["score"]
+            self.metrics.load_state_dict(runner["metrics"])
+        return reasons
+
+
+def _told(reasons: list[str]) -> str:
+    """What a resumed run's log says of its environments."""
+    anew = [reason for reason in reasons if reason]
+    if not anew:
+        return "everything goes on as if it had never stopped, episodes included"
+    why = "; ".join(dict.fromkeys(anew))
+    return f"parameters, optimizer and counts go on; {len(anew)} of {len(reasons)} running episodes start anew ({why})"
