@@ -111,19 +111,16 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import current_run, logger_context
-    from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
     from rlframe.system.memory import keep_freed_memory
 
-    saved = load_snapshot(resolve_snapshot(Path(resume)), place.rank)[0] if resume else {}
+    saved = _saved(resume, experiment.snapshot_mode, place.rank) if resume else {}
     keep_freed_memory()
     settled = hardware.settle(experiment, tune, place.local_rank, place.local_world_size)
     config = experiments.to_flat(settled.experiment)
     pin(settled.affinity.master)
     with hardware.joined(settled, place) as ranks:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
-            resume = restarted
-            if list_snapshots(Path(resume) / "snapshot"):
-                saved = load_snapshot(resolve_snapshot(Path(resume)), place.rank)[0]
+            resume, saved = restarted, _saved(restarted, experiment.snapshot_mode, place.rank)
         built = experiments.build(settled.experiment, settled.affinity)
         try:
             with logger_context(
@@ -141,12 +138,22 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
                     built.runner.resume(saved)
                     _tell_if_done(built.runner.env_steps, built.runner.n_steps)
                 elif resume:
-                    current_run().trim(-1)  # it was restarted before its first snapshot
+                    current_run().trim(-1)
+                    logging.getLogger("rlframe").info(f"{resume} has no snapshot yet: it begins anew")
                 built.runner.train()
         finally:
             built.close()
     if not place.rank:
         _farewell(run.directory)
+
+
+def _saved(run: str, snapshot_mode: str, rank: int) -> Mapping[str, Any]:
+    """The state to go on from; empty where the run ended before its first snapshot, and so begins anew."""
+    from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
+
+    if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
+        return {}
+    return load_snapshot(resolve_snapshot(Path(run)), rank)[0]
 
 
 def _tell(notes: Sequence[str], facts: Mapping[str, str], directory: Path) -> None:

@@ -55,7 +55,6 @@ class Runner(ABC):
         self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // self.ranks.world_size))  # of this rank
         self.n_episodes = 0  # of this rank
         self.reported = -1  # env_steps of the last report; -1: none yet
-        self.n_reports = 0
         self.score = math.nan
 
     @abstractmethod
@@ -173,7 +172,6 @@ class Runner(ABC):
         with self.clock("recording"):
             current_run().log(row)
             self.reported = self.env_steps  # before the snapshot, which keeps it
-            self.n_reports += 1
             self._snapshot(final=False)
         return row
 
@@ -214,7 +212,6 @@ class Runner(ABC):
             "runner": {
                 "env_steps": self.env_steps,
                 "reported": self.reported,
-                "n_reports": self.n_reports,
                 "score": self.score,
                 "metrics": self.metrics.state_dict(),
                 "n_episodes": self.n_episodes,
@@ -240,7 +237,7 @@ class Runner(ABC):
         self.clock = Clock(runner["elapsed_s"])
         self.recent.extend(Trajectory(*fields) for fields in runner["recent"])
         if "metrics" in runner:  # not in snapshots of version 0.1
-            self.n_reports, self.score = runner["n_reports"], runner["score"]
+            self.score = runner["score"]
             self.metrics.load_state_dict(runner["metrics"])
         return reasons
 

@@ -45,7 +45,7 @@ class MinibatchRlEval(Runner):
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length."""
-        return self.evaluator.score(self.n_reports)
+        return self.evaluator.score(self.env_steps)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

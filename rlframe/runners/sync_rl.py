@@ -66,7 +66,7 @@ class SyncRl(Runner):
             RanksDiffer: the ranks do not have the same agent to evaluate.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
-        return self.evaluator.score(self.n_reports)
+        return self.evaluator.score(self.env_steps)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""
