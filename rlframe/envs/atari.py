@@ -110,7 +110,7 @@ class AtariEnvs(Envs):
         canonical = (shape[0] * 3, *shape[1:3]) if self._colour else shape
         self.observation_space = spaces.FrameStack(Box(0, 255, canonical, np.uint8), shape[0])
         self.action_space = env.single_action_space
-        self._seeds = seeds
+        self._seeds, self._round = seeds, 0
         self._env: Any = env  # whose reset takes an array of seeds, which VectorEnv's type does not know
         self._episodic_life, self._clip = episodic_life, clip
         self._decode = spaces.action_decoder(self.action_space)
@@ -119,6 +119,7 @@ class AtariEnvs(Envs):
         self._observation = np.zeros((0, *shape), np.uint8)  # the newest, in ALE's memory; for `frame`
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
+        self._round = round_
         seeds = np.asarray([seed_of_round(seed, round_) for seed in self._seeds])
         self._observation, info = self._env.reset(seed=seeds)
         self._lives[:], self._ended[:] = info["lives"], False
@@ -168,15 +169,13 @@ class AtariEnvs(Envs):
         return {}
 
     def state(self) -> list[Any]:
-        """The seeds: ALE's vector environment tells nothing else."""
-        return [{"seed": seed} for seed in self._seeds]
+        """Which round has been played, for ALE's vector environment tells nothing else."""
+        return [{"round": self._round}] * self.n
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
-        """New games everywhere, of other seeds than the saved ones, whose games have been played."""
-        for index, saved in enumerate(states):
-            if isinstance(saved, dict) and "seed" in saved:
-                self._seeds[index] = seed_of_round(saved["seed"], 1)
-        self.reset(out)
+        """New games everywhere, of the round after the saved one."""
+        saved = states[0] if isinstance(states[0], dict) else {}
+        self.reset(out, saved.get("round", 0) + 1)
         return ["ALE's vector environment does not tell its games' state"] * self.n
 
     def frame(self, index: int) -> np.ndarray:

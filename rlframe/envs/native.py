@@ -56,7 +56,7 @@ class NativeEnvs(Envs):
 
     def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str, first: int = 0) -> None:
         """Args:
-            seed: what the first `env.reset` takes; None if the environment has its seeds already.
+            seed: what `env.reset` takes: an int, or a list of them.
             seeds: one per environment, for messages, which number the environments from `first` on.
         Raises:
             ConfigError: `env` does not speak NEXT_STEP.
@@ -72,13 +72,14 @@ class NativeEnvs(Envs):
         self._write = batch_writer(self.observation_space, self.n)
         self._check = batch_checker(self.observation_space)
         self._means = BatchMeans(self.n)
+        self._round = 0
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
-        """As Envs.reset; where the environments have their seeds from their construction, in every round from those."""
+        self._round = round_
         try:
-            observation, _ = self._env.reset(seed=None if self._seed is None else seed_of_round(self._seed, round_))
+            observation, _ = self._env.reset(seed=self._seed_of(round_))
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
@@ -86,6 +87,11 @@ class NativeEnvs(Envs):
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
         out.first[...] = True
+
+    def _seed_of(self, round_: int) -> Any:
+        if isinstance(self._seed, list):
+            return [seed_of_round(seed, round_) for seed in self._seed]
+        return seed_of_round(self._seed, round_)
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._decode(action)
@@ -145,12 +151,13 @@ class NativeEnvs(Envs):
             whole |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
         except Opaque as problem:
             whole = {"n": self.n, "anew": f"{self.backend} does not tell its state: {problem}"}
+        whole["round"] = self._round
         return [whole] + [{"n": 0}] * (self.n - 1)
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
         reason = self._restored(states[0])
         if reason:
-            self.reset(out, 1)
+            self.reset(out, states[0].get("round", 0) + 1 if isinstance(states[0], dict) else 1)
         return [reason] * self.n
 
     def _restored(self, saved: Any) -> str:
