@@ -113,19 +113,16 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import current_run, logger_context
-    from rlframe.record.snapshot import list_snapshots, load_newest
     from rlframe.system.memory import keep_freed_memory
 
-    found = load_newest(Path(resume), place.rank) if resume else None
+    found = _newest_of(resume, experiment.snapshot_mode, place.rank) if resume else None
     keep_freed_memory()
     settled = hardware.settle(experiment, tune, place.local_rank, place.local_world_size)
     config = experiments.to_flat(settled.experiment)
     pin(settled.affinity.master)
     with hardware.joined(settled, place) as ranks:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
-            resume = restarted
-            if list_snapshots(Path(resume) / "snapshot"):
-                found = load_newest(Path(resume), place.rank)
+            resume, found = restarted, _newest_of(restarted, experiment.snapshot_mode, place.rank)
         saved = _agreed(found, ranks) if found else {}
         built = experiments.build(settled.experiment, settled.affinity)
         try:
@@ -147,7 +144,8 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
                     built.runner.resume(saved)
                     _tell_if_done(built.runner.env_steps, built.runner.n_steps)
                 elif resume:
-                    current_run().trim(-1)  # it was restarted before its first snapshot
+                    current_run().trim(-1)
+                    logging.getLogger("rlframe").info(f"{resume} has no snapshot yet: it begins anew")
                 built.runner.train()
         finally:
             built.close()
@@ -155,7 +153,19 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
         _farewell(run.directory)
 
 
-def _agreed(found: tuple[Path, Any, Mapping[str, Any]], ranks: Ranks) -> Any:
+_Found = tuple[Path, Any, Mapping[str, Any]]
+
+
+def _newest_of(run: str, snapshot_mode: str, rank: int) -> _Found | None:
+    """The snapshot to go on from, with its state; none where the run ended before its first, and so begins anew."""
+    from rlframe.record.snapshot import list_snapshots, load_newest
+
+    if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
+        return None
+    return load_newest(Path(run), rank)
+
+
+def _agreed(found: _Found, ranks: Ranks) -> Any:
     """This rank's state in the newest snapshot that was whole for every rank."""
     from rlframe.record.snapshot import load_snapshot
 
@@ -223,7 +233,7 @@ def _resumed(resume: str, words: dict[str, str], trust: bool) -> tuple[list[Mapp
     lacking = [key for key in _NEEDED if key not in config]
     if lacking:
         raise ConfigError(f"{path} lacks {', '.join(lacking)}: a script wrote it, so resume the run from that script")
-    return [config], [f"resuming {resume}: parameters, optimizer and counts go on; running episodes start anew"]
+    return [config], [f"resuming {resume}"]
 
 
 def _tell_if_done(env_steps: int, n_steps: int) -> None:

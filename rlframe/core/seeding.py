@@ -84,3 +84,30 @@ def distinct_seeds(root: int, role: Role, n: int) -> list[int]:
             seed = (seed + 1) % 2**31
         seeds.append(seed)
     return seeds
+
+
+_CHUNK = 64  # seeds drawn at once: one alone takes 9 us, of 64 each takes 0.3
+
+
+class EpisodeSeeds:
+    """The seeds of one environment's episodes, below 2**31: that of the first is its own, the others follow from it."""
+
+    def __init__(self, own: int) -> None:
+        self.own = own
+        self._number, self._chunk = -1, [0]  # the chunk at hand
+
+    def __getitem__(self, episode: int) -> int:
+        if episode == 0:
+            return self.own
+        number, place = divmod(episode, _CHUNK)
+        if number != self._number:
+            drawn = np.random.SeedSequence(self.own, spawn_key=(number,)).generate_state(_CHUNK)
+            self._number, self._chunk = number, (drawn >> 1).tolist()
+        return self._chunk[place]
+
+
+def seed_of_round(own: int, round_: int) -> int:
+    """The seed of an environment in round 0, its own, or in another, where all its episodes are others."""
+    if not round_:
+        return own
+    return int(np.random.SeedSequence(own, spawn_key=(0, round_)).generate_state(1)[0] >> 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from rlframe.core import spaces
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
 from rlframe.core.text import counted
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
@@ -109,18 +110,18 @@ class AtariEnvs(Envs):
         canonical = (shape[0] * 3, *shape[1:3]) if self._colour else shape
         self.observation_space = spaces.FrameStack(Box(0, 255, canonical, np.uint8), shape[0])
         self.action_space = env.single_action_space
-        self._seeds = seeds
+        self._seeds, self._round = seeds, 0
         self._env: Any = env  # whose reset takes an array of seeds, which VectorEnv's type does not know
-        self._reset_seed: np.ndarray | None = np.asarray(seeds)
         self._episodic_life, self._clip = episodic_life, clip
         self._decode = spaces.action_decoder(self.action_space)
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._lives = np.zeros(self.n, np.int32)
         self._observation = np.zeros((0, *shape), np.uint8)  # the newest, in ALE's memory; for `frame`
 
-    def reset(self, out: EnvStep) -> None:
-        self._observation, info = self._env.reset(seed=self._reset_seed)
-        self._reset_seed = None
+    def reset(self, out: EnvStep, round_: int = 0) -> None:
+        self._round = round_
+        seeds = np.asarray([seed_of_round(seed, round_) for seed in self._seeds])
+        self._observation, info = self._env.reset(seed=seeds)
         self._lives[:], self._ended[:] = info["lives"], False
         self._write(out)
         out.first[...] = True
@@ -166,6 +167,16 @@ class AtariEnvs(Envs):
     def pop_diagnostics(self, index: int) -> dict[str, float]:
         """Nothing: ALE reports lives and frame numbers only."""
         return {}
+
+    def state(self) -> list[Any]:
+        """Which round has been played, for ALE's vector environment tells nothing else."""
+        return [{"round": self._round}] * self.n
+
+    def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
+        """New games everywhere, of the round after the saved one."""
+        saved = states[0] if isinstance(states[0], dict) else {}
+        self.reset(out, saved.get("round", 0) + 1)
+        return ["ALE's vector environment does not tell its games' state"] * self.n
 
     def frame(self, index: int) -> np.ndarray:
         """The newest frame as the agent sees it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +70,11 @@ class Envs(ABC):
     backend: str  # for the log: what steps, on how many threads
 
     @abstractmethod
-    def reset(self, out: EnvStep) -> None:
-        """Start every environment anew, the first time from its seed; writes `observation`, sets `first`."""
+    def reset(self, out: EnvStep, round_: int = 0) -> None:
+        """Start every environment anew, from its seed; writes `observation`, sets `first`.
+
+        In another round than 0 all seeds are others, which follow from it and theirs.
+        """
 
     @abstractmethod
     def step(self, action: Tree, out: EnvStep) -> None:
@@ -84,6 +87,25 @@ class Envs(ABC):
     @abstractmethod
     def pop_diagnostics(self, index: int) -> dict[str, float]:
         """Means of the numeric infos of environment `index` since its episode began; forgets them."""
+
+    def state(self) -> list[Any]:
+        """What `restore` needs of each environment, between two steps: arrays and plain values; None: it tells none."""
+        return [None] * self.n
+
+    def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
+        """Bring fresh environments to where those were whose `state` this is; `out` has their observations then.
+
+        Where that cannot be, an episode begins: its observation and `first` are written into `out`.
+
+        Args:
+            tick: called while an episode is played again, step by step, as a sign of life.
+        Returns:
+            Why an episode had to begin, for each environment; empty where it goes on.
+        Raises:
+            EnvError: an environment could not be reset.
+        """
+        self.reset(out)
+        return [f"{self.backend} does not tell its state"] * self.n
 
     @abstractmethod
     def frame(self, index: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,16 @@ class Means:
         self._sums = {}
         return means
 
+    def state(self) -> dict[str, list[float]]:
+        """Sum and count by name."""
+        self._count()
+        return {name: [float(total), float(count)] for name, (total, count) in self._sums.items()}
+
+    def load(self, saved: Mapping[str, Sequence[float]]) -> None:
+        """Go on from a saved state."""
+        self.clear()
+        self._sums = {name: list(entry) for name, entry in saved.items()}
+
 
 class BatchMeans:
     """The same for the infos of a vector environment: arrays [n], with Gymnasium's `_name` masks where given."""
@@ -103,3 +114,11 @@ class BatchMeans:
                 means[name] = float(sums[index] / counts[index])
                 sums[index] = counts[index] = 0.0
         return means
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Sums above counts [2, n], by name."""
+        return {name: entry.copy() for name, entry in self._sums.items()}
+
+    def load(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Go on from a saved state."""
+        self._sums = {name: entry.copy() for name, entry in saved.items()}

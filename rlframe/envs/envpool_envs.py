@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,29 +66,45 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], firs
     for name in kwargs:
         if name not in known or name in ("num_envs", "batch_size", "seed", "env_seed"):
             raise ConfigError(f"env_kwargs.{name} is no argument of EnvPool's {id_}{nearest(name, known)}")
+    make = partial(envpool.make, id_, env_type="gymnasium", num_envs=len(seeds), **kwargs)
+    try:
+        pool = _Pool(make, list(seeds))
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise ConfigError(f"EnvPool's {id_} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
+    with _without_precision_warnings():
+        return NativeEnvs(pool, list(seeds), list(seeds), f"envpool, {counted(n_threads, 'thread')}", first)
+
+
+@contextlib.contextmanager
+def _without_precision_warnings() -> Iterator[None]:
+    """EnvPool states float32 boxes by float64 bounds, at each construction."""
     with warnings.catch_warnings():
-        # EnvPool states float32 boxes by float64 bounds, at each construction.
         warnings.filterwarnings("ignore", message=".*precision lowered by casting", category=UserWarning)
-        options = {**kwargs, "num_envs": len(seeds), "seed": list(seeds)}
-        try:
-            env = envpool.make(id_, env_type="gymnasium", **options)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise ConfigError(f"EnvPool's {id_} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
-        pool = _Pool(env)
-        return NativeEnvs(pool, None, list(seeds), f"envpool, {counted(n_threads, 'thread')}", first)
+        yield
 
 
 class _Pool(VectorEnv):
     """EnvPool as a Gymnasium vector environment: seeds given when it is made, actions in the dtype it insists on."""
 
-    def __init__(self, env: Any) -> None:
-        self._env = env
+    def __init__(self, make: Callable[..., Any], seeds: list[int]) -> None:
+        self._make, self._unused = make, seeds  # the seeds, as long as nobody has reset it
+        self._env = env = self._made(seeds)
         self.num_envs = env.num_envs
         self.metadata = env.metadata
-        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
+        with _without_precision_warnings():
+            self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         self._dtype = env.spec.action_array_spec["action"].dtype
 
+    def _made(self, seeds: list[int]) -> Any:
+        with _without_precision_warnings():
+            return self._make(seed=seeds)
+
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """From these seeds, for which it is made anew; or on from where it is."""
+        if seed is not None and seed != self._unused:
+            self._env.close()
+            self._env = self._made(seed)
+        self._unused = []
         return self._env.reset()
 
     def step(self, actions: Tree) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -13,10 +13,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core import spaces
 from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import BatchMeans
+from rlframe.envs.keeper import put, take
 from rlframe.envs.observations import Misfit, batch_checker, batch_writer, foreign
+from rlframe.envs.plain import Opaque
 
 _REMEDY = "compare with backend=python, and correct the environment"
 
@@ -53,7 +56,7 @@ class NativeEnvs(Envs):
 
     def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str, first: int = 0) -> None:
         """Args:
-            seed: what the first `env.reset` takes; None if the environment has its seeds already.
+            seed: what `env.reset` takes: an int, or a list of them.
             seeds: one per environment, for messages, which number the environments from `first` on.
         Raises:
             ConfigError: `env` does not speak NEXT_STEP.
@@ -69,20 +72,26 @@ class NativeEnvs(Envs):
         self._write = batch_writer(self.observation_space, self.n)
         self._check = batch_checker(self.observation_space)
         self._means = BatchMeans(self.n)
+        self._round = 0
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
 
-    def reset(self, out: EnvStep) -> None:
+    def reset(self, out: EnvStep, round_: int = 0) -> None:
+        self._round = round_
         try:
-            observation, _ = self._env.reset(seed=self._seed)
+            observation, _ = self._env.reset(seed=self._seed_of(round_))
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
             raise self._fault(error, "the reset") from foreign(error)
-        self._seed = None
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
         out.first[...] = True
+
+    def _seed_of(self, round_: int) -> Any:
+        if isinstance(self._seed, list):
+            return [seed_of_round(seed, round_) for seed in self._seed]
+        return seed_of_round(self._seed, round_)
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._decode(action)
@@ -134,6 +143,35 @@ class NativeEnvs(Envs):
 
     def pop_diagnostics(self, index: int) -> dict[str, float]:
         return self._means.pop(index)
+
+    def state(self) -> list[Any]:
+        """The vector environment's with the first of its environments, for one generator serves all."""
+        try:
+            whole = {"n": self.n, "state": take(self._env), "means": self._means.state()}
+            whole |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
+        except Opaque as problem:
+            whole = {"n": self.n, "anew": f"{self.backend} does not tell its state: {problem}"}
+        whole["round"] = self._round
+        return [whole] + [{"n": 0}] * (self.n - 1)
+
+    def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
+        reason = self._restored(states[0])
+        if reason:
+            self.reset(out, states[0].get("round", 0) + 1 if isinstance(states[0], dict) else 1)
+        return [reason] * self.n
+
+    def _restored(self, saved: Any) -> str:
+        if not isinstance(saved, dict) or saved.get("n") != self.n:
+            return "its vector environment was saved with others, or by another backend"
+        if "anew" in saved:
+            return str(saved["anew"])
+        try:
+            put(self._env, saved["state"])
+        except Exception as problem:
+            return str(problem)
+        self._means.load(saved["means"])
+        self._ended[:], self._elapsed[:] = saved["ended"], saved["elapsed"]
+        return ""
 
     def frame(self, index: int) -> np.ndarray:
         raise EnvError(f"{self.backend} cannot be drawn; use backend=python with env_kwargs.render_mode=rgb_array")

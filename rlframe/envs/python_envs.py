@@ -12,10 +12,12 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rlframe.core import spaces
 from rlframe.core.errors import ConfigError
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import Means
+from rlframe.envs.keeper import Keeper, row, same
 from rlframe.envs.observations import Misfit, batch_checker, foreign, row_writer
+from rlframe.envs.plain import Opaque
 
 _FLAGS = frozenset({bool, np.bool_})
 _REMEDY = "reproduce it with a batch of one environment of this seed, and correct the environment"
@@ -44,12 +46,13 @@ class PythonEnvs(Envs):
         """
         self.n = len(makers)
         self.backend = f"python, {self.n} environment{'s one by one' if self.n > 1 else ''}"
-        self._seeds, self._first = list(seeds), first
+        self._first = first
         self._envs: list[gymnasium.Env] = []
         for make in makers:
-            self._envs.append(self._made(make))
+            self._envs.append(self._made(make, seeds[len(self._envs)]))
         self.observation_space, self.action_space = self._envs[0].observation_space, self._envs[0].action_space
-        self._check_spaces()
+        self._check_spaces(seeds)
+        self._keeper = Keeper(self._envs, seeds)
         self.observation_space = _with_frames(self._envs[0])
         self._steps = [env.step for env in self._envs]
         self._time_limit = time_limit or np.iinfo(np.int64).max
@@ -59,7 +62,7 @@ class PythonEnvs(Envs):
         self._real: set[type] = {float}  # types of rewards seen that are real numbers
         self._allocate()
 
-    def _made(self, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+    def _made(self, make: Callable[[], gymnasium.Env], seed: int) -> gymnasium.Env:
         try:
             return make()
         except ConfigError:
@@ -69,9 +72,9 @@ class PythonEnvs(Envs):
             index = len(self._envs)
             self.close()
             what = f"environment {self._first + index} could not be made: {type(error).__name__}: {error}"
-            raise fault(what, "correct its constructor or env_kwargs", seed=self._seeds[index]) from error
+            raise fault(what, "correct its constructor or env_kwargs", seed=seed) from error
 
-    def _check_spaces(self) -> None:
+    def _check_spaces(self, seeds: Sequence[int]) -> None:
         spaces.check_observation_space(self.observation_space)
         spaces.check_action_space(self.action_space)
         for index, env in enumerate(self._envs):
@@ -80,12 +83,10 @@ class PythonEnvs(Envs):
                 raise fault(
                     f"environment {self._first + index} has other spaces than environment {self._first}: {found}",
                     "give every environment of a batch the same spaces",
-                    seed=self._seeds[index],
+                    seed=seeds[index],
                 )
 
     def _allocate(self) -> None:
-        self._seeded = False  # whether the first reset, which takes the seeds, has been
-        self._episodes = [-1] * self.n
         self._rewards: list[Any] = [0.0] * self.n
         self._terminated: list[Any] = [False] * self.n
         self._truncated: list[Any] = [False] * self.n
@@ -94,29 +95,28 @@ class PythonEnvs(Envs):
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
         self._late = np.zeros(self.n, np.bool_)
 
-    def reset(self, out: EnvStep) -> None:
+    def reset(self, out: EnvStep, round_: int = 0) -> None:
+        self._keeper.begin_round(round_)
         for index in range(self.n):
             try:
                 self._restart(index, out.observation)
             except Exception as error:
                 raise self._fault(error, index, "the reset") from foreign(error)
         self._ended, self._ended_rows[:], self._elapsed[:] = [False] * self.n, False, 0
-        self._seeded = True
         out.first[...] = True
         self._check_values(out, None)
 
     def _restart(self, index: int, rows: Tree) -> None:
-        self._episodes[index] += 1
         self._elapsed[index] = -1  # the step that is under way makes it 0
         self._means[index].clear()
-        env = self._envs[index]
-        observation, _ = env.reset() if self._seeded else env.reset(seed=self._seeds[index])
-        self._write(rows, index, observation)
+        self._write(rows, index, self._keeper.reset(index))
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._split(self._decode(action))
         rows, write, ended = out.observation, self._write, self._ended
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
+        if self._keeper.trail is not None:
+            self._keeper.add(action)
         index = 0
         try:
             for index, step in enumerate(self._steps):
@@ -185,14 +185,68 @@ class PythonEnvs(Envs):
         return fault(
             f"environment {self._first + index} {verb}: {text}",
             _REMEDY,
-            seed=self._seeds[index],
-            episode=self._episodes[index],
+            seed=self._keeper.seed(index),
+            episode=self._keeper.episodes[index],
             step=int(self._elapsed[index]) + ahead,
             action=action,
         )
 
     def pop_diagnostics(self, index: int) -> dict[str, float]:
         return self._means[index].pop()
+
+    def state(self) -> list[Any]:
+        return [
+            {
+                **self._keeper.state(index),
+                "elapsed": int(self._elapsed[index]),
+                "ended": self._ended[index],
+                "means": self._means[index].state(),
+            }
+            for index in range(self.n)
+        ]
+
+    def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
+        reasons = [self._restored(index, saved, out, tick) for index, saved in enumerate(states)]
+        self._ended_rows[:] = self._ended
+        self._check_values(out, None)
+        return reasons
+
+    def _restored(self, index: int, saved: Any, out: EnvStep, tick: Callable[[], None]) -> str:
+        """Bring one environment to where it was, or begin its next episode; why that, if so."""
+
+        def play(env: gymnasium.Env, actions: Tree) -> None:
+            self._play(env, actions, row(out.observation, index), tick)
+
+        reason = "it was not saved"
+        if isinstance(saved, dict) and "episode" in saved:
+            reason = self._keeper.restore(index, saved, play, saved["ended"])
+        if not reason:
+            self._elapsed[index], self._ended[index] = saved["elapsed"], saved["ended"]
+            self._means[index].load(saved["means"])
+            return ""
+        try:
+            self._restart(index, out.observation)
+        except Exception as error:
+            raise self._fault(error, index, "the reset") from foreign(error)
+        self._elapsed[index], self._ended[index], out.first[index] = 0, False, True
+        return reason
+
+    def _play(self, env: gymnasium.Env, actions: Tree, goal: Tree, tick: Callable[[], None]) -> None:
+        """Step through actions [k, ...] to the observation `goal`, if it goes as it went.
+
+        Raises:
+            Opaque: it does not; the environment's future is not in its seed and actions.
+        """
+        observation: Any = None
+        for t in range(len(leaves(actions)[0]) if leaves(actions) else 0):
+            (action,) = self._split(self._decode(map_tree(lambda x, t=t: x[t : t + 1], actions)))
+            observation, *_ = env.step(action)
+            tick()
+        if observation is not None:
+            rows = map_tree(lambda x: x[None].copy(), goal)
+            self._write(rows, 0, observation)
+            if not same(row(rows, 0), goal):
+                raise Opaque("the episode went another way when its actions were taken again from its seed")
 
     def frame(self, index: int) -> np.ndarray:
         env = self._envs[index]

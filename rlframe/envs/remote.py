@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlframe.envs.workers import EnvWorkers, Job, Worker
 from rlframe.system.child import NOTES, PROGRESS, Handler
 from rlframe.system.shared import Shared
 
-STEP, RESET, CUT, EVENTS = range(4)  # commands
+STEP, RESET, CUT, EVENTS, STATE, RESTORE = range(6)  # commands
 
 
 def step_rows(site: Site) -> Handler:
@@ -30,9 +31,13 @@ def step_rows(site: Site) -> Handler:
             stepper.finish(t)
             words[NOTES] = stepper.n_notes
         elif command == RESET:
-            stepper.reset()
+            stepper.reset(t)
         elif command == CUT:
             stepper.cut(t)
+        elif command == STATE:
+            return stepper.state()
+        elif command == RESTORE:
+            return stepper.restore(site.parent.receive())
         else:
             words[NOTES] = 0
             return stepper.events().diagnostics
@@ -61,13 +66,23 @@ class RemoteStepper(Stepper):
                 self._cuts.append(Cut(t, place.lo, place.hi))
                 place.took_over = False
 
-    def reset(self) -> None:
+    def reset(self, round_: int = 0) -> None:
         for place in self.group:
-            place.child.begin(RESET)
+            place.child.begin(RESET, round_)
         for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
             if not answer.done:
-                self.workers.call(place, RESET)
+                self.workers.call(place, RESET, round_)
             place.took_over = False
+
+    def state(self) -> list[Any]:
+        return [state for place in self.group for state in self.workers.states(place, STATE)]
+
+    def restore(self, states: Sequence[Any]) -> list[str]:
+        reasons: list[str] = []
+        for place in self.group:
+            own = list(states[place.lo - self.lo : place.hi - self.lo])
+            reasons += self.workers.call(place, RESTORE, values=[own])
+        return reasons
 
     def events(self) -> Events:
         diagnostics: list[Diagnostics] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,8 +54,16 @@ class Stepper(ABC):
         """
 
     @abstractmethod
-    def reset(self) -> None:
-        """Begin new episodes everywhere; writes the last row of the batch, where the next one starts."""
+    def reset(self, round_: int = 0) -> None:
+        """Begin the episodes of a round everywhere (see `Envs.reset`); writes the last row of the batch."""
+
+    @abstractmethod
+    def state(self) -> list[Any]:
+        """Of each environment, for `restore`; between batches."""
+
+    @abstractmethod
+    def restore(self, states: Sequence[Any]) -> list[str]:
+        """Bring fresh environments to where those were whose observations the last row has (see `Envs.restore`)."""
 
     @abstractmethod
     def events(self) -> Events:
@@ -89,8 +98,17 @@ class LocalStepper(Stepper):
                     self._diagnostics.append(Diagnostics(t, self.lo + int(env), means))
         self.progress[0] = t + 1
 
-    def reset(self) -> None:
-        self.envs.reset(self._steps[-1])
+    def reset(self, round_: int = 0) -> None:
+        self.envs.reset(self._steps[-1], round_)
+
+    def state(self) -> list[Any]:
+        return self.envs.state()
+
+    def restore(self, states: Sequence[Any]) -> list[str]:
+        return self.envs.restore(states, self._steps[-1], self._tick)
+
+    def _tick(self) -> None:
+        self.progress[0] += 1
 
     def cut(self, t: int) -> None:
         """Begin new episodes at step t, in place of a process that died in it, and mark the row as a reset's.

@@ -242,6 +242,11 @@ class EnvWorkers:
             if answer.done:
                 return answer.value
 
+    def states(self, place: Worker, command: int) -> list[Any]:
+        """What a command answers of each environment of a worker; None of those that have not begun since a death."""
+        found = self.call(place, command)
+        return [None] * (place.hi - place.lo) if place.took_over else list(found)
+
     def _finish(self, places: Sequence[Worker]) -> list[Answer]:
         """All are looked at in turn, so that a death is noticed at once also while another works on."""
         answers: dict[int, Answer] = {}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import save_file
 
+from rlframe.record.chunks import Chunked
 from rlframe.record.params import replace_file
-from rlframe.record.tree import encode
+from rlframe.record.tree import Arrays, encode
 
 
 def keep(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
@@ -19,10 +19,10 @@ def keep(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Pa
     Raises:
         OSError: the disk refuses.
     """
-    arrays: dict[str, np.ndarray] = {}
+    arrays: Arrays = {}
     tree = encode(state, arrays, name)
     path = directory / f"{name}.safetensors"
-    save_file(arrays, path)
+    save_file({name: each.whole() if isinstance(each, Chunked) else each for name, each in arrays.items()}, path)
     replace_file(path.with_suffix(".json"), json.dumps({**_plain(facts), "tree": tree}, indent=1) + "\n")
     return path
 

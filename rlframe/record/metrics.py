@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,7 +120,19 @@ class Metrics:
         total = self._tensors.get(name)
         if total is None:
             total = self._tensors[name] = _zero_on(value.device)
+        elif total.device != value.device:  # it comes from a snapshot
+            total = self._tensors[name] = _zero_on(value.device).copy_(total)
         total.add_(value.detach().reshape(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums and counts since the last flush."""
+        tensors = {name: total.clone() for name, total in self._tensors.items()}
+        return {"tensors": tensors, "floats": dict(self._floats), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._tensors, self._floats = dict(state["tensors"]), dict(state["floats"])
+        self._counts = dict(state["counts"])
 
     def flush(self) -> dict[str, float]:
         """The means since the last flush, in the order in which the names came; one transfer per device."""

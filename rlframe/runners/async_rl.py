@@ -138,7 +138,7 @@ class AsyncRl(Runner):
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length; the sampler fills its slots meanwhile, then waits."""
-        return self.evaluator.score(self.stop.__bool__)
+        return self.evaluator.score(self.env_steps, self.stop.__bool__)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

@@ -329,6 +329,8 @@ class Runner(ABC):
             "runner": {
                 "env_steps": self.env_steps,
                 "reported": self.reported,
+                "score": self.score,
+                "metrics": self.metrics.state_dict(),
                 "n_episodes": self.n_episodes,
                 "elapsed_s": self.clock.elapsed_s(),
                 "recent": [[t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent],
@@ -336,18 +338,32 @@ class Runner(ABC):
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, in the run it was saved in. The environments' running episodes start anew."""
-        self.load_state_dict(state)
+        """Go on from a saved state, in the run it was saved in; says what of it starts anew, if anything does."""
+        reasons = self.load_state_dict(state)
         current_run().trim(self.env_steps)
+        _logger.info(f"resumed at env_steps {self.env_steps:,}: {_told(reasons)}")
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take on a saved state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Take on a saved state; for each environment why its episode begins anew, empty where it goes on."""
         self.agent.load_state_dict(state["agent"])
         self.algo.load_state_dict(state["algo"])
         self.half_done = bool(self.algo.updates_due())
-        self.sampler.load_state_dict(state["sampler"])
+        reasons = self.sampler.load_state_dict(state["sampler"])
         self.sampler.refresh(self.agent)
         runner = state["runner"]
         self.reported, self.n_episodes = runner["reported"], runner["n_episodes"]
         self.clock = Clock(runner["elapsed_s"])
         self.recent.extend(Trajectory(*fields) for fields in runner["recent"])
+        if "metrics" in runner:  # not in snapshots of version 0.1
+            self.score = runner["score"]
+            self.metrics.load_state_dict(runner["metrics"])
+        return reasons
+
+
+def _told(reasons: list[str]) -> str:
+    """What a resumed run's log says of its environments."""
+    anew = [reason for reason in reasons if reason]
+    if not anew:
+        return "everything goes on as if it had never stopped, episodes included"
+    why = "; ".join(dict.fromkeys(anew))
+    return f"parameters, optimizer and counts go on; {len(anew)} of {len(reasons)} running episodes start anew ({why})"

@@ -44,7 +44,7 @@ class MinibatchRlEval(Runner):
 
     def evaluate(self) -> dict[str, float]:
         """Mean return, its spread and the episodes' length."""
-        return self.evaluator.score(self.stop.__bool__)
+        return self.evaluator.score(self.env_steps, self.stop.__bool__)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

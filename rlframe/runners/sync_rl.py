@@ -65,7 +65,7 @@ class SyncRl(Runner):
             RanksDiffer: the ranks do not have the same agent to evaluate.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
-        return self.evaluator.score(self.stop.__bool__)
+        return self.evaluator.score(self.env_steps, self.stop.__bool__)
 
     def close(self) -> None:
         """Close the sampler and the evaluator."""

@@ -18,7 +18,7 @@ from rlframe.samplers.collector import Collector
 from rlframe.system.child import PROGRESS, Handler
 from rlframe.system.memory import keep_freed_memory
 
-COLLECT, GO_ON, LOAD_NOISE = range(3)  # commands
+COLLECT, GO_ON, STATE, RESUME = range(4)  # commands
 
 
 def parameters(agent: Agent) -> Tree:
@@ -39,7 +39,9 @@ def collect_batches(site: Site) -> Handler:
             return worker.collect()
         if command == GO_ON:
             return worker.go_on(argument)
-        return worker.load_noise()
+        if command == STATE:
+            return worker.stepper.state()
+        return worker.resume(site.parent.receive())
 
     return handle
 
@@ -86,9 +88,11 @@ class _Worker:
         """Where the parent finds it, also when we shall be gone."""
         self.noise[...] = [pack_state(rng) for rng in self.rngs]
 
-    def load_noise(self) -> None:
-        """Take on what the parent has written there."""
+    def resume(self, states: list[Any]) -> list[str]:
+        """Take on noise, last row and recurrent state, which the parent has written, and the environments' states."""
         load_noise(self.rngs, [unpack_state(words) for words in self.noise])
+        self.collector.actors[0].resume()
+        return self.stepper.restore(states) if states else []
 
     def _begin(self) -> None:
         self.collector.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,13 @@ class Actor:
     def _on_device(self, tree: Tree) -> Tree:
         return map_tree(lambda x: torch.from_numpy(x).to(self._device), tree)
 
+    def resume(self) -> None:
+        """Take on the state that the next batch starts from, which somebody has written into the batch."""
+        if self.has_state:
+            state = map_tree(_copied, self._step.state)
+            write(self._own(state), self.batch.answers.final_state)
+            self._step.state = state
+
     def draw(self) -> None:
         """Draw the noise of a batch."""
         if self.explore:
@@ -100,6 +108,10 @@ class Actor:
         """Keep the state that the next batch starts from."""
         if self.has_state:
             write(self.batch.answers.final_state, self._own(self._step.state))
+
+
+def _copied(x: Any) -> Any:
+    return x.copy() if isinstance(x, np.ndarray) else x.clone()
 
 
 class _HostStep:

@@ -14,6 +14,8 @@ from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 
+NOT_SAVED = "the snapshot holds no environments"  # a reason why episodes begin anew
+
 
 class Sampler(ABC):
     """Owns its environments. `Samples` are allocated once and overwritten: valid until the next `collect`.
@@ -50,11 +52,20 @@ class Sampler(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Noise generators. Environments are not in it: after a resume their episodes start anew."""
+        """All that decides the next batches beside the agent: noise generators, environments, running episodes.
+
+        After a batch that was broken off, noise generators alone: episodes will begin anew.
+        """
 
     @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Go on from a saved state, of this sampler or another of as many environments, before the first `collect`.
+
+        Returns:
+            Why the episode of an environment has to begin anew, of each; empty where it goes on.
+        Raises:
+            EnvError: an environment could not be reset.
+        """
 
     @abstractmethod
     def close(self) -> None:

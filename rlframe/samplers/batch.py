@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.struct import Struct, Tree, as_numpy, map_tree, zeros_like
+from rlframe.core.struct import Struct, Tree, as_numpy, leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs, Samples
 from rlframe.envs.rows import Rows, empty_rows
 
@@ -47,6 +48,17 @@ class Batch(Struct):
         """What the agent sees [T+1, B]: row t+1 of actions and rewards is action[t], and prev_action[t+1]."""
         rows = self.rows
         return AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
+
+    def last_row(self) -> dict[str, Any]:
+        """Row T and the agent's state before it, where the next batch starts: copies, as a snapshot can hold them."""
+        row, state = self.inputs()[-1], self.answers.final_state
+        return {"inputs": [np.copy(x) for x in leaves(row)], "state": [np.copy(x) for x in leaves(state)]}
+
+    def load_last_row(self, saved: Mapping[str, Any]) -> None:
+        """Write what `last_row` gave."""
+        for name, target in (("inputs", self.inputs()[-1]), ("state", self.answers.final_state)):
+            for leaf, value in zip(leaves(target), saved[name], strict=True):
+                leaf[...] = value
 
     def samples(self) -> Samples:
         """Torch views."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,14 @@ class BoundsWatch:
                 f"{box.high[tuple(at[2:])]}; such observations are counted in sampler/out_of_space"
             )
         self.n_outside += int(outside.reshape(*array.shape[:2], -1).any(axis=2).sum())
+
+    def state(self) -> dict[str, int]:
+        """How much was looked at, and what was found."""
+        return {"seen": self._seen, "outside": self.n_outside}
+
+    def load(self, saved: Mapping[str, int]) -> None:
+        """Go on from a saved state."""
+        self._seen, self.n_outside = saved["seen"], saved["outside"]
 
     def counters(self) -> dict[str, float]:
         """The count, if there is one."""

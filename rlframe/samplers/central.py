@@ -11,7 +11,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import Envs, EnvWorkers
-from rlframe.samplers.base import Sampler, load_noise, noise_state
+from rlframe.samplers.base import NOT_SAVED, Sampler, load_noise, noise_state
 from rlframe.samplers.collector import Collector
 
 
@@ -42,10 +42,11 @@ class CentralSampler(Sampler, ABC):
             stepper.tell_life(life)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": noise_state(self.rngs)}
+        return {"noise": noise_state(self.rngs), **(self.collector.state() if self.collector.whole else {})}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         load_noise(self.rngs, state["noise"])
+        return self.collector.resume(state) if "envs" in state else [NOT_SAVED] * self.envs.n
 
     def close(self) -> None:
         self.envs.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -32,14 +33,17 @@ class Collector:
         self.batch, self.samples = batch, batch.samples()
         self.actors, self.steppers = list(actors), list(steppers)
         self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsWatch(observation_space)
+        self.whole = True  # the batch is complete, and every environment stands at its last row
         self._last, self._next = batch.inputs()[-1], batch.inputs()[0]
 
     def collect(self) -> Samples:
         """Fill the batch and follow its episodes."""
+        self.whole = False
         self.begin()
         self.run(0)
         self.tracker.follow(self.batch.rows, [stepper.events() for stepper in self.steppers])
         self.bounds.look(self.batch.rows.observation)
+        self.whole = True
         return self.samples
 
     def begin(self) -> None:
@@ -64,10 +68,26 @@ class Collector:
                 stepper.finish(T - 1)
             actor.end()
 
-    def restart(self) -> None:
-        """Begin new episodes everywhere; what was running is forgotten."""
+    def state(self) -> dict[str, Any]:
+        """What `resume` needs, between batches: the last row, the environments at it, their running episodes."""
+        envs = [state for stepper in self.steppers for state in stepper.state()]
+        return {"envs": envs, **running(self.batch, self.tracker, self.bounds)}
+
+    def resume(self, saved: Mapping[str, Any]) -> list[str]:
+        """Go on where another collector was; for each environment why its episode could not, or nothing."""
+        self.batch.load_last_row(saved["row"])
+        reasons: list[str] = []
         for stepper in self.steppers:
-            stepper.reset()
+            reasons += stepper.restore(saved["envs"][stepper.lo : stepper.hi])
+        for actor in self.actors:
+            actor.resume()
+        load_running(saved, reasons, self.tracker, self.bounds)
+        return reasons
+
+    def restart(self, round_: int = 0) -> None:
+        """Begin the episodes of a round everywhere; what was running is forgotten."""
+        for stepper in self.steppers:
+            stepper.reset(round_)
         self.tracker = EpisodeTracker(self.batch.rows.B)
 
     def decorrelate(self, n_steps: int, action_space: Space, rngs: Sequence[np.random.Generator]) -> None:
@@ -89,6 +109,19 @@ class Collector:
             stepper.events()
         rows.first[-1] = True  # the agent's own part of the episode begins here
         self.tracker.partial[:] = True
+
+
+def running(batch: Batch, tracker: EpisodeTracker, bounds: BoundsWatch) -> dict[str, Any]:
+    """What runs on from one batch to the next beside the environments."""
+    return {"row": batch.last_row(), "episodes": tracker.state(), "bounds": bounds.state()}
+
+
+def load_running(
+    saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsWatch
+) -> None:
+    """Go on with running episodes, but for those that had to begin anew for some reason."""
+    tracker.load(saved["episodes"], np.array([bool(reason) for reason in reasons]))
+    bounds.load(saved["bounds"])
 
 
 def local_collector(

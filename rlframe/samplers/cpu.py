@@ -18,9 +18,10 @@ from rlframe.envs.stepper import Cut, Events
 from rlframe.envs.workers import EnvWorkers, Job, Worker
 from rlframe.samplers import acting
 from rlframe.samplers.actor import block_of
-from rlframe.samplers.base import Sampler, load_noise
+from rlframe.samplers.base import NOT_SAVED, Sampler, load_noise
 from rlframe.samplers.batch import Batch, empty_answers
 from rlframe.samplers.bounds import BoundsWatch
+from rlframe.samplers.collector import load_running, running
 from rlframe.samplers.episodes import EpisodeTracker
 from rlframe.samplers.workers import WorkersConfig, check_workers
 from rlframe.system import board
@@ -54,6 +55,7 @@ class CpuSampler(Sampler):
         self.samples = self.batch.samples()
         self.board = board.make_board(acting.parameters(agent))
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
+        self.whole = True  # the batch is complete, and every environment stands at its last row
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n), first)
         noise = share(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
@@ -61,6 +63,7 @@ class CpuSampler(Sampler):
         envs.run(Job(acting.collect_batches, (shared, self.board, noise), arguments))
 
     def collect(self) -> Samples:
+        self.whole = False
         ready = [place for place in self.envs.workers if not place.took_over]
         left = {place: -1 for place in self.envs.workers if place.took_over}  # batches to complete, after which step
         for place in ready:
@@ -74,6 +77,7 @@ class CpuSampler(Sampler):
         events += [self._completed(place, progress) for place, progress in left.items()]
         self.tracker.follow(self.batch.rows, events)
         self.bounds.look(self.batch.rows.observation)
+        self.whole = True
         return self.samples
 
     def _completed(self, place: Worker, progress: int) -> Events:
@@ -101,14 +105,25 @@ class CpuSampler(Sampler):
         self.envs.life = life
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": [unpack_state(words) for words in self.noise]}
+        noise = {"noise": [unpack_state(words) for words in self.noise]}
+        if not self.whole:
+            return noise
+        envs = [each for place in self.envs.workers for each in self.envs.states(place, acting.STATE)]
+        return {**noise, "envs": envs, **running(self.batch, self.tracker, self.bounds)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         rngs = generators(0, Role.NOISE, self.envs.n)
         load_noise(rngs, state["noise"])
         self.noise[...] = [pack_state(rng) for rng in rngs]
+        if "envs" in state:
+            self.batch.load_last_row(state["row"])
+        reasons: list[str] = []
         for place in self.envs.workers:
-            self.envs.call(place, acting.LOAD_NOISE)
+            reasons += self.envs.call(place, acting.RESUME, values=[state.get("envs", [])[place.lo : place.hi]])
+        if "envs" not in state:
+            return [NOT_SAVED] * self.envs.n
+        load_running(state, reasons, self.tracker, self.bounds)
+        return reasons
 
     def close(self) -> None:
         self.envs.close()

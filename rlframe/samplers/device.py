@@ -77,6 +77,10 @@ class DeviceStep:
         """The agent's state after the last step, on the device; changes with each."""
         return self._state
 
+    @state.setter
+    def state(self, value: Tree) -> None:
+        _copy(self._state, value)
+
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
         """Act on what was written into `inputs`: NumPy (action, info), valid until the next call."""
         _copy(self._inputs, self._host_inputs)

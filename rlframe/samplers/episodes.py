@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,15 @@ class EpisodeTracker:
     def _add(self, rows: Rows, env: int, start: int, end: int) -> None:
         self.return_[env] += rows.score[start:end, env].sum(dtype=np.float64)
         self.length[env] += np.count_nonzero(rows.valid[start:end, env])
+
+    def state(self) -> dict[str, Any]:
+        """The running episodes."""
+        return {"return": self.return_.copy(), "length": self.length.copy(), "partial": self.partial.copy()}
+
+    def load(self, saved: Mapping[str, Any], begun: np.ndarray) -> None:
+        """Go on with saved ones, but for the environments whose episodes have just `begun`."""
+        for own, name in ((self.return_, "return"), (self.length, "length"), (self.partial, "partial")):
+            own[...] = np.where(begun, 0, saved[name])
 
     def pop(self) -> list[Trajectory]:
         """The finished episodes; forgets them."""

@@ -12,7 +12,7 @@ from rlframe.agents import Agent
 from rlframe.core.config import AUTO, count, count_or_auto, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
-from rlframe.core.seeding import Role, distinct_seeds, generators
+from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, EnvWorkers, make_envs
 from rlframe.envs.workers import Supervision, split
@@ -70,33 +70,37 @@ class Evaluator:
         self.lo, hi = split(n, world_size)[rank]
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]
         seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
-        rngs = generators(seed, Role.EVAL_NOISE, n, self.lo)
+        self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
         self.envs: Envs | EnvWorkers
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
-            self.collector = local_collector(self.envs, agent, _CHUNK, rngs, config.explore, self.lo)
+            self.collector = local_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, self.lo)
         else:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
             self.envs = EnvWorkers(env, n, seeds, n_workers, pinned, supervision)
-            self.collector = remote_collector(self.envs, agent, _CHUNK, rngs, config.explore, 1, self.lo)
+            self.collector = remote_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
-    def evaluate(self, stop: Callable[[], bool] = _never) -> list[Trajectory]:
-        """Play new episodes with the agent as it is now; all ranks', in order of environment, then of time.
+    def evaluate(self, number: int = 0, stop: Callable[[], bool] = _never) -> list[Trajectory]:
+        """Play episodes with the agent as it is now; all ranks', in order of environment, then of time.
+
+        Evaluations of one number have the same seeds, whatever was evaluated before; those of another have others.
 
         Raises:
             EnvError: an environment failed, or an episode went past `max_length`.
             EvaluationStopped: `stop()` held on some rank before its episodes were over.
         """
-        own, whole = self._play(stop)
+        own, whole = self._play(number, stop)
         played = self.ranks.gather((own, whole))
         if not all(whole for _, whole in played):
             raise EvaluationStopped
         return [trajectory for of_rank, _ in played for trajectory in of_rank]
 
-    def _play(self, stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
+    def _play(self, number: int, stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
         """This rank's part, and whether it is all of it."""
-        self.collector.restart()
+        self.collector.restart(number)
+        for env, rng in enumerate(self.rngs):
+            rng.bit_generator.state = generator(self.seed, Role.EVAL_NOISE, self.lo + env, number).bit_generator.state
         done: list[list[Trajectory]] = [[] for _ in self.quota]
         while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
             if stop():
@@ -122,9 +126,9 @@ class Evaluator:
                 f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
             )
 
-    def score(self, stop: Callable[[], bool] = _never) -> dict[str, float]:
+    def score(self, number: int = 0, stop: Callable[[], bool] = _never) -> dict[str, float]:
         """`evaluate`, as metrics: the returns' mean and spread, the episodes' length and number, and `counters`."""
-        trajectories = self.evaluate(stop)
+        trajectories = self.evaluate(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
 
     def counters(self) -> dict[str, float]:

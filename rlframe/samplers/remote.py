@@ -131,8 +131,8 @@ class RemoteSampler(Sampler):
         """Noise generators that nobody has drawn from: those of the process are ahead of what was learned."""
         return {"noise": noise_state(self._noise)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, of this sampler or of another; before the first `collect`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Take on noise generators only, before the first `collect`: environments would not repeat what they did."""
         if self._started:
             raise RuntimeError("a sampler that has begun to collect ahead cannot go back to a saved state")
         child, rngs = self.process.child, generators(0, Role.NOISE, self.batch_spec.B)
@@ -145,6 +145,7 @@ class RemoteSampler(Sampler):
                 pass
         except ChildDied as death:  # the next one draws from fresh ones anyway
             self.process.replace(death)
+        return ["its sampler collects ahead, so that one seed does not give one history"] * self.batch_spec.B
 
     def close(self) -> None:
         self._pinned.close()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rlframe.core.errors import ConfigError
-from tests.envs.rows import made, walk
+from tests.envs.rows import made, rows_for, walk
 
 pytest.importorskip("envpool")
 
@@ -50,3 +50,23 @@ def test_infos_are_averaged_without_bookkeeping() -> None:
 def test_a_wrong_argument_is_named() -> None:
     with pytest.raises(ConfigError, match=r"env_kwargs\.max_episode_step is no argument"):
         made("Acrobot-v1", 1, backend="envpool", max_episode_step=3)
+
+
+def test_a_round_begins_with_the_same_episodes_each_time_and_no_other_does() -> None:
+    envs = made("LunarLander-v3", 2, backend="envpool")
+    out, starts = rows_for(envs), []
+    for round_ in (0, 1, 0):
+        envs.reset(out, round_)
+        starts.append(out.observation.copy())
+        envs.step(np.zeros(2, np.int64), out)
+    assert (starts[0] == starts[2]).all()
+    assert (starts[0] != starts[1]).any()
+
+
+def test_its_episodes_begin_anew_with_other_seeds_and_it_says_so() -> None:
+    one, other = (made("LunarLander-v3", 2, backend="envpool") for _ in range(2))
+    out = rows_for(one)
+    one.reset(out)
+    first = out.observation.copy()
+    assert all("does not tell its state" in reason for reason in other.restore(one.state(), out, lambda: None))
+    assert (out.observation != first).any()

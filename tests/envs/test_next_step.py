@@ -4,10 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlframe.core.seeding import EpisodeSeeds
 from rlframe.envs import probe
 from rlframe.envs.python_envs import PythonEnvs
 from tests.envs.custom import Scripted
-from tests.envs.rows import Walk, made, walk
+from tests.envs.rows import Walk, made, rows_for, walk
 
 
 def check_rows(seen: Walk) -> None:
@@ -95,10 +96,15 @@ def test_environments_of_a_batch_differ(backend: str) -> None:
     assert len(np.unique(starts, axis=0)) == 4
 
 
-def test_the_first_reset_alone_takes_the_seed() -> None:
-    envs = made("CartPole-v1", 2, backend="python")
-    first, second = walk(envs, 1), walk(envs, 1)
-    assert (first.start != second.start).all()
+@pytest.mark.parametrize("backend", ["python", "native"])
+def test_a_round_begins_with_the_same_episodes_each_time_and_no_other_does(backend: str) -> None:
+    envs = made("CartPole-v1", 2, backend=backend)
+    out, starts = rows_for(envs), []
+    for round_ in (0, 1, 0, 2):
+        envs.reset(out, round_)
+        starts.append(out.observation.copy())
+    assert (starts[0] == starts[2]).all()
+    assert len({start.tobytes() for start in starts}) == 3
 
 
 def test_an_environment_depends_on_its_seed_and_not_on_its_place() -> None:
@@ -114,11 +120,12 @@ def test_a_batch_steps_as_the_plain_environment_does() -> None:
     seen = walk(envs, 40, seed=3)
     rng = np.random.default_rng(3)
     np.testing.assert_array_equal(seen.start[0], observation)
-    over = False
+    over, episode = False, 0
     for step in seen.steps:
         action = int(rng.integers(2, size=1)[0])
         if over:
-            observation, _ = plain.reset()
+            episode += 1
+            observation, _ = plain.reset(seed=EpisodeSeeds(10)[episode])
             over = False
         else:
             observation, _, terminated, truncated, _ = plain.step(action)

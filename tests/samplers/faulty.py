@@ -164,7 +164,7 @@ class Coded(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self.seed = self.seed if seed is None else seed
+        self.seed = self.seed if self.seed >= 0 or seed is None else seed  # that of its first episode
         self._perhaps_fail("reset")
         self.episode, self.time = self.episode + 1, 0
         return self._observation(-1), {}

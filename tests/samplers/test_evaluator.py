@@ -98,7 +98,10 @@ def test_one_seed_gives_one_evaluation(explore: bool) -> None:
     first = one.evaluate()
     assert same.evaluate() == first
     assert other.evaluate() != first
-    assert one.evaluate() != first, "every evaluation plays new episodes"
+    second = one.evaluate(1)
+    assert second != first, "evaluations of other numbers play other episodes"
+    assert one.evaluate() == first, "whatever was evaluated before"
+    assert other.evaluate(1) != second
 
 
 def test_every_evaluation_begins_its_episodes_and_memory_afresh() -> None:

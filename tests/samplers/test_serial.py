@@ -37,7 +37,7 @@ class Lives(Envs):
         self.observation_space, self.action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
         self.n, self.backend, self.time = 1, "test", 0
 
-    def reset(self, out: EnvStep) -> None:
+    def reset(self, out: EnvStep, round_: int = 0) -> None:
         self.time = 0
         out.observation[...] = 0
         out.first[...] = True

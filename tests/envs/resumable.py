@@ -1,0 +1,118 @@
+"""Environments that tell their state in different ways, or do not tell it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import FrameStackObservation, RescaleAction, TimeLimit
+
+
+class Walk(gymnasium.Env):
+    """A random walk, drawn from np_random at every step; the observation is where it is and how it came there."""
+
+    def __init__(self, length: int = 7) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.length, self.time, self.place = length, 0, 0.0
+        self.before: deque[float] = deque([0.0], maxlen=3)
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.place, sum(self.before)], np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time, self.place = 0, float(self.np_random.normal())
+        self.before.clear()
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.before.append(self.place)
+        self.time, self.place = self.time + 1, self.place + (2 * int(action) - 1) * float(self.np_random.normal())
+        return self.observe(), self.place, self.time >= self.length, False, {"place": self.place}
+
+
+class Hidden:
+    """What cannot be read as plain data."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class Opaque(Walk):
+    """Keeps a part of its state in an object of another class."""
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        self.inner = Hidden()
+
+    def observe(self) -> np.ndarray:
+        return super().observe() + np.float32(self.inner.value)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.inner.value = 0.0
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.inner.value += int(action)
+        return super().step(action)
+
+
+class Unrepeatable(Opaque):
+    """Takes into an episode what came before it, and tells nobody."""
+
+    n_made = 0
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        Unrepeatable.n_made += 1
+        self.number = Unrepeatable.n_made
+
+    def observe(self) -> np.ndarray:
+        return super().observe() + np.float32(self.number)
+
+
+class Telling(Opaque):
+    """Says and takes its state itself; its generator is kept for it."""
+
+    n_told = 0
+
+    def get_state(self) -> dict[str, Any]:
+        Telling.n_told += 1
+        return {"time": self.time, "place": self.place, "before": list(self.before), "inner": self.inner.value}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.time, self.place, self.inner.value = state["time"], state["place"], state["inner"]
+        self.before = deque(state["before"], maxlen=3)
+
+
+class LifeIsAll(gymnasium.Wrapper):
+    """A lost life ends the episode."""
+
+    lives = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        self.lives = info["lives"]
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        lost, self.lives = info["lives"] < self.lives, info["lives"]
+        return observation, reward, terminated or lost, truncated, info
+
+
+def atari(game: str = "Breakout", sticky: float = 0.25, max_episode_steps: int = 40) -> gymnasium.Env:
+    """A game with the usual things in wrappers: lives, stacked frames, a time limit."""
+    options: dict[str, Any] = {"obs_type": "grayscale", "repeat_action_probability": sticky}
+    env: Any = gymnasium.make(f"ALE/{game}-v5", disable_env_checker=True, **options)
+    return TimeLimit(FrameStackObservation(LifeIsAll(env), 4), max_episode_steps)
+
+
+def rescaled() -> gymnasium.Env:
+    """Pendulum with a wrapper that keeps functions."""
+    return RescaleAction(gymnasium.make("Pendulum-v1", disable_env_checker=True), np.float32(-1), np.float32(1))

@@ -1,0 +1,262 @@
+"""Environments in the middle of an episode are brought back exactly, each by what it has; or they say why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlframe.core import spaces
+from rlframe.core.seeding import EpisodeSeeds
+from rlframe.envs import Envs, keeper, plain
+from rlframe.envs.base import EnvStep
+from rlframe.record.tree import decode, encode
+from tests.envs import resumable
+from tests.envs.rows import made, rows_for
+
+N = 2
+
+
+def stored(value: Any) -> Any:
+    """What comes back from a snapshot: JSON and arrays."""
+    arrays: dict[str, np.ndarray] = {}
+    tree = json.loads(json.dumps(encode(value, arrays), allow_nan=False))
+    return decode(tree, {name: array.copy() for name, array in arrays.items()})
+
+
+def steps(envs: Envs, n: int, rng: np.random.Generator, out: EnvStep) -> list[EnvStep]:
+    """n steps with random actions, each a copy."""
+    found = []
+    for _ in range(n):
+        envs.step(spaces.random_action(envs.action_space, rng, envs.n), out)
+        found.append(out.map(np.copy))
+    return found
+
+
+def assert_steps_equal(one: list[EnvStep], other: list[EnvStep]) -> None:
+    for t, (a, b) in enumerate(zip(one, other, strict=True)):
+        a.map(lambda x, y, t=t: np.testing.assert_array_equal(x, y, err_msg=f"step {t}"), b)
+
+
+def restored(make: Callable[[], Envs], before: int, after: int = 60) -> tuple[list[str], Envs]:
+    """Walk, save, restore into fresh environments and walk on in both; which must be the same where it says so."""
+    rng, envs, fresh = np.random.default_rng(3), make(), make()
+    out = rows_for(envs)
+    envs.reset(out)
+    fresh.reset(rows_for(fresh))
+    steps(envs, before, rng, out)
+    state, row = stored(envs.state()), out.map(np.copy)
+    drawn = rng.bit_generator.state
+    one = steps(envs, after, rng, out)
+    rng.bit_generator.state = drawn
+    reasons = fresh.restore(state, row, lambda: None)
+    if not any(reasons):
+        assert_steps_equal(one, steps(fresh, after, rng, row))
+        assert [envs.pop_diagnostics(i) for i in range(N)] == [fresh.pop_diagnostics(i) for i in range(N)]
+    return reasons, fresh
+
+
+def kinds(id_: Any, **kwargs: Any) -> Callable[[], Envs]:
+    return lambda: made(id_, N, backend="python", **kwargs)
+
+
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "FrozenLake-v1", "Blackjack-v1"]
+
+
+@pytest.mark.parametrize("before", [1, 13])
+@pytest.mark.parametrize("id_", CLASSIC)
+def test_classic_environments_go_on_bit_for_bit(id_: str, before: int) -> None:
+    assert restored(kinds(id_), before)[0] == ["", ""]
+
+
+@pytest.mark.parametrize("id_", ["HalfCheetah-v5", "Ant-v5", "Humanoid-v5"])
+def test_mujoco_goes_on_bit_for_bit_in_what_lags_behind_the_state_too(id_: str) -> None:
+    pytest.importorskip("mujoco")
+    assert restored(kinds(id_), 17, 20)[0] == ["", ""]
+
+
+@pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque, resumable.Telling, resumable.rescaled])
+@pytest.mark.parametrize("before", range(6, 10))
+def test_an_environment_that_draws_at_each_step_goes_on_bit_for_bit(env: Any, before: int) -> None:
+    assert restored(kinds(env), before, 40)[0] == ["", ""]
+
+
+def test_box2d_is_played_again_from_its_seed_and_actions() -> None:
+    pytest.importorskip("Box2D")
+    reasons, fresh = restored(kinds("LunarLander-v3"), 30)
+    assert reasons == ["", ""]
+    assert leaves_nothing_out(fresh), "restored once more, in the same episodes"
+
+
+def leaves_nothing_out(envs: Envs) -> bool:
+    return all("actions" in state and "state" not in state for state in envs.state())
+
+
+def test_what_was_played_again_can_be_saved_and_played_again_once_more() -> None:
+    make, rng = kinds(resumable.Opaque, length=30), np.random.default_rng(0)
+    first, second, third = make(), make(), make()
+    out = rows_for(first)
+    for envs in (first, second, third):
+        envs.reset(out if envs is first else rows_for(envs))
+    steps(first, 8, rng, out)
+    row = out.map(np.copy)
+    assert second.restore(stored(first.state()), row, lambda: None) == ["", ""]
+    drawn = rng.bit_generator.state
+    steps(first, 9, rng, out)
+    rng.bit_generator.state = drawn
+    steps(second, 9, rng, row)
+    ticks: list[None] = []
+    assert third.restore(stored(second.state()), row, lambda: ticks.append(None)) == ["", ""]
+    assert len(ticks) == 2 * 17
+    drawn = rng.bit_generator.state
+    one = steps(first, 40, rng, out)
+    rng.bit_generator.state = drawn
+    assert_steps_equal(one, steps(third, 40, rng, row))
+
+
+def test_an_environment_that_tells_its_state_is_asked_first() -> None:
+    resumable.Telling.n_told = 0
+    restored(kinds(resumable.Telling), 5)
+    assert resumable.Telling.n_told >= N
+
+
+def test_an_episode_that_goes_another_way_is_given_up_and_says_so() -> None:
+    reasons, fresh = restored(kinds(resumable.Unrepeatable), 5)
+    assert all("went another way" in reason for reason in reasons)
+    out = rows_for(fresh)
+    fresh.step(np.zeros(N, np.int64), out)
+    assert out.valid.all(), "a new episode has begun"
+
+
+def test_an_episode_begun_anew_is_marked_in_its_row_and_has_the_next_seed() -> None:
+    make = kinds(resumable.Unrepeatable)
+    envs, fresh = make(), make()
+    out = rows_for(envs)
+    envs.reset(out)
+    fresh.reset(rows_for(fresh))
+    steps(envs, 3, np.random.default_rng(0), out)
+    out.first[...] = False
+    before = out.observation.copy()
+    fresh.restore(stored(envs.state()), out, lambda: None)
+    assert out.first.all()
+    assert (out.observation != before).any()
+    assert [state["episode"] for state in fresh.state()] == [1, 1]
+
+
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_atari_in_wrappers_goes_on_bit_for_bit_also_with_sticky_actions(sticky: float) -> None:
+    pytest.importorskip("ale_py")
+    reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 60, 60)
+    assert reasons == ["", ""]
+    assert leaves_nothing_out(fresh) == (sticky > 0), "which action is repeated is no part of ALE's state"
+
+
+@pytest.mark.slow  # 12 s
+@pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
+def test_games_with_lives_go_on_bit_for_bit(game: str) -> None:
+    pytest.importorskip("ale_py")
+    assert restored(kinds(f"ALE/{game}-v5"), 400, 300)[0] == ["", ""]
+
+
+def test_a_numpy_vector_environment_goes_on_bit_for_bit() -> None:
+    def make() -> Envs:
+        return made("CartPole-v1", N, backend="native")
+
+    assert restored(make, 30)[0] == ["", ""]
+
+
+def test_a_native_atari_environment_begins_new_games_and_says_so() -> None:
+    pytest.importorskip("ale_py")
+    reasons, _ = restored(lambda: made("ALE/Pong-v5", N, backend="native"), 5, 1)
+    assert all("does not tell" in reason for reason in reasons)
+
+
+def test_each_episode_has_its_own_seed_whatever_came_before() -> None:
+    one, other = made(resumable.Walk, 1, [5], "python", length=2), made(resumable.Walk, 1, [5], "python", length=9)
+    starts = []
+    for envs in (one, other):
+        rows, found = rows_for(envs), []
+        envs.reset(rows)
+        for _ in range(40):
+            envs.step(np.ones(1, np.int64), rows)
+            if rows.first[0]:
+                found.append(rows.observation[0, 0].item())
+        starts.append(found)
+    assert len(starts[0]) > len(starts[1]) > 2
+    assert starts[0][: len(starts[1])] == starts[1]
+
+
+def test_seeds_of_episodes_begin_with_the_own_one_and_do_not_repeat() -> None:
+    seeds = EpisodeSeeds(11)
+    drawn = [seeds[episode] for episode in range(300)]
+    assert drawn[0] == 11
+    assert len(set(drawn)) == 300
+    assert all(0 <= seed < 2**31 for seed in drawn)
+    assert [seeds[episode] for episode in (200, 3)] == [drawn[200], drawn[3]]
+
+
+class Holder:
+    """Attributes of all plain kinds, some of them shared."""
+
+    def __init__(self) -> None:
+        self.numbers: Any = [1, 2.5, None, True, "text", b"bytes", (1, 2), {1, 2}, 2**70, float("nan")]
+        self.shared = self.numbers
+        self.by_name = {("a", 1): np.arange(100, dtype=np.float32), 2: np.float32(0.1)}
+        self.words, self.columns = np.array(["ab", "c"]), np.asfortranarray(np.arange(6.0).reshape(2, 3))
+        self.rng, self.own = np.random.default_rng(4), self
+        self.same_rng = self.rng
+        self.space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Discrete(9)})
+        self.space.seed(3)
+
+
+def through(holder: Any) -> Any:
+    fresh = Holder()
+    plain.put([fresh], [fresh], stored(plain.take([holder], [holder], {})), {})
+    return fresh
+
+
+def test_plain_attributes_come_back_with_their_types_and_what_they_share() -> None:
+    holder = Holder()
+    holder.numbers.append("more")
+    holder.rng.random(3)
+    fresh = through(holder)
+    assert repr(fresh.numbers) == repr(holder.numbers)
+    assert fresh.shared is fresh.numbers
+    assert fresh.own is fresh
+    assert fresh.same_rng is fresh.rng
+    assert type(fresh.by_name[2]) is np.float32
+    np.testing.assert_array_equal(fresh.by_name["a", 1], holder.by_name["a", 1])
+    assert fresh.words.tolist() == ["ab", "c"]
+    assert fresh.columns.flags.f_contiguous
+    assert fresh.columns.tolist() == holder.columns.tolist()
+    assert fresh.rng.random() == holder.rng.random()
+    assert fresh.rng.spawn(1)[0].random() == holder.rng.spawn(1)[0].random()
+    assert [fresh.space.sample() for _ in range(9)] == [holder.space.sample() for _ in range(9)]
+
+
+@pytest.mark.parametrize(
+    "value", [object(), iter([1]), np.array([{}]), [lambda: 0], resumable.Hidden(), np.eye(4)[:, 1]]
+)
+def test_what_is_not_plain_is_refused_by_name(value: Any) -> None:
+    holder = Holder()
+    holder.numbers = value
+    with pytest.raises(plain.Opaque, match=r"Holder\.numbers is a"):
+        plain.take([holder], [holder], {})
+
+
+def test_arrays_that_share_memory_are_refused() -> None:
+    holder = Holder()
+    holder.numbers = holder.by_name["a", 1][:10]
+    with pytest.raises(plain.Opaque, match="share memory"):
+        plain.take([holder], [holder], {})
+
+
+def test_a_state_of_other_wrappers_is_refused() -> None:
+    one, other = (gymnasium.make("CartPole-v1", max_episode_steps=n) for n in (5, -1))
+    one.reset(seed=0)
+    with pytest.raises(plain.Opaque, match="layers"):
+        keeper.put(other, stored(keeper.take(one)))

@@ -1,0 +1,82 @@
+"""Runs that are broken off and resumed, and what of two runs must be equal."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe import launch
+from rlframe.core.struct import as_numpy
+from rlframe.record.chunks import Chunked
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.writers import read_csv
+from rlframe.runners import Runner
+
+ANYWHERE = ("affinity=none", "device=cpu", "threads=1")
+OF_THE_CLOCK = ("time/", "memory/", "sampler/slowest_worker")  # metrics that no two runs share
+
+
+def words(case: str, directory: Path) -> list[str]:
+    """The command line of a run in `directory`."""
+    return [*case.split(), *ANYWHERE, f"log_dir={directory}"]
+
+
+def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train until SIGTERM comes after `env_steps`, and then go on to the end."""
+    follow = Runner.follow
+
+    def follow_and_stop(runner: Runner) -> None:
+        follow(runner)
+        if runner.env_steps >= env_steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "follow", follow_and_stop)
+        assert launch.main(words(case, directory)) == 128 + signal.SIGTERM
+    assert launch.main([f"resume={directory / 'run_0'}"]) == 0
+
+
+def assert_runs_equal(one: Path, other: Path) -> None:
+    """Logs but for times, and all of the last snapshots."""
+    logs = [log(run) for run in (one, other)]
+    assert len(logs[0]) > 2
+    assert logs[0] == logs[1]
+    assert count_equal(last_state(one), last_state(other), "state") > 5
+
+
+def log(run: Path) -> list[dict[str, str]]:
+    """The rows of progress.csv without what the clock decides."""
+    rows = read_csv(run / "progress.csv")[1]
+    return [{name: cell for name, cell in row.items() if not name.startswith(OF_THE_CLOCK)} for row in rows]
+
+
+def last_state(run: Path) -> Any:
+    """The newest snapshot's, without what the clock decides."""
+    state = load_snapshot(resolve_snapshot(run))[0]
+    del state["runner"]["elapsed_s"]
+    state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: nobody reads it
+    return state
+
+
+def count_equal(one: Any, other: Any, path: str) -> int:
+    """How many arrays two states have, which are the same."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        known = one.keys() - {"space"}  # from which nobody samples: Gymnasium seeds it at random
+        return sum(count_equal(one[key], other[key], f"{path}/{key}") for key in known)
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        return sum(count_equal(a, b, f"{path}/{i}") for i, (a, b) in enumerate(zip(one, other, strict=True)))
+    if isinstance(one, Chunked):
+        one, other = one.whole(), other.whole()
+    if hasattr(one, "shape"):
+        np.testing.assert_array_equal(as_numpy(one), as_numpy(other), err_msg=path)
+        return 1
+    assert one == other or (one is not None and math.isnan(one) and math.isnan(other)), path
+    return 0

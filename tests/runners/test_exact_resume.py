@@ -1,0 +1,113 @@
+"""Training that was stopped and resumed is training that never stopped: parameters, states and metrics, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlframe import launch
+from rlframe.record.snapshot import list_snapshots, remove_snapshot
+from tests.processes import DEADLINE_S
+from tests.runners.resumed import ANYWHERE, assert_runs_equal, log, stopped_at, words
+
+SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
+ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
+PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
+REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300"
+RAINBOW = (
+    "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
+)
+CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
+WALK, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
+    f"env=tests.envs.resumable:{name} env_kwargs.length=9" for name in ("Walk", "Opaque", "Telling", "Unrepeatable")
+)
+CASES = {
+    "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
+    "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
+    "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
+    "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
+    "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
+    "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
+    "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
+    "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "td3": f"algo=td3 {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
+    "by_its_own": f"{PPO} {TELLING} {ON_POLICY}",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
+    stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+
+
+@pytest.mark.parametrize("sampler", ["cpu", "gpu"])
+def test_workers_are_resumed_exactly_and_by_another_sampler_too(
+    sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = f"{PPO} {WALK} model.memory=gru {ON_POLICY}"
+    assert launch.main(words(case, tmp_path / "whole")) == 0
+    with_workers = f"{case.replace('sampler=serial', f'sampler={sampler}')} sampler.n_workers=2 eval.n_workers=0"
+    stopped_at(130, with_workers, tmp_path / "parts", monkeypatch)
+    whole, parts = (log(tmp_path / name / "run_0") for name in ("whole", "parts"))
+    assert {row.pop("sampler/restarts") for row in parts} == {"0"}
+    assert whole == parts
+
+
+@pytest.mark.parametrize(
+    "env", ["env=HalfCheetah-v5 env_backend=python", "env=ALE/Pong-v5 env_backend=python env_kwargs.obs_type=ram"]
+)
+def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco" if "Cheetah" in env else "ale_py")
+    case = f"{PPO} {env} env_kwargs.max_episode_steps=40 {SMALL} sampler=serial sampler.batch_T=8 sampler.batch_B=2"
+    assert launch.main(words(case, tmp_path / "whole")) == 0
+    stopped_at(130, case, tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+
+
+def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:
+    """Killed after rows that no snapshot holds, in the middle of a line."""
+    assert launch.main(words(f"{CASES['dqn']} snapshot_mode=all", tmp_path / "whole")) == 0
+    whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
+    shutil.copytree(whole, killed, symlinks=True)
+    for snapshot in list_snapshots(killed / "snapshot")[2:]:
+        remove_snapshot(snapshot)
+    with (killed / "progress.csv").open("a") as file:
+        file.write("999999,1.0,2.")
+    command = [sys.executable, "-m", "rlframe.launch", f"resume={killed}"]
+    done = subprocess.run(command, check=True, timeout=2 * DEADLINE_S, capture_output=True, text=True)
+    assert "everything goes on as if it had never stopped" in done.stdout
+    assert_runs_equal(whole, killed)
+
+
+def test_a_run_that_was_killed_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
+    assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
+    whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
+    shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("snapshot"))
+    assert launch.main([f"resume={killed}"]) == 0
+    assert_runs_equal(whole, killed)
+
+
+def test_what_cannot_be_resumed_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    case = f"{PPO} {UNREPEATABLE} {ON_POLICY}"
+    assert launch.main(words(case.replace("n_steps=240", "n_steps=100"), tmp_path)) == 0
+    assert launch.main([f"resume={tmp_path / 'run_0'}", "runner.n_steps=200"]) == 0
+    assert "4 of 4 running episodes start anew" in capfd.readouterr().out
+
+
+def test_async_rl_says_that_its_episodes_start_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl".replace("n_steps=240", "n_steps=100")
+    assert launch.main([*case.split(), *ANYWHERE, f"log_dir={tmp_path}"]) == 0
+    assert launch.main([f"resume={tmp_path / 'run_0'}", "runner.n_steps=150"]) == 0
+    assert "2 of 2 running episodes start anew (its sampler collects ahead" in capfd.readouterr().out

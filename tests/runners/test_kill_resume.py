@@ -1,0 +1,108 @@
+"""kill -9 at random moments, resume each time: the log and the last snapshot are those of a run that never stopped.
+
+All cases with 30 kills each: pytest -m slow tests/runners/test_kill_resume.py; another number by KILLS=N.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlframe import launch
+from tests.processes import DEADLINE_S, until
+from tests.runners.resumed import assert_runs_equal, words
+
+N_KILLS = int(os.environ.get("KILLS", "30"))
+ROWS = max(24, N_KILLS)
+ENVS = {
+    "cartpole": "env=CartPole-v1",
+    "pendulum": "env=Pendulum-v1 env_kwargs.max_episode_steps=60",
+    "cheetah": "env=HalfCheetah-v5 env_backend=python env_kwargs.max_episode_steps=60",
+    "pong": "env=ALE/Pong-v5 env_backend=python env_kwargs.obs_type=ram env_kwargs.max_episode_steps=60",
+}
+ON_POLICY, REPLAY = "sampler.batch_T=16 sampler.batch_B=4", "sampler.batch_T=4 sampler.batch_B=4 algo.learn_from=100"
+ALGOS = {
+    "ppo": f"algo=ppo model.hidden=[16] {ON_POLICY}",
+    "ppo_lstm": f"algo=ppo model.memory=lstm model.memory_size=16 {ON_POLICY}",
+    "dqn": f"algo=dqn algo.prioritized=true algo.batch_size=16 {REPLAY}",
+    "r2d1": f"algo=r2d1 algo.batch_size=4 algo.burn_in=4 algo.learn_T=8 model.memory=lstm {REPLAY}",
+    "sac": f"algo=sac algo.batch_size=16 algo.replay_ratio=2 model.hidden=[16] {REPLAY}",
+}
+SAMPLERS = {"serial": "sampler=serial", "cpu": "sampler=cpu sampler.n_workers=2"}
+CASES = [
+    *(f"{algo}-cartpole-{sampler}" for algo in ("ppo", "ppo_lstm", "dqn", "r2d1") for sampler in SAMPLERS),
+    *(
+        f"{algo}-{env}-{sampler}"
+        for algo in ("ppo", "ppo_lstm", "sac")
+        for env in ("pendulum", "cheetah")
+        for sampler in SAMPLERS
+    ),
+    "ppo-pong-serial",
+    "dqn-pong-serial",
+]
+
+
+def line(case: str, interval: int = 200, rows: int = ROWS) -> str:
+    """The command line of a case, of so many rows of the log."""
+    algo, env, sampler = case.split("-")
+    length = f"runner.log_interval_steps={interval} runner.n_steps={interval * rows} eval.n_episodes=2 eval.n_envs=2"
+    return f"{ALGOS[algo]} {ENVS[env]} {SAMPLERS[sampler]} {length} eval.n_workers=0"
+
+
+def begun(command: str, directory: Path) -> list[str]:
+    """How to start the run, or to go on with it."""
+    run = directory / "run_0"
+    if (run / "params.json").is_file():
+        return [f"resume={run}"]
+    shutil.rmtree(run, ignore_errors=True)  # it was killed before it had a config
+    return words(command, directory)
+
+
+def kill_within(command: str, directory: Path, seconds: float) -> bool:
+    """Start or resume, kill -9 so long after its log has begun; whether it lived to be killed."""
+    log = directory / "run_0" / "debug.log"
+    size = log.stat().st_size if log.exists() else 0
+    arguments = [sys.executable, "-m", "rlframe.launch", *begun(command, directory)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
+        until(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > size), 4 * DEADLINE_S)
+        time.sleep(seconds)  # the moment itself
+        ended = process.poll()
+        os.killpg(process.pid, signal.SIGKILL)
+    assert ended in (None, 0), "it failed by itself"
+    return ended is None
+
+
+def survive(command: str, directory: Path, n_kills: int, seconds: float, seed: int) -> None:
+    """Train once in peace, once with kills at moments drawn from 0 to `seconds` after each start, and compare."""
+    assert launch.main(words(command, directory / "whole")) == 0
+    rng = np.random.default_rng(seed)
+    lived = [kill_within(command, directory / "killed", rng.uniform(0, seconds)) for _ in range(n_kills)]
+    assert any(lived)
+    assert launch.main(begun(command, directory / "killed")) == 0
+    assert_runs_equal(directory / "whole/run_0", directory / "killed/run_0")
+
+
+def test_a_run_that_was_killed_twice_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """6 s: two processes are started and killed."""
+    survive(line("ppo-cartpole-serial", rows=12), tmp_path, 2, 0.3, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_was_killed_often_ends_as_one_that_was_not(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("mujoco" if "cheetah" in case else "ale_py" if "pong" in case else "torch")
+    start = time.monotonic()
+    command = line(case)
+    assert launch.main(words(command, tmp_path / "timed")) == 0
+    seconds = 3 * (time.monotonic() - start) / ROWS  # so that each attempt comes a row or two further
+    survive(command, tmp_path, N_KILLS, seconds, sum(map(ord, case)))

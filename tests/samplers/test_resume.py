@@ -1,0 +1,115 @@
+"""A sampler goes on where another of any kind was saved: batch for batch, array for array, episode for episode."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe.core.seeding import Role, env_seeds, generators
+from rlframe.core.struct import leaves
+from rlframe.envs import EnvConfig, EnvWorkers, make_envs
+from rlframe.envs.workers import Supervision
+from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
+from rlframe.samplers.actor import Actor, block_of
+from rlframe.samplers.batch import empty_batch
+from tests.envs import resumable
+from tests.envs.test_restore import stored
+from tests.processes import PRELOAD
+from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
+
+B, T = 5, 7
+
+
+def made(how: str, env: Any, backend: str = "python", **model: Any) -> Any:
+    """A sampler and its agent; `how` is serial, or a kind and a number of workers."""
+    config, seeds = EnvConfig(env, {}, backend), env_seeds(0, Role.ENV, B)
+    envs: Any
+    if how == "serial":
+        envs = make_envs(config, B, seeds)
+    else:
+        envs = EnvWorkers(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30), PRELOAD)
+    agent = agent_for(envs.observation_space, envs.action_space, **model)
+    if how == "serial":
+        return SerialSampler(envs, agent, T, decorrelation_steps=3), agent
+    if how.startswith("cpu"):
+        return CpuSampler(envs, agent, T, decorrelation_steps=3), agent
+    return GpuSampler(envs, agent, T, 0, 3, 2 if how.startswith("alternating") else 1), agent
+
+
+def batches(sampler: Any, n: int) -> list[Any]:
+    return [(copied(sampler.collect()), sampler.trajectories()) for _ in range(n)]
+
+
+def assert_batches_equal(one: list[Any], other: list[Any]) -> None:
+    assert any(trajectories for _, trajectories in one)
+    for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
+        assert_equal(samples, others)
+        assert trajectories == other_trajectories
+
+
+@pytest.mark.parametrize(("before", "after"), [("serial", "cpu2"), ("cpu2", "alternating2"), ("gpu3", "serial")])
+@pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque], ids=["by state", "by actions"])
+def test_a_sampler_goes_on_where_another_was_saved(before: str, after: str, env: Any) -> None:
+    model = {"memory": "lstm", "memory_size": 4, "feed_back": True}
+    first, _ = made(before, env, **model)
+    with closing(first):
+        batches(first, 3)
+        state = stored(first.state_dict())
+        one = batches(first, 3)
+    second, _ = made(after, env, **model)
+    with closing(second):
+        assert second.load_state_dict(state) == [""] * B
+        assert_batches_equal(one, batches(second, 3))
+
+
+@pytest.mark.parametrize("how", ["serial", "cpu1"])
+def test_a_numpy_vector_environment_goes_on_in_the_same_split(how: str) -> None:
+    first, _ = made("serial", "CartPole-v1", "native")
+    batches(first, 3)
+    state = stored(first.state_dict())
+    second, _ = made(how, "CartPole-v1", "native")
+    with closing(second):
+        assert second.load_state_dict(state) == [""] * B
+        assert_batches_equal(batches(first, 6), batches(second, 6))
+
+
+def test_a_numpy_vector_environment_begins_anew_in_another_split() -> None:
+    first, _ = made("serial", "CartPole-v1", "native")
+    batches(first, 3)
+    second, _ = made("cpu2", "CartPole-v1", "native")
+    with closing(second):
+        assert all("saved with others" in reason for reason in second.load_state_dict(stored(first.state_dict())))
+        assert second.collect().inputs.first[0].all()
+
+
+def test_episodes_that_begin_anew_are_not_told_as_those_that_ran() -> None:
+    first, _ = sampler_for(resumable.Unrepeatable, T=5, B=2, length=8)
+    batches(first, 1)
+    second, _ = sampler_for(resumable.Unrepeatable, T=5, B=2, length=8)
+    assert all(second.load_state_dict(stored(first.state_dict())))
+    assert [t.length for _, trajectories in batches(second, 2) for t in trajectories] == [8, 8]
+
+
+def test_after_a_batch_that_was_broken_off_only_the_noise_goes_on() -> None:
+    sampler, _ = sampler_for("CartPole-v1", T=4, B=2)
+    sampler.collector.whole = False
+    state = stored(sampler.state_dict())
+    assert list(state) == ["noise"]
+    other, _ = sampler_for("CartPole-v1", T=4, B=2)
+    assert all("no environments" in reason for reason in other.load_state_dict(state))
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_an_actor_takes_on_a_recurrent_state(n: int) -> None:
+    envs = make_envs(EnvConfig("CartPole-v1"), n, list(range(n)))
+    agent = agent_for(envs.observation_space, envs.action_space, memory="gru", memory_size=4)
+    batch = empty_batch(envs.observation_space, envs.action_space, agent, 2, n)
+    actor = Actor(agent, batch, 0, generators(0, Role.NOISE, n), True, block_of(n))
+    for leaf in leaves(batch.answers.final_state):
+        leaf[...] = np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape)
+    actor.resume()
+    actor.begin()
+    assert_equal(batch.answers.state, batch.answers.final_state)
