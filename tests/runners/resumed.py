@@ -19,6 +19,7 @@ from rlframe.record.writers import read_csv
 from rlframe.runners import Runner
 
 ANYWHERE = ("affinity=none", "device=cpu", "threads=1")
+TRUST = "trust=true"  # for environments of tests, which are no part of rlframe
 OF_THE_CLOCK = ("time/", "memory/", "sampler/slowest_worker")  # metrics that no two runs share
 
 
@@ -39,7 +40,7 @@ def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "follow", follow_and_stop)
         assert launch.main(words(case, directory)) == 128 + signal.SIGTERM
-    assert launch.main([f"resume={directory / 'run_0'}"]) == 0
+    assert launch.main([f"resume={directory / 'run_0'}", TRUST]) == 0
 
 
 def assert_runs_equal(one: Path, other: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rlframe import launch
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.processes import DEADLINE_S
-from tests.runners.resumed import ANYWHERE, assert_runs_equal, log, stopped_at, words
+from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, log, stopped_at, words
 
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
@@ -85,7 +85,7 @@ def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: 
         remove_snapshot(snapshot)
     with (killed / "progress.csv").open("a") as file:
         file.write("999999,1.0,2.")
-    command = [sys.executable, "-m", "rlframe.launch", f"resume={killed}"]
+    command = [sys.executable, "-m", "rlframe.launch", f"resume={killed}", TRUST]
     done = subprocess.run(command, check=True, timeout=2 * DEADLINE_S, capture_output=True, text=True)
     assert "everything goes on as if it had never stopped" in done.stdout
     assert_runs_equal(whole, killed)
@@ -95,19 +95,19 @@ def test_a_run_that_was_killed_before_its_first_snapshot_begins_anew(tmp_path: P
     assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
     whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
     shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("snapshot"))
-    assert launch.main([f"resume={killed}"]) == 0
+    assert launch.main([f"resume={killed}", TRUST]) == 0
     assert_runs_equal(whole, killed)
 
 
 def test_what_cannot_be_resumed_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = f"{PPO} {UNREPEATABLE} {ON_POLICY}"
     assert launch.main(words(case.replace("n_steps=240", "n_steps=100"), tmp_path)) == 0
-    assert launch.main([f"resume={tmp_path / 'run_0'}", "runner.n_steps=200"]) == 0
+    assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=200"]) == 0
     assert "4 of 4 running episodes start anew" in capfd.readouterr().out
 
 
 def test_async_rl_says_that_its_episodes_start_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl".replace("n_steps=240", "n_steps=100")
     assert launch.main([*case.split(), *ANYWHERE, f"log_dir={tmp_path}"]) == 0
-    assert launch.main([f"resume={tmp_path / 'run_0'}", "runner.n_steps=150"]) == 0
+    assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=150"]) == 0
     assert "2 of 2 running episodes start anew (its sampler collects ahead" in capfd.readouterr().out

@@ -18,7 +18,7 @@ import pytest
 
 from rlframe import launch
 from tests.processes import DEADLINE_S, until
-from tests.runners.resumed import assert_runs_equal, words
+from tests.runners.resumed import TRUST, assert_runs_equal, words
 
 N_KILLS = int(os.environ.get("KILLS", "30"))
 ROWS = max(24, N_KILLS)
@@ -61,7 +61,7 @@ def begun(command: str, directory: Path) -> list[str]:
     """How to start the run, or to go on with it."""
     run = directory / "run_0"
     if (run / "params.json").is_file():
-        return [f"resume={run}"]
+        return [f"resume={run}", TRUST]
     shutil.rmtree(run, ignore_errors=True)  # it was killed before it had a config
     return words(command, directory)
 
