@@ -17,10 +17,10 @@ PPO += ["algo.minibatches=1", "eval.n_envs=2"]
 DQN = ["env=CartPole-v1", "algo=dqn", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=1e8"]
 DQN += ["algo.learn_from=64", "algo.batch_size=32", "algo.replay.size=100000"]
 PHASES = {  # where the time of a run goes
-    "sampling": [*PPO, "sampler.batch_T=512", "algo.epochs=1", "runner.log_interval_steps=4096", "eval.n_episodes=1"],
-    "learning": [*DQN, "algo.replay_ratio=1024", "runner.log_interval_steps=64", "eval.n_episodes=1"],
+    "sampling": [*PPO, "sampler.batch_T=512", "algo.epochs=1", "runner.log_interval_steps=4096", "eval.n_episodes=2"],
+    "learning": [*DQN, "algo.replay_ratio=1024", "runner.log_interval_steps=64", "eval.n_episodes=2"],
     "evaluating": [*PPO, "sampler.batch_T=16", "runner.log_interval_steps=64", "eval.n_episodes=300"],
-    "snapshotting": [*DQN, "algo.replay_ratio=1", "runner.log_interval_steps=64", "eval.n_episodes=1"],
+    "snapshotting": [*DQN, "algo.replay_ratio=1", "runner.log_interval_steps=64", "eval.n_episodes=2"],
 }
 HOW = {
     "serial": ["sampler=serial"],
