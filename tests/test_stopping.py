@@ -12,22 +12,22 @@ from rlframe import launch
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from tests.processes import DEADLINE_S, is_running, launched, until
 
-PPO = ["env=CartPole-v1", "algo=ppo", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=1e8"]
+PPO = ["env=CartPole-v1", "algo=ppo", "sampler.batch_B=4", "runner.n_steps=1e8"]
 PPO += ["algo.minibatches=1", "eval.n_envs=2"]
 DQN = ["env=CartPole-v1", "algo=dqn", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=1e8"]
 DQN += ["algo.learn_from=64", "algo.batch_size=32", "algo.replay.size=100000"]
 PHASES = {  # where the time of a run goes
-    "sampling": [*PPO, "sampler.batch_T=512", "algo.epochs=1", "runner.log_interval_steps=4096", "eval.n_episodes=1"],
-    "learning": [*DQN, "algo.replay_ratio=4096", "runner.log_interval_steps=64", "eval.n_episodes=1"],
-    "evaluating": [*PPO, "runner.log_interval_steps=64", "eval.n_episodes=2000"],
-    "snapshotting": [*DQN, "algo.replay_ratio=1", "runner.log_interval_steps=64", "eval.n_episodes=1"],
+    "sampling": [*PPO, "sampler.batch_T=512", "algo.epochs=1", "runner.log_interval_steps=4096", "eval.n_episodes=2"],
+    "learning": [*DQN, "algo.replay_ratio=1024", "runner.log_interval_steps=64", "eval.n_episodes=2"],
+    "evaluating": [*PPO, "sampler.batch_T=16", "runner.log_interval_steps=64", "eval.n_episodes=300"],
+    "snapshotting": [*DQN, "algo.replay_ratio=1", "runner.log_interval_steps=64", "eval.n_episodes=2"],
 }
 HOW = {
     "serial": ["sampler=serial"],
     "cpu": ["sampler=cpu", "sampler.n_workers=2"],
     "gpu": ["sampler=gpu", "sampler.n_workers=2"],
     "async": ["sampler=serial", "runner=async_rl"],
-    "ranks": ["sampler=serial", "world_size=2"],
+    "ranks": ["sampler=serial", "world_size=2", "affinity=none"],
 }
 
 
@@ -48,6 +48,7 @@ def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # on a machine with other work
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_signal_in_any_phase_ends_the_run_in_time_and_it_goes_on(phase: str, how: str, tmp_path: Path) -> None:
@@ -63,7 +64,14 @@ def test_a_signal_in_any_phase_ends_the_run_in_time_and_it_goes_on(phase: str, h
 def test_a_run_whose_time_is_over_exits_in_order_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*PPO, "sampler=serial", "eval.n_episodes=1", "runner.log_interval_steps=1e6", "runner.max_time_s=0.5"]
+    words = [
+        *PPO,
+        "sampler.batch_T=16",
+        "sampler=serial",
+        "eval.n_episodes=1",
+        "runner.log_interval_steps=1e6",
+        "runner.max_time_s=0.5",
+    ]
     assert launch.main([f"log_dir={tmp_path}", *words]) == 0
     assert "the time is over (runner.max_time_s=0.5)" in capsys.readouterr().out
     steps = load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"]
