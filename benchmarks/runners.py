@@ -10,7 +10,8 @@ What is compared, on two cores, with 8 environments whose step burns 200 us of C
              AsyncRl has SerialSampler's process on one core and the learner on the other. MinibatchRl has both cores:
              with SerialSampler, which is the same work on one thread and uses one at a time; and with CpuSampler and
              two workers, which steps on both, and then learns on one. If a row takes s to step and s to learn, these
-             take 2 s and 1.5 s, and AsyncRl takes s: so the ratios are 2 and 1.5 at best.
+             take 2 s and 1.5 s, and AsyncRl takes s: so the ratios are 2 and 1.5 at best, where a core is as fast
+             beside a busy one as it is alone. Whether it is tells the bare work, on one core and split over both.
   impala     IMPALA of the same network, whose learning takes a small part of that time: AsyncRl, next to SerialSampler
              alone. What is lost is what the copy of batches, the posting of parameters and the hand-over cost.
 
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import chz
 from parts import ours
-from parts.running import ENV, MODEL, impala_of, make_in_turn, make_side_by_side
+from parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
 from parts.synthetic import agree
 from parts.turns import Comparison, Contender, Group, Line, run_group, show
 from sampling import machine
@@ -43,7 +44,10 @@ def balanced() -> Group:
     """Sampling takes as long as learning."""
     alone, split = serial.Config(batch_T=T, batch_B=B), cpu.Config(batch_T=T, batch_B=B, n_workers=2)
     apart, one, two = "AsyncRl, serial", "MinibatchRl, serial", "MinibatchRl, 2 workers"
+    bare, both = "the bare work", "the bare work, split"
     contenders = [
+        Contender(bare, loop),
+        Contender(both, loop, n_processes=2),
         Contender(apart, make_side_by_side(alone), n_cores=2),
         Contender(one, make_in_turn(alone), n_cores=2),
         Contender(two, make_in_turn(split), n_cores=2),
@@ -51,6 +55,8 @@ def balanced() -> Group:
     comparisons = [
         Comparison("AsyncRl over MinibatchRl, the same sampler", (apart,), ((one,),), 1.6),
         Comparison("AsyncRl over MinibatchRl with 2 workers", (apart,), ((two,),)),
+        Comparison("AsyncRl over the bare work, split", (apart,), ((both,),)),
+        Comparison("the bare work, split over two cores or not", (both,), ((bare,),)),
     ]
     return Group(contenders, comparisons)
 

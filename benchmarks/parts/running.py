@@ -81,6 +81,16 @@ def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
     return _unit(AsyncRl(sampler, agent, algo(agent, sampler.batch_spec), N_STEPS, N_STEPS, evaluator))
 
 
+def loop(stack: ExitStack) -> Unit:
+    """The work of a step and of learning from it, and nothing around it."""
+
+    def unit() -> int:
+        burn(2 * turns(STEP_S))
+        return 1
+
+    return unit
+
+
 def _unit(runner: Runner) -> Unit:
     runner.sampler.refresh(runner.agent)
 
