@@ -90,10 +90,14 @@ _CHUNK = 64  # seeds drawn at once: one alone takes 9 us, of 64 each takes 0.3
 
 
 class EpisodeSeeds:
-    """The seeds of one environment's episodes, below 2**31: that of the first is its own, the others follow from it."""
+    """The randomness of one environment's episodes: that of the first is its own seed, the others follow from it.
+
+    Either by seeds below 2**31, or by parts of one stream: a generator is moved in 3 us, and seeded in 20.
+    """
 
     def __init__(self, own: int) -> None:
         self.own = own
+        self._stream: dict[str, Any] = {}  # where it begins
         self._number, self._chunk = -1, [0]  # the chunk at hand
 
     def __getitem__(self, episode: int) -> int:
@@ -104,6 +108,13 @@ class EpisodeSeeds:
             drawn = np.random.SeedSequence(self.own, spawn_key=(number,)).generate_state(_CHUNK)
             self._number, self._chunk = number, (drawn >> 1).tolist()
         return self._chunk[place]
+
+    def move(self, rng: np.random.Generator, episode: int) -> None:
+        """Let a generator of PCG64 draw the episode's part of the stream of the own seed: its next 2**64 numbers."""
+        self._stream = self._stream or dict(np.random.PCG64(self.own).state)
+        bits: Any = rng.bit_generator
+        bits.state = self._stream
+        bits.advance(episode << 64)
 
 
 def seed_of_round(own: int, round_: int) -> int:

@@ -21,12 +21,14 @@ from rlframe.envs.trail import Trail
 class Keeper:
     """Resets the environments of a batch, and keeps what each can be restored from.
 
-    Where an environment's state can be read, that is it. Else its episode is played again: from its seed, or where
-    seeding is dear, as in ALE, which then loads its game anew, from the state that was read before the reset.
+    Where an environment's state can be read, that is it; its generator is moved on from episode to episode. Else its
+    episode is played again: from a seed of its own, or where seeding is dear, as in ALE, which then loads its game
+    anew, from the state that was read before the reset.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) -> None:
         self._envs, self._given = envs, list(seeds)
+        self._inner = [env.unwrapped for env in envs]
         self._games = [game_of(env) for env in envs]  # ALE's, None for others
         self._hidden = [game is not None and is_sticky(game) for game in self._games]  # see `settle`
         self._seeds = [EpisodeSeeds(seed) for seed in seeds]
@@ -36,8 +38,11 @@ class Keeper:
         self.trail: Trail | None = Trail(len(envs))  # None: all states can be read
 
     def seed(self, index: int) -> int:
-        """That of the running episode."""
-        return self._seeds[index][max(0, self.episodes[index])]
+        """That of the running episode, or of the environment if its episodes have none."""
+        return self._seeds[index][max(0, self.episodes[index])] if self._seeds_each(index) else self._seeds[index].own
+
+    def _seeds_each(self, index: int) -> bool:
+        return self.trail is not None and self._games[index] is None
 
     def begin_round(self, number: int) -> None:
         """The next resets begin the episodes of another round (see `seed_of_round`)."""
@@ -48,14 +53,26 @@ class Keeper:
         """Begin the next episode of an environment; its observation."""
         self.episodes[index] += 1
         env, episode = self._envs[index], self.episodes[index]
-        seeded = episode == 0 or self._games[index] is None
-        if not seeded:
-            settle(self._games[index])
-        self._starts[index] = () if seeded or self.trail is None else take(env)
-        observation, _ = env.reset(seed=self._seeds[index][episode]) if seeded else env.reset()
+        self._starts[index] = ()
+        if episode == 0 or self._seeds_each(index):
+            observation, _ = env.reset(seed=self._seeds[index][episode])
+        else:
+            self._move_on(index)
+            observation, _ = env.reset()
         if self.trail is not None:
             self.trail.restart(index)
         return observation
+
+    def _move_on(self, index: int) -> None:
+        """Get an environment ready to begin its next episode without a seed."""
+        if self._games[index] is not None:
+            settle(self._games[index])
+            if self.trail is not None:
+                self._starts[index] = take(self._envs[index])
+            return
+        rng = vars(self._inner[index]).get("_np_random")  # Gymnasium's, which is made when it is first needed
+        if type(rng) is np.random.Generator and type(rng.bit_generator) is np.random.PCG64:
+            self._seeds[index].move(rng, self.episodes[index])
 
     def add(self, action: Tree) -> None:
         """Remember actions that are about to be carried out; while there is a trail.
@@ -88,15 +105,22 @@ class Keeper:
         facts = {"seed": self._seeds[index].own, "episode": self.episodes[index]}
         if self.episodes[index] < 0:
             return {**facts, "anew": "it had not begun"}
-        try:
-            return {**facts, "state": self._take(index)}
-        except Opaque as problem:
-            why = str(problem)
+        why = ""
+        if self.trail is None or not self._undecided:
+            try:
+                return {**facts, "state": self._take(index)}
+            except Opaque as problem:
+                why = str(problem)
         actions = None if self.trail is None else self.trail.actions(index)
         if actions is None:
             self.trail = self.trail or Trail(len(self._envs))  # for the episodes to come
             return {**facts, "anew": f"{why}, and the episode's actions were not kept"}
         return {**facts, "start": self._starts[index], "actions": actions}
+
+    def follow(self, states: Sequence[Any]) -> None:
+        """Decide about the trail as was decided where these states come from; before they are restored."""
+        if all(isinstance(saved, dict) and "state" in saved for saved in states):
+            self.trail, self._undecided = None, False
 
     def restore(
         self, index: int, saved: dict[str, Any], play: Callable[[gymnasium.Env, Tree], None], over: bool

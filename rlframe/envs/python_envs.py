@@ -206,6 +206,7 @@ class PythonEnvs(Envs):
         ]
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
+        self._keeper.follow(states)
         reasons = [self._restored(index, saved, out, tick) for index, saved in enumerate(states)]
         self._ended_rows[:] = self._ended
         self._check_values(out, None)

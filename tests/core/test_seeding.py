@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlframe.core.ranks import Alone, as_current
-from rlframe.core.seeding import OF_RANK, Role, env_seeds, generator, generators, seed_int
+from rlframe.core.seeding import OF_RANK, EpisodeSeeds, Role, env_seeds, generator, generators, seed_int
 
 
 class Rank(Alone):
@@ -95,3 +95,17 @@ def test_a_negative_root_is_refused() -> None:
 
 def test_generators_are_numpy_generators() -> None:
     assert isinstance(generator(0, Role.ALGO), np.random.Generator)
+
+
+def test_an_episodes_part_of_a_stream_depends_on_seed_and_episode_alone() -> None:
+    rng, other = np.random.default_rng(0), np.random.default_rng(99)
+    seeds, drawn = EpisodeSeeds(7), []
+    for episode in (1, 2, 1):
+        seeds.move(rng, episode)
+        drawn.append(rng.random(3).tolist())
+    assert drawn[0] == drawn[2]
+    assert drawn[0] != drawn[1]
+    EpisodeSeeds(7).move(other, 2)
+    assert other.random(3).tolist() == drawn[1]
+    EpisodeSeeds(8).move(other, 2)
+    assert other.random(3).tolist() != drawn[1]

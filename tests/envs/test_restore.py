@@ -175,8 +175,9 @@ def test_a_native_atari_environment_begins_new_games_and_says_so() -> None:
     assert all("does not tell" in reason for reason in reasons)
 
 
-def test_each_episode_has_its_own_seed_whatever_came_before() -> None:
-    one, other = made(resumable.Walk, 1, [5], "python", length=2), made(resumable.Walk, 1, [5], "python", length=9)
+@pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque])
+def test_each_episode_has_randomness_of_its_own_whatever_came_before(env: Any) -> None:
+    one, other = made(env, 1, [5], "python", length=2), made(env, 1, [5], "python", length=9)
     starts = []
     for envs in (one, other):
         rows, found = rows_for(envs), []
@@ -188,6 +189,13 @@ def test_each_episode_has_its_own_seed_whatever_came_before() -> None:
         starts.append(found)
     assert len(starts[0]) > len(starts[1]) > 2
     assert starts[0][: len(starts[1])] == starts[1]
+
+
+@pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_what_is_saved_before_it_shows_how_to_is_brought_back_too(env: Any, before: int) -> None:
+    assert restored(kinds(env, length=1), before)[0] == ["", ""]
+    assert restored(kinds(env, length=5), before)[0] == ["", ""]
 
 
 def test_seeds_of_episodes_begin_with_the_own_one_and_do_not_repeat() -> None:
