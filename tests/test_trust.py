@@ -146,9 +146,10 @@ class Bomb:
 @pytest.mark.parametrize("name", ["params.json", "arrays.safetensors", "manifest.json"])
 def test_a_pickle_named_as_ours_is_not_unpickled(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     mark = run.parent / "ran"
-    file = run / name if name == "params.json" else resolve_snapshot(run) / name
+    snapshot = resolve_snapshot(run)
+    file = run / name if name == "params.json" else snapshot / name
     file.write_bytes(pickle.dumps(Bomb(mark)))
-    assert evaluate.main([str(run)]) != 0
+    assert evaluate.main([str(snapshot)]) != 0
     assert "damaged" in capsys.readouterr().err or name == "arrays.safetensors"
     assert not mark.exists()
 

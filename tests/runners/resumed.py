@@ -74,8 +74,7 @@ def count_equal(one: Any, other: Any, path: str) -> int:
     if isinstance(one, list | tuple):
         assert len(one) == len(other), path
         return sum(count_equal(a, b, f"{path}/{i}") for i, (a, b) in enumerate(zip(one, other, strict=True)))
-    if isinstance(one, Chunked):
-        one, other = one.whole(), other.whole()
+    one, other = (each.whole() if isinstance(each, Chunked) else each for each in (one, other))
     if hasattr(one, "shape"):
         np.testing.assert_array_equal(as_numpy(one), as_numpy(other), err_msg=path)
         return 1

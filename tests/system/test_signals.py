@@ -14,6 +14,14 @@ from rlframe.system.signals import OUT_OF_TIME, stop_request
 from tests.processes import until
 
 
+@pytest.fixture(autouse=True)
+def _no_nohup():
+    """Hang-ups are heard here, also where the tests were started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
