@@ -177,6 +177,7 @@ def test_a_sweep_of_eight_on_two_slots_never_overlaps_and_repeats_nothing_after_
         done: list[str] = []
         while len(done) < 3:
             assert time.monotonic() < deadline
+            assert process.poll() is None, process.stdout and process.stdout.read()
             cpus = cpus_of_runs(process.pid)
             assert len(cpus) <= 2
             seen_together |= len(cpus) == 2
