@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import chz
+from parts.chosen import chosen
 
 SLICE_S = 0.2  # longest sleep
 YIELD_S, REST = 1e-3, 1000  # a neighbour keeps a core for 3 to 4 ms; so one such yield in REST waits costs 4 us a wait
@@ -282,16 +283,14 @@ def main(
         rounds: turns of each way.    seconds: about the length of a turn.    workers: W, separated by commas.
         only: ways, separated by commas.    small: one very short round.    out: JSON file for all that was measured."""
     known = list(make_ways(1))
-    chosen = [name for name in only.split(",") if name] or known
-    if unknown := set(chosen) - set(known):
-        raise SystemExit(f"only={only}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    groups = chosen(only, known)
     rounds, seconds, workers = (1, 0.001, "1,2") if small else (rounds, seconds, workers)
     print(f"{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}")
     lines = []
     for W in map(int, workers.split(",")):
         alone = [Scenario(W, work, acting) for acting, work in product((0, 100), (0, 50, 200))]
         for scenarios in alone, [Scenario(W, 50, 0, neighbour=True)]:
-            lines += measure(scenarios, chosen, rounds, seconds)
+            lines += measure(scenarios, groups, rounds, seconds)
     if out:
         Path(out).write_text(json.dumps(lines, indent=2) + "\n", encoding="utf-8")
 

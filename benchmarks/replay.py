@@ -35,6 +35,7 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete
 from parts import replay_others
+from parts.chosen import chosen
 from parts.replay_ours import Filled, of_noise, of_play, transition_bytes
 
 from rlframe.core.spaces import FrameStack
@@ -151,15 +152,13 @@ def main(rounds: int = 7, seconds: float = 0.5, only: str = "", small: bool = Fa
     limit_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
-    chosen = [name for name in only.split(",") if name] or list(GROUPS)
-    if unknown := set(chosen) - set(GROUPS):
-        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(GROUPS)}")
+    groups = chosen(only, GROUPS)
     for package, name in replay_others.PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             print(f"without {name}, which is not installed")
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
     print(f"one torch thread, {rounds} rounds, {seconds} s a turn", flush=True)
-    found = {group: measure(group, rounds, seconds, small) for group in chosen}
+    found = {group: measure(group, rounds, seconds, small) for group in groups}
     if out:
         content = {"torch_threads": torch.get_num_threads(), "seconds": seconds, "groups": found}
         Path(out).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import chz
 from parts import ours
+from parts.chosen import chosen
 from parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
 from parts.synthetic import agree
 from parts.turns import Comparison, Contender, Group, Line, run_group, show
@@ -82,9 +83,7 @@ def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = Fa
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
         small: one very short round.    out: JSON file for all that was measured."""
     limit_threads()
-    chosen = [name for name in only.split(",") if name] or list(GROUPS)
-    if unknown := set(chosen) - GROUPS.keys():
-        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(GROUPS)}")
+    groups = chosen(only, GROUPS)
     agree()
     rounds, seconds = (1, 0.05) if small else (rounds, seconds)
     about = machine()
@@ -92,7 +91,7 @@ def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = Fa
     print(f"{rounds} rounds, {seconds} s a turn", flush=True)
     rates: list[Line] = []
     ratios: list[Line] = []
-    for name in chosen:
+    for name in groups:
         more_rates, more_ratios = run_group(GROUPS[name](), name, rounds, seconds)
         rates, ratios = rates + more_rates, ratios + more_ratios
     show(rates, ratios, [])

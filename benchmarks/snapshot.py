@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete
+from parts.chosen import chosen
 from parts.replay_ours import B, T, noise_batches, play_batches
 
 from rlframe.agents import Agent
@@ -130,11 +131,9 @@ def main(following: int = 7, only: str = "", folder: str = "", small: bool = Fal
     limit_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
-    chosen = [name for name in only.split(",") if name] or list(GROUPS)
-    if unknown := set(chosen) - set(GROUPS):
-        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(GROUPS)}")
+    groups = chosen(only, GROUPS)
     found: dict[str, list[dict[str, float]]] = {}
-    for group in chosen:
+    for group in groups:
         with tempfile.TemporaryDirectory(dir=folder or None) as scratch:
             found[group] = run(group, Path(scratch), 2 if small else following, small)
     if out:

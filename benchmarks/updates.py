@@ -33,6 +33,7 @@ from pathlib import Path
 
 import chz
 from parts import updates_others, updates_ours
+from parts.chosen import chosen
 from parts.turns import Comparison, Contender, Group, Line, run_group, show
 from parts.updates_ours import Case
 
@@ -71,15 +72,13 @@ def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = Fa
     """
     limit_threads()
     known = {name: beside_sb3(name, case) for name, case in cases(small).items()}
-    chosen = [name for name in only.split(",") if name] or list(known)
-    if unknown := set(chosen) - set(known):
-        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(known)}")
+    groups = chosen(only, known)
     if importlib.util.find_spec(SB3) is None:
         raise SystemExit("benchmarks/updates.py needs pip install stable-baselines3")
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
     rates: list[Line] = []
     ratios: list[Line] = []
-    for name in chosen:
+    for name in groups:
         more_rates, more_ratios = run_group(known[name], name, rounds, seconds)
         rates, ratios = rates + more_rates, ratios + more_ratios
     show(rates, ratios, [])

@@ -67,8 +67,10 @@ class RunnerConfig:
 
     @chz.validate
     def _check_limits(self) -> None:
-        if not 0 <= self.max_time_s < math.inf:
-            raise ConfigError(f"runner.max_time_s={self.max_time_s} must be at least 0; 0: no limit")
+        try:
+            self.limits()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def limits(self) -> Limits:
         """What ends a training early."""
