@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,8 @@ def kill_within(command: str, directory: Path, seconds: float) -> bool:
         until(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > size), 4 * DEADLINE_S)
         time.sleep(seconds)  # the moment itself
         ended = process.poll()
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have come to its end
+            os.killpg(process.pid, signal.SIGKILL)
     assert ended in (None, 0), "it failed by itself"
     return ended is None
 

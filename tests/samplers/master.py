@@ -20,7 +20,7 @@ method, what, path, ending = sys.argv[1:]
 known = (faulty.hang_in_c, faulty.hang_in_python, faulty.stop, faulty.start_program)
 acts = {each.__name__: each for each in known}
 faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
-supervision = Supervision(60.0 if faults else 1.0, 9, method)
+supervision = Supervision(60.0, 9, method)
 envs = EnvWorkers(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
 rows = share(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
 (stepper,) = remote_steppers(envs, rows, 1)
