@@ -2,7 +2,7 @@
 
 from rlframe.agents.actor import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
 from rlframe.agents.base import Agent
-from rlframe.agents.policy import PolicyAgent, PolicyInfo, make_policy_agent
+from rlframe.agents.policy import PolicyAgent, PolicyInfo, PolicyRun, make_policy_agent
 from rlframe.agents.q import QAgent, QInfo, make_q_agent
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Deterministic",
     "PolicyAgent",
     "PolicyInfo",
+    "PolicyRun",
     "QAgent",
     "QInfo",
     "SquashedGaussian",

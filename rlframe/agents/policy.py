@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,16 @@ class PolicyInfo(Struct):
 
     log_prob: Array  # [B] of the sampled, unclipped action
     value: Array  # [B]
+
+
+@dataclass(frozen=True)
+class PolicyRun:
+    """One evaluation of a policy. A loss goes back from these by autograd, and the rest of the way by `back`."""
+
+    log_prob: Tensor  # [...] of the actions taken
+    entropy: Tensor  # [...]
+    value: Tensor  # [...]
+    back: Callable[[], None] = lambda: None  # after the loss's backward()
 
 
 class PolicyAgent(Agent):
@@ -55,6 +65,23 @@ class PolicyAgent(Agent):
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""
         return self.model(inputs, state)
+
+    def run(self, inputs: AgentInputs, state: Tree, action: Tree) -> PolicyRun:
+        """What a loss is made of, for one gradient step: of rows [T, B], or [n] of a model without memory."""
+        run = self.model.run(inputs)
+        if run is None:
+            params, value, _ = self.model(inputs, state)
+            return PolicyRun(*self.distribution.log_prob_entropy(params, action), value)
+        with torch.no_grad():
+            log_prob, entropy = self.distribution.log_prob_entropy(run.params, action)
+        leaves = [x.requires_grad_() for x in (log_prob, entropy, run.value)]
+
+        @torch.no_grad()
+        def back() -> None:
+            of_log_prob, of_entropy, of_value = (torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+            run.back(self.distribution.gradient(run.params, action, of_log_prob, of_entropy), of_value)
+
+        return PolicyRun(log_prob, entropy, run.value, back)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return self.distribution.noise(rng, lead)

@@ -10,7 +10,8 @@ from gymnasium import Space
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import Updater, policy_gradient_loss, values
+from rlframe.algos.parts import policy_gradient_loss, values
+from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
@@ -67,10 +68,9 @@ class A2C(Algorithm):
         if config.normalize_advantage:
             advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.total)
 
-        loss, metrics = policy_gradient_loss(
-            self.agent, samples, advantage, return_, config.value_coef, config.entropy_coef
-        )
-        grad_norm = self.updater.step(loss, samples.valid, samples)
+        run = self.agent.run(samples.inputs[:-1], samples.state, samples.action)
+        loss, metrics = policy_gradient_loss(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
+        grad_norm = self.updater.step(loss, samples.valid, samples, run.back)
         self.agent.observe(samples.inputs[:-1].observation)
         fit = explained_variance(old_value[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}

@@ -17,13 +17,13 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent, PolicyRun, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import Batch, Updater, check_minibatches, load_generator, mean_of, minibatches
+from rlframe.algos.parts import Batch, check_minibatches, load_generator, mean_of, minibatches
+from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
-from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
@@ -88,11 +88,18 @@ class APPO(Algorithm):
         fit = explained_variance(batch.value, batch.return_, batch.valid)
         metrics: list[dict[str, Tensor]] = []
         for _ in range(c.epochs):
-            for minibatch, state in minibatches(batch, samples.state, c.minibatches, self.agent.recurrent, self.rng):
-                loss, found = self._loss(minibatch, state)
-                metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch)})
+            for minibatch, state in minibatches(
+                batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._prepared
+            ):
+                run = self.agent.run(minibatch.inputs, state, minibatch.action)
+                loss, found = self._loss(minibatch, run)
+                metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch, run.back)})
         self.agent.observe(samples.inputs[:-1].observation)
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
+
+    def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
+        """The advantages [minibatches, rows] to learn from."""
+        return masked_normalize(advantage, valid, dim=1) if self.config.normalize_advantage else advantage
 
     @torch.no_grad()
     def _received(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:
@@ -108,17 +115,16 @@ class APPO(Algorithm):
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
         return batch, {"kl": kl}
 
-    def _loss(self, batch: Batch, state: Tree) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, batch: Batch, run: PolicyRun) -> tuple[Tensor, dict[str, Tensor]]:
         """-min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
         c, valid = self.config, batch.valid
-        params, value, _ = self.agent(batch.inputs, state)
-        log_ratio = self.agent.distribution.log_prob(params, batch.action) - batch.log_prob
+        log_ratio = run.log_prob - batch.log_prob
         ratio = log_ratio.masked_fill(~valid, 0.0).exp()
-        advantage = masked_normalize(batch.advantage, valid) if c.normalize_advantage else batch.advantage
+        advantage = batch.advantage
         clipped = ratio.clamp(1 - c.clip, 1 + c.clip)
         policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), valid)
-        value_loss = masked_mean(0.5 * (value - batch.return_).square(), valid)
-        entropy = masked_mean(self.agent.distribution.entropy(params), valid)
+        value_loss = masked_mean(0.5 * (run.value - batch.return_).square(), valid)
+        entropy = masked_mean(run.entropy, valid)
         loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy
         clip_fraction = masked_mean(((ratio.detach() - 1).abs() > c.clip).to(ratio.dtype), valid)
         names = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import UpdateDebt, Updater, priorities, soft_update
+from rlframe.algos.parts import UpdateDebt, priorities, soft_update
+from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, Updater, check_feedforward, priorities
+from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, check_feedforward, priorities
+from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Linear, annealed

@@ -1,10 +1,10 @@
-"""What several algorithms are put together from: gradient steps, on-policy batches and their minibatches."""
+"""What several algorithms are put together from: updates owed, exploration, on-policy batches and their minibatches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.agents import PolicyAgent, QAgent
+from rlframe.agents import PolicyAgent, PolicyRun, QAgent
 from rlframe.algos.base import Progress
-from rlframe.algos.guard import Guard
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Linear
@@ -23,119 +22,9 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import masked_mean
 
-_SMALL = 8  # times smaller than the largest parameter are biases and the like
 _MOST_BATCHES = 8  # that UpdateDebt carries on, in what the newest of them calls for
+NO_INPUTS = AgentInputs((), (), (), ())
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that no row is never drawn again (Schaul et al. 2016, section 3.3)
-
-
-class Updater:
-    """One optimizer over all that learns together: scheduled rate, clipped gradient, the one place to average ranks.
-
-    The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal. Where loss
-    or gradient are not finite no step is made, on any rank (see guard.Guard).
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        optimizer: str,
-        learning_rate: Linear,
-        max_grad_norm: float,
-        progress: Progress,
-        epsilon: float = 1e-5,  # of Adam as in Schulman et al.'s code, of RMSProp as in Mnih et al. 2016
-    ) -> None:
-        self.parameters = list(parameters)
-        progress.learned += self.parameters
-        self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
-        self.guard = Guard(self.optimizer, self.parameters, progress)
-        largest = max(parameter.numel() for parameter in self.parameters)
-        self._small = [p for p in self.parameters if p.numel() * _SMALL <= largest] or self.parameters
-
-    def step(self, loss: Tensor, valid: Tensor | None = None, batch: Tree = ()) -> Tensor:
-        """One gradient step on `loss`, if it is finite; returns the gradient's norm before clipping.
-
-        Args:
-            valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
-                is then the mean over the rows of all ranks.
-            batch: what is learned from, to be kept if that gives no finite gradient.
-        """
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss.backward()
-        loss = self._average(loss.detach(), 1.0 if valid is None else valid.sum())
-        grad_norm = self._descend(loss, self.parameters, batch)
-        self.progress.updates += 1
-        return grad_norm
-
-    def follow(self, loss: Tensor, batch: Tree = ()) -> None:
-        """One step along the gradients that the parameters have, if they are finite; the caller counts its updates.
-
-        `loss` is looked at too. Where nothing is clipped, small parameters stand for all: a bias's gradient sums what
-        goes on to the layers below, at a tenth of what a look at all costs.
-        """
-        loss = self._average(loss.detach(), 1.0)
-        self._descend(loss, self.parameters if math.isfinite(self.max_grad_norm) else self._small, batch)
-
-    def _average(self, loss: Tensor, weight: Tensor | float) -> Tensor:
-        """Over ranks, all parameters and the loss at once; those without a gradient have none on any rank."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if self.progress.ranks.world_size == 1:
-            return loss
-        loss = loss.clone()  # the caller's stays its own
-        self.progress.ranks.average([*gradients, loss], weight)
-        return loss
-
-    @torch.no_grad()
-    def _descend(self, loss: Tensor, looked_at: list[nn.Parameter], batch: Tree) -> Tensor:
-        norm = gradient_norm(looked_at)
-        if self.guard.allows(loss, norm, batch):
-            if math.isfinite(self.max_grad_norm):
-                clip_gradient(self.parameters, norm, self.max_grad_norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate
-            self.optimizer.step()
-        return norm
-
-    @property
-    def rate(self) -> float:
-        """The learning rate now."""
-        return self.learning_rate(self.progress.scheduled)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state."""
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self.optimizer.load_state_dict(state)
-
-
-def _optimizer(
-    name: str, parameters: list[nn.Parameter], learning_rate: float, epsilon: float
-) -> torch.optim.Optimizer:
-    if name == "adam":  # fused: 863 -> 702 us per PPO minibatch on CPU
-        return torch.optim.Adam(parameters, learning_rate, eps=epsilon, fused=True)
-    if name == "rmsprop":  # decay as in Mnih et al. 2016
-        return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=epsilon)
-    raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
-
-
-@torch.no_grad()
-def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The global norm of their gradients."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-
-
-@torch.no_grad()
-def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`.
-
-    As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
 
 
 class UpdateDebt:
@@ -240,10 +129,13 @@ def values(agent: PolicyAgent, samples: Samples) -> Tensor:
     return torch.cat([samples.info.value, bootstrap])  # type: ignore[attr-defined]  # PolicyInfo
 
 
-def make_batch(samples: Samples, advantage: Tensor, return_: Tensor) -> Batch:
-    """The training rows of a batch, as views."""
+def make_batch(samples: Samples, advantage: Tensor, return_: Tensor, uses_previous: bool = True) -> Batch:
+    """The training rows of a batch, as views; of inputs, only those that the agent's model looks at."""
+    inputs = samples.inputs[:-1]
+    if not uses_previous:
+        inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
     return Batch(
-        inputs=samples.inputs[:-1],
+        inputs=inputs,
         action=samples.action,
         log_prob=samples.info.log_prob,  # type: ignore[attr-defined]  # PolicyInfo
         value=samples.info.value,  # type: ignore[attr-defined]  # PolicyInfo
@@ -254,37 +146,51 @@ def make_batch(samples: Samples, advantage: Tensor, return_: Tensor) -> Batch:
 
 
 def minibatches(
-    batch: Batch, state: Tree, n: int, recurrent: bool, rng: np.random.Generator
+    batch: Batch,
+    state: Tree,
+    n: int,
+    recurrent: bool,
+    rng: np.random.Generator,
+    prepared: Callable[[Tensor, Tensor], Tensor] = lambda advantage, valid: advantage,
 ) -> Iterator[tuple[Batch, Tree]]:
     """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
 
-    With n = 1 nothing is moved.
+    With n = 1 nothing is moved. `prepared` maps the advantages and valid marks of all parts [n, rows] to advantages.
     """
-    T, B = batch.valid.shape
+    device, (T, B) = batch.valid.device, batch.valid.shape
     if n == 1:
-        yield batch, state
+        advantage = prepared(batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1))
+        yield replace(batch, advantage=advantage.view(T, B)), state
     elif recurrent:
-        for columns in np.split(rng.permutation(B), n):
-            chosen = torch.from_numpy(columns).to(batch.valid.device)
-            yield batch[:, chosen], map_tree(lambda x, i=chosen: x[i], state)
+        order = torch.from_numpy(rng.permutation(B)).to(device).view(n, -1)
+        parts = [batch[:, columns] for columns in order]
+        of_all = (torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid"))
+        for part, columns, advantage in zip(parts, order, prepared(*of_all), strict=True):
+            yield replace(part, advantage=advantage.view(T, -1)), map_tree(lambda x, i=columns: x[i], state)
     else:
         rows = batch.map(lambda x: x.flatten(0, 1))
-        for part in np.split(rng.permutation(T * B), n):
-            yield rows[torch.from_numpy(part).to(batch.valid.device)], state
+        order = torch.from_numpy(rng.permutation(T * B)).to(device).view(n, -1)
+        numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
+        numbers = replace(numbers, advantage=prepared(numbers.advantage, numbers.valid))
+        for index, part in enumerate(order):
+            yield replace(numbers[index], inputs=rows.inputs[part]), state
 
 
 def policy_gradient_loss(
-    agent: PolicyAgent, samples: Samples, advantage: Tensor, return_: Tensor, value_coef: float, entropy_coef: float
+    run: PolicyRun,
+    samples: Samples,
+    advantage: Tensor,
+    return_: Tensor,
+    value_coef: float,
+    entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-E[A log π(a|s)] + c_v E[(V - G)^2] / 2 - c_e E[H], over the valid rows of a whole batch; and its parts.
 
-    (Mnih et al. 2016, section 4, with the sign turned to descend.)
+    `run` is the agent's for the batch's rows. (Mnih et al. 2016, section 4, with the sign turned to descend.)
     """
-    params, value, _ = agent(samples.inputs[:-1], samples.state)
-    log_prob = agent.distribution.log_prob(params, samples.action)
-    policy_loss = -masked_mean(log_prob * advantage, samples.valid)
-    value_loss = masked_mean(0.5 * (value - return_).square(), samples.valid)
-    entropy = masked_mean(agent.distribution.entropy(params), samples.valid)
+    policy_loss = -masked_mean(run.log_prob * advantage, samples.valid)
+    value_loss = masked_mean(0.5 * (run.value - return_).square(), samples.valid)
+    entropy = masked_mean(run.entropy, samples.valid)
     loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
     return loss, {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
 
@@ -312,7 +218,8 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
 
 def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The mean over several updates, by name."""
-    return {name: torch.stack([m[name].detach() for m in metrics]).mean() for name in metrics[0]}
+    means = torch.stack([torch.stack([x.detach() for x in each.values()]) for each in metrics]).mean(0)
+    return dict(zip(metrics[0], means.unbind(), strict=True))
 
 
 def priorities(error: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent, PolicyRun, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.parts import (
     Batch,
-    Updater,
     check_minibatches,
     load_generator,
     make_batch,
@@ -23,14 +22,17 @@ from rlframe.algos.parts import (
     minibatches,
     values,
 )
+from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlframe.ops.masked import explained_variance, masked_normalize, mean_weights
 from rlframe.ops.returns import generalized_advantage
+
+_FOUND = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
 
 
 @chz.chz
@@ -111,7 +113,7 @@ class PPO(Algorithm):
             self.config.discount,
             self.config.gae_lambda,
         )
-        return make_batch(samples, advantage, return_)
+        return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
 
     def _reevaluate(self, samples: Samples) -> Batch:
         with torch.no_grad():
@@ -120,39 +122,39 @@ class PPO(Algorithm):
 
     def _epoch(self, batch: Batch, state: Tree, metrics: list[dict[str, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
-        parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng)
+        parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng, self._prepared)
         for minibatch, minibatch_state in parts:
-            loss, found = self._loss(minibatch, minibatch_state)
+            run = self.agent.run(minibatch.inputs, minibatch_state, minibatch.action)
+            loss, found = self._loss(minibatch, run)
             if self._moved_too_far(found["kl"]):
                 metrics.append({**found, "grad_norm": torch.zeros_like(loss)})
                 return False
-            metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch)})
+            metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch, run.back)})
         return True
+
+    def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
+        """The advantages [minibatches, rows] to learn from."""
+        if not self.config.normalize_advantage:
+            return advantage
+        return masked_normalize(advantage, valid, self.progress.ranks.total, dim=1)
 
     def _moved_too_far(self, kl: Tensor) -> bool:
         """Whether the mean over ranks, which stop together, passes the target."""
         target, ranks = self.config.target_kl, self.progress.ranks
         return math.isfinite(target) and bool(ranks.total(kl) / ranks.world_size > 1.5 * target)
 
-    def _loss(self, batch: Batch, state: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        params, value, _ = self.agent(batch.inputs, state)
-        log_ratio = self.agent.distribution.log_prob(params, batch.action) - batch.log_prob
-        log_ratio = log_ratio.masked_fill(~batch.valid, 0.0)  # before exp: an overflow's gradient is not masked after
-        ratio = log_ratio.exp()
-        advantage = batch.advantage
-        if self.config.normalize_advantage:
-            advantage = masked_normalize(advantage, batch.valid, self.progress.ranks.total)
+    def _loss(self, batch: Batch, run: PolicyRun) -> tuple[Tensor, dict[str, Tensor]]:
+        log_ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
+        ratio, advantage = log_ratio.exp(), batch.advantage
         clip = self.clip(self.progress.scheduled)
-        clipped = ratio.clamp(1 - clip, 1 + clip)
-        policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), batch.valid)  # eq. 7
-        value_loss = masked_mean(self._value_error(value, batch), batch.valid)
-        entropy = masked_mean(self.agent.distribution.entropy(params), batch.valid)
-        loss = policy_loss + self.config.value_coef * value_loss - self.config.entropy_coef * entropy  # eq. 9
+        surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)  # eq. 7
+        error = self._value_error(run.value, batch)
+        rows = self.config.value_coef * error - surrogate - self.config.entropy_coef * run.entropy  # eq. 9
+        weight = mean_weights(batch.valid.flatten())
         with torch.no_grad():
-            kl = masked_mean(ratio - 1 - log_ratio, batch.valid)  # unbiased and never negative
-            clip_fraction = masked_mean(((ratio - 1).abs() > clip).to(ratio.dtype), batch.valid)
-        names = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return loss, {**names, "kl": kl, "clip_fraction": clip_fraction}
+            kl = ratio - 1 - log_ratio  # unbiased and never negative
+            found = torch.stack([-surrogate, error, run.entropy, kl, (ratio - 1).abs() > clip]).flatten(1) @ weight
+        return torch.dot(rows.flatten(), weight), dict(zip(_FOUND, found.unbind(), strict=True))
 
     def _value_error(self, value: Tensor, batch: Batch) -> Tensor:
         """Half the squared error; with `value_clip`, the larger of that and of the clipped value's.

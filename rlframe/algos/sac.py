@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import UpdateDebt, Updater, soft_update
+from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, seed_int

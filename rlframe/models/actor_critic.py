@@ -14,11 +14,13 @@ from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Distribution
 from rlframe.models import on_numpy
-from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
-from rlframe.models.encoders import Vector, has_images, make_encoder
-from rlframe.models.heads import policy_head, value_head
+from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel, Run
+from rlframe.models.encoders import Encoder, Vector, has_images, make_encoder
+from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
+from rlframe.models.perceptron import Stack
+from rlframe.ops.layers import parameters
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
@@ -86,6 +88,8 @@ class ActorCritic(PolicyModel):
         self.critic = None if shared else Trunk(observation_space, action_space, config)
         self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
         self.value_head = value_head(self.actor.size)
+        stacks = [_stack(self.actor, self.policy_head), _stack(self.critic, self.value_head)]
+        self._stacks = [stack for stack in stacks if stack] if all(stacks) else []  # of policy and value, or none
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -101,6 +105,26 @@ class ActorCritic(PolicyModel):
         value_features, critic_state = self.critic(observation, inputs, critic_state)
         state = (actor_state, critic_state) if state else ()
         return self.policy_head(features), self.value_head(value_features).squeeze(-1), state
+
+    @torch.no_grad()
+    def run(self, inputs: AgentInputs) -> Run | None:
+        stacks, encoder, head = self._stacks, self.actor.encoder, self.policy_head
+        if not stacks or not isinstance(encoder, Encoder) or stacks[0].weights[0].device.type != "cpu":
+            return None
+        x = encoder.features(self.norm(inputs.observation) if self.norm else inputs.observation)
+        lead, rows = x.shape[:-1], x.reshape(-1, x.shape[-1])
+        policy, value = (stack.run(rows) for stack in stacks)
+
+        @torch.no_grad()
+        def back(of_params: Tensor, of_value: Tensor) -> None:
+            of_params = of_params.reshape(len(rows), -1)
+            if isinstance(head, GaussianHead):
+                of_params = head.back(of_params)
+            policy.to_parameters(of_params)
+            value.to_parameters(of_value.reshape(-1, 1))
+
+        params = head.complete(policy.output) if isinstance(head, GaussianHead) else policy.output
+        return Run(params.view(*lead, -1), value.output.view(lead), back)
 
     def numpy_forward(self) -> NumpyForward | None:
         actor, critic = self.actor.numpy_forward(), self.critic.numpy_forward() if self.critic else None
@@ -130,3 +154,13 @@ class ActorCritic(PolicyModel):
     def observe(self, observation: Tree) -> None:
         if self.norm:
             self.norm.update(observation)
+
+
+def _stack(trunk: Trunk | None, head: nn.Module) -> Stack | None:
+    """All from vectors to a head's numbers, where that is linear layers and no more."""
+    last = head.mean if isinstance(head, GaussianHead) else head
+    encoder = trunk.encoder if trunk and not trunk.memory and not trunk.feedback else None
+    if not isinstance(encoder, Encoder) or any(encoder.order) or not isinstance(last, nn.Linear):
+        return None
+    body = encoder.mlp.stack
+    return Stack([*body.layers, *parameters([last])], (*body.activations, "none"))

@@ -53,7 +53,7 @@ class Actor(nn.Module):
         if encode is None:
             return None
         norm = on_numpy.normalizer(self.norm) if self.norm else None
-        body = on_numpy.perceptron(self.perceptron)
+        body = on_numpy.layers(self.perceptron.stack)
 
         def forward(observation: Tree, n: int) -> np.ndarray:
             observation = on_numpy.in_blocks(observation, n)

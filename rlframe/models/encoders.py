@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -18,9 +18,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models.base import ModelConfig
-from rlframe.ops.products import linear
+from rlframe.models.perceptron import Stack
+from rlframe.ops.layers import parameters
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "elu": F.elu, "silu": F.silu}
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
 
 
@@ -41,15 +41,10 @@ class Mlp(nn.Module):
         for size in hidden:
             self.linears.append(orthogonal(nn.Linear(in_size, size)))
             in_size = size
-        self.activation = _ACTIVATIONS[activation]
-        # The parameters once more, in a plain list: looking them up through modules takes longer than using them
-        # for the few rows of one acting step.
-        self._weights = [tuple(layer.parameters()) for layer in self.linears]
+        self.stack = Stack(parameters(self.linears), (activation,) * len(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        for weight, bias in self._weights:
-            x = self.activation(linear(x, weight, bias))
-        return x
+        return self.stack(x)
 
 
 class Vector(nn.Module):
@@ -192,15 +187,19 @@ class Encoder(nn.Module):
                 self.leaves.append(Vector(space))
 
     def forward(self, observation: Tree) -> Tensor:
+        return self.mlp(self.features(observation))
+
+    def features(self, observation: Tree) -> Tensor:
+        """What the MLP sees."""
         if self.order == [False]:
-            return self.mlp(self.leaves[0](observation))
+            return self.leaves[0](observation)
         found = leaves(observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
         parts = [
             _encode_image(next(images), x) if image else next(vectors)(x)
             for image, x in zip(self.order, found, strict=True)
         ]
-        return self.mlp(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 def _convolutions(image: Image, kind: str) -> nn.Sequential:

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
-from rlframe.models.encoders import Encoder, Mlp, Vector
+from rlframe.models.encoders import Encoder, Vector
 from rlframe.models.heads import GaussianHead, JointHead
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
-from rlframe.models.perceptron import ACTIVATIONS, Perceptron
+from rlframe.models.perceptron import Stack
 
 BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
 
@@ -57,36 +55,23 @@ def _sigmoid(x: Array) -> Array:
     return 0.5 + 0.5 * np.tanh(0.5 * x)  # which cannot overflow
 
 
-_ACTIVATIONS: dict[Callable[[Tensor], Tensor], Map] = {
-    torch.tanh: lambda x: np.tanh(x, out=x),
-    F.relu: lambda x: np.maximum(x, 0, out=x),
-    F.elu: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    F.silu: lambda x: x * _sigmoid(x),
+_ACTIVATIONS: dict[str, Map] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0, out=x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "silu": lambda x: x * _sigmoid(x),
+    "none": lambda x: x,
 }
 
 
-def mlp(module: Mlp) -> Map:
-    """Linear layers with the activation after each."""
-    layers = [affine(linear.weight, linear.bias) for linear in module.linears]  # type: ignore[arg-type]
-    activation = _ACTIVATIONS[module.activation]
+def layers(stack: Stack) -> Map:
+    """Linear layers with an activation after each."""
+    parts = [(affine(*pair), _ACTIVATIONS[name]) for pair, name in zip(stack.layers, stack.activations, strict=True)]
 
     def forward(x: Array) -> Array:
-        for layer in layers:
-            x = activation(layer(x))
+        for linear, activation in parts:
+            x = activation(linear(x))
         return x
-
-    return forward
-
-
-def perceptron(module: Perceptron) -> Map:
-    """Linear layers with the activation between them."""
-    *layers, last = [affine(weight, bias) for weight, bias in module.layers]
-    activation = _ACTIVATIONS[ACTIVATIONS[module.activation].plain]
-
-    def forward(x: Array) -> Array:
-        for layer in layers:
-            x = activation(layer(x))
-        return last(x)
 
     return forward
 
@@ -112,7 +97,10 @@ def encoder(module: nn.Module) -> Callable[[Tree], Array] | None:
     """Of observations without images; None for any other."""
     if not isinstance(module, Encoder) or any(module.order):
         return None
-    body, parts = mlp(module.mlp), [vector(leaf) for leaf in module.leaves if isinstance(leaf, Vector)]
+    body, parts = (
+        layers(module.mlp.stack),
+        [vector(leaf) for leaf in module.leaves if isinstance(leaf, Vector)],
+    )
     if len(parts) == 1:
         only = parts[0]
         return lambda observation: body(only(leaves(observation)[0]))

@@ -21,6 +21,7 @@ from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
+from rlframe.ops.layers import layered, parameters
 from rlframe.ops.products import linear
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
@@ -90,11 +91,14 @@ class Stream(nn.Module):
         sizes = [n_in, *hidden, n_out]
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
+        self.activations = (*["relu"] * len(hidden), "none")
+        self.plain = [] if noisy else parameters(self.layers)
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
+        if self.plain:
+            return layered(x, self.plain, self.activations)
         for index, layer in enumerate(self.layers):
-            x = F.relu(x) if index else x
-            x = layer(x, noisy) if isinstance(layer, NoisyLinear) else linear(x, *layer.parameters())
+            x = layer(F.relu(x) if index else x, noisy)
         return x
 
     def on_numpy(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -88,3 +88,50 @@ def test_spaces_that_no_agent_serves_are_refused_by_name() -> None:
         agent_for(spaces.Text(3), spaces.Discrete(2))
     with pytest.raises(ValueError, match=r"action space Text.*is not supported"):
         agent_for(spaces.Discrete(2), spaces.Text(3))
+
+
+LEARNED: list[dict[str, Any]] = [
+    {},
+    {"model_normalize_observation": True, "model_activation": "relu"},
+    {"model_hidden": ()},
+    {"model_shared": True},
+    {"model_feed_back": True},
+    {"model_memory": "lstm"},
+]
+
+
+@pytest.mark.parametrize("model", LEARNED, ids=lambda model: "-".join(model) or "plain")
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_run_gives_the_gradients_of_autograd(env: str, model: dict[str, Any], flat: bool) -> None:
+    sampler, agent = sampler_for(env, T=6, B=3, **model)
+    samples = sampler.collect()
+    inputs, state, action, weights = samples.inputs[:-1], samples.state, samples.action, torch.randn(3, 6, 3)
+    if flat:
+        if agent.recurrent:
+            pytest.skip("rows alone are for models without memory")
+        inputs, action = inputs.map(lambda x: x.flatten(0, 1)), action.flatten(0, 1)
+        weights = weights.flatten(1)
+    params, value, _ = agent(inputs, state)
+    expected = agent.distribution.log_prob(params, action), agent.distribution.entropy(params), value
+    (torch.stack(expected) * weights).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in agent.named_parameters()}
+    for _ in range(2):  # gradients are set, not added up
+        agent.zero_grad()
+        run = agent.run(inputs, state, action)
+        found = run.log_prob, run.entropy, run.value
+        (torch.stack(found) * weights).sum().backward()
+        run.back()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        for name, parameter in agent.named_parameters():
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_loss_that_leaves_something_out_gives_it_no_gradient() -> None:
+    sampler, agent = sampler_for("CartPole-v1", T=6, B=3)
+    samples = sampler.collect()
+    run = agent.run(samples.inputs[:-1], samples.state, samples.action)
+    run.value.sum().backward()
+    run.back()
+    for name, parameter in agent.named_parameters():
+        assert bool(parameter.grad.any()) == ("value" in name or "critic" in name), name

@@ -67,6 +67,25 @@ def test_sequences_keep_their_order_and_their_state() -> None:
     assert sorted(seen) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("n", "recurrent"), [(1, False), (3, False), (2, True)])
+def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
+    samples, numbers = numbered("lstm" if recurrent else "none")
+    seen = []
+
+    def prepared(advantage: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        assert advantage.shape == valid.shape == (n, 24 // n)
+        seen.append((advantage.clone(), valid))
+        return -advantage
+
+    batch = make_batch(samples, numbers, numbers)
+    parts = [part for part, _ in minibatches(batch, samples.state, n, recurrent, np.random.default_rng(0), prepared)]
+    ((advantage, valid),) = seen
+    for part, own, marks in zip(parts, advantage, valid, strict=True):
+        assert_equal(part.advantage.flatten(), -own)
+        assert_equal(part.return_.flatten(), own)
+        assert_equal(part.valid.flatten(), marks)
+
+
 @pytest.mark.parametrize(
     ("memory", "n", "message"),
     [

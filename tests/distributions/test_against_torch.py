@@ -124,3 +124,17 @@ def test_a_dict_of_actions_is_read_by_key_not_by_order() -> None:
     torch.testing.assert_close(
         dist.log_prob(params, {"b": two, "a": one}), dist.log_prob(params, {"a": one, "b": two}), rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("dist", [case.values[0] for case in CASES], ids=[case.id for case in CASES])
+def test_log_prob_and_entropy_together_are_those_apart_and_their_gradient_is_autograds(
+    dist: Distribution, lead: tuple[int, ...]
+) -> None:
+    params, _, noise = drawn(dist, lead)
+    action, weights = dist.sample(params, noise), torch.randn(2, *lead)
+    leaf = params.clone().requires_grad_()
+    apart = dist.log_prob(leaf, action), dist.entropy(leaf)
+    torch.testing.assert_close(dist.log_prob_entropy(leaf, action), apart)
+    (expected,) = torch.autograd.grad(list(apart), [leaf], list(weights))
+    torch.testing.assert_close(dist.gradient(params, action, *weights), expected, rtol=1e-4, atol=1e-6)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize, mean_weights
 
 X = torch.tensor([[1.0, 5.0], [3.0, 1000.0]])
 VALID = torch.tensor([[True, True], [True, False]])
@@ -28,6 +28,18 @@ def test_mean_sends_no_gradient_to_rows_that_are_not_valid() -> None:
 def test_normalize_has_zero_mean_and_unit_variance_over_valid_rows() -> None:
     scale = (8 / 3) ** 0.5
     assert torch.allclose(masked_normalize(X, VALID), torch.tensor([[-2.0, 2.0], [0.0, 0.0]]) / scale)
+
+
+def test_normalize_over_one_dimension_is_that_of_each_row_apart() -> None:
+    x, valid = torch.randn(3, 9), torch.rand(3, 9) > 0.3
+    apart = torch.stack([masked_normalize(row, marks) for row, marks in zip(x, valid, strict=True)])
+    assert torch.allclose(masked_normalize(x, valid, dim=1), apart, atol=1e-6)
+
+
+def test_weights_of_a_mean_are_those_of_the_masked_mean() -> None:
+    weights = mean_weights(VALID.flatten())
+    assert torch.dot(X.flatten(), weights) == masked_mean(X, VALID)
+    assert not mean_weights(torch.zeros(4, dtype=torch.bool)).any()
 
 
 def test_normalize_of_a_constant_is_zero() -> None:

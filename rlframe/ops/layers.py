@@ -1,0 +1,135 @@
+"""Linear layers with an activation after each, whose gradient is written out, instead of autograd's graph.
+
+Autograd keeps fresh memory for every intermediate result and a node for each of many small operations, which for
+networks of vectors takes longer than the arithmetic. On a CPU, tanh is NumPy's: of 128 x 64 numbers it takes 2 us on
+one core of an AMD EPYC, where torch takes 21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rlframe.ops.products import affine, linear, product, weight_gradient
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function, and its gradient as a function of one of its ends."""
+
+    plain: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, which it may overwrite, to y and that end; no autograd
+    backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, which it may overwrite, and that end to dL/dx
+
+
+Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer
+
+
+def parameters(modules: Iterable[nn.Module]) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Those of nn.Linear modules: looking them up in modules takes longer than using them for a few rows."""
+    return [(module.weight, module.bias) for module in modules]  # type: ignore[misc]
+
+
+class Trace(NamedTuple):
+    """What a pass forward leaves for the one back."""
+
+    seen: list[Tensor]  # the input of each layer [n, in]
+    kept: list[Tensor]  # what each activation's gradient is a function of
+
+
+def _tanh_(x: Tensor) -> Tensor:
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return torch.tanh_(x)
+    array = x.numpy()
+    np.tanh(array, out=array)
+    return x
+
+
+def _by_output(
+    plain: Callable[[Tensor], Tensor],
+    in_place: Callable[[Tensor], Tensor],
+    backward: Callable[[Tensor, Tensor], Tensor],
+) -> Activation:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = in_place(x)
+        return y, y
+
+    return Activation(plain, forward, backward)
+
+
+_aten = torch.ops.aten
+ACTIVATIONS = {
+    "tanh": _by_output(torch.tanh, _tanh_, _aten.tanh_backward),
+    "relu": _by_output(F.relu, torch.relu_, lambda g, y: _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)),
+    "elu": _by_output(F.elu, F.elu_, lambda g, y: _aten.elu_backward(g, 1, 1, 1, True, y)),
+    "silu": Activation(F.silu, lambda x: (F.silu(x), x), _aten.silu_backward),
+    "none": Activation(lambda x: x, lambda x: (x, x), lambda g, y: g),
+}
+
+
+def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
+    """x [n, in] to [n, out], without autograd; and what `back` and `to_input` need."""
+    seen, kept = [], []
+    for (weight, bias), name in zip(layers, activations, strict=True):
+        seen.append(x)
+        x, keep = ACTIVATIONS[name].forward(affine(x, weight, bias))
+        kept.append(keep)
+    return x, Trace(seen, kept)
+
+
+def back(
+    gradient: Tensor, weights: Sequence[Tensor], activations: Sequence[str], kept: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """From dL/d output [n, out], which it may overwrite: each layer's number and dL/d its affine map, from the last."""
+    for i in reversed(range(len(weights))):
+        gradient = ACTIVATIONS[activations[i]].backward(gradient, kept[i])
+        yield i, gradient
+        if i:
+            gradient = product(gradient, weights[i])
+
+
+def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor:
+    """x [..., in] to [..., out], with autograd.
+
+    In inference mode it is torch's own functions: rows that are acted for keep their bits however many there are.
+    """
+    if x.device.type != "cpu" or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+        for (weight, bias), name in zip(layers, activations, strict=True):
+            x = ACTIVATIONS[name].plain(linear(x, weight, bias))
+        return x
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled():
+        y: Tensor = _Layered.apply(rows, tuple(activations), *[parameter for layer in layers for parameter in layer])
+    else:
+        y, _ = run(rows, layers, activations)
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
+
+
+class _Layered(torch.autograd.Function):
+    """All layers as one step of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activations: tuple[str, ...], *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[::2], parameters[1::2]
+        y, trace = run(x, list(zip(weights, biases, strict=True)), activations)
+        ctx.activations = activations
+        ctx.save_for_backward(*weights, *trace.seen, *trace.kept)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        n = len(ctx.activations)
+        weights, seen, kept = (ctx.saved_tensors[i : i + n] for i in (0, n, 2 * n))
+        found: list[Tensor | None] = [None] * (2 * n)
+        for i, of_affine in back(gradient.clone(), weights, ctx.activations, kept):
+            found[2 * i], found[2 * i + 1] = weight_gradient(of_affine, seen[i]), of_affine.sum(0)
+        of_x = product(of_affine, weights[0]) if ctx.needs_input_grad[0] else None
+        return of_x, None, *found
