@@ -142,7 +142,7 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
                     _tell([*notes, *settled.notes, settled.affinity.describe()], built.facts, run.directory)
                 if saved:
                     built.runner.resume(saved)
-                    _tell_if_done(built.runner.env_steps, built.runner.n_steps)
+                    _tell_if_done(built.runner.done)
                 elif resume:
                     current_run().trim(-1)
                     logging.getLogger("rlframe").info(f"{resume} has no snapshot yet: it begins anew")
@@ -236,10 +236,10 @@ def _resumed(resume: str, words: dict[str, str], trust: bool) -> tuple[list[Mapp
     return [config], [f"resuming {resume}"]
 
 
-def _tell_if_done(env_steps: int, n_steps: int) -> None:
-    if env_steps >= n_steps:
+def _tell_if_done(why: str) -> None:
+    if why:
         logging.getLogger("rlframe").info(
-            f"nothing is left to train: it has {env_steps:,} of {n_steps:,} env_steps; go further by runner.n_steps=N"
+            f"nothing is left to train: {why}; go further by a larger runner.n_steps or runner.target_score"
         )
 
 

@@ -44,6 +44,7 @@ class Limits:
 
     max_time_s: float = 0.0  # of this start, then a snapshot and an end in order; 0: none
     nonfinite: str = "stop"  # at an update whose loss or gradient is NaN or Inf; or skip it
+    target_score: float = math.inf  # of a report, which is then the last
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_time_s < math.inf or self.nonfinite not in NONFINITE:
@@ -51,6 +52,8 @@ class Limits:
                 f"runner.max_time_s={self.max_time_s} must be at least 0, "
                 f"runner.nonfinite={self.nonfinite!r} one of {', '.join(NONFINITE)}"
             )
+        if math.isnan(self.target_score):
+            raise ValueError("runner.target_score=nan must be a number, or inf for none")
 
 
 NO_LIMITS = Limits()
@@ -63,6 +66,9 @@ class RunnerConfig:
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations if any, and snapshots")
     max_time_s: float = option(0.0, "seconds of this start, after which a snapshot is written and it ends; 0: no limit")
+    target_score: float = option(
+        math.inf, "eval/return_mean, or without evaluation episode/return_mean, at which it ends; inf: none"
+    )
     nonfinite: str = choice("stop", NONFINITE, "the run, or just the update, where a loss or gradient is NaN or Inf")
 
     @chz.validate
@@ -74,7 +80,7 @@ class RunnerConfig:
 
     def limits(self) -> Limits:
         """What ends a training early."""
-        return Limits(self.max_time_s, self.nonfinite)
+        return Limits(self.max_time_s, self.nonfinite, self.target_score)
 
 
 class Diverged(ReadableError):
@@ -169,10 +175,21 @@ class Runner(ABC):
             self.save()
             if asked:
                 self._tell_of_stop(asked)
+            elif self.env_steps < self.n_steps:
+                _logger.info(f"ended at env_steps {self.env_steps:,}: {self.done}")
         return row
 
+    @property
+    def done(self) -> str:
+        """Why nothing is left to train; empty while something is."""
+        if self.score >= self.limits.target_score:
+            return f"{self.score_name} {self.score:g} is at least runner.target_score={self.limits.target_score:g}"
+        if self.env_steps >= self.n_steps:
+            return f"it has {self.env_steps:,} of {self.n_steps:,} env_steps"
+        return ""
+
     def _goes_on(self) -> bool:
-        return self.half_done or self.due() or self.env_steps < self.n_steps
+        return self.half_done or self.due() or not self.done
 
     def _asked(self) -> int:
         """What some rank was asked to stop for; see StopRequest.reason."""

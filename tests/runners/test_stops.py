@@ -1,5 +1,6 @@
 """Tests of stopping in order, by signals and by the time, in every part of the loop, and of going on exactly."""
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -113,7 +114,29 @@ def test_when_the_time_is_over_a_run_ends_in_order_with_a_snapshot(tmp_path: Pat
     assert "the time is over (runner.max_time_s=0.3)" in (run.directory / "debug.log").read_text()
 
 
+def test_a_run_ends_with_the_first_report_that_reaches_the_target(tmp_path: Path) -> None:
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
+    evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=4))
+    scores = iter([1.0, 9.0, 10.0, 11.0])
+    evaluator.score = lambda *_: {"eval/return_mean": next(scores)}  # type: ignore[method-assign]
+    with logger_context(tmp_path, console=False) as run:
+        MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0)).train()
+    assert 64 <= algo.progress.env_steps < 96
+    assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps
+    said = "eval/return_mean 10 is at least runner.target_score=10"
+    assert f"ended at env_steps {algo.progress.env_steps}: {said}" in (run.directory / "debug.log").read_text()
+    sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
+    again = MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0))
+    with logger_context(run.directory, resume=True, console=False):
+        again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
+        assert again.done == said
+        again.train()
+    assert next(scores) == 11, "nothing was evaluated again"
+
+
 def test_impossible_limits_are_refused_with_their_numbers() -> None:
+    with pytest.raises(ValueError, match=r"runner.target_score=nan"):
+        Limits(target_score=math.nan)
     with pytest.raises(ValueError, match=r"runner.max_time_s=-1"):
         Limits(max_time_s=-1)
     with pytest.raises(ValueError, match=r"runner.nonfinite='ignore' one of stop, skip"):
