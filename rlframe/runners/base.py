@@ -23,7 +23,7 @@ from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.record.metrics import over_ranks
-from rlframe.record.snapshot import NotRecorded, Part, write_part
+from rlframe.record.snapshot import NotRecorded, Part, SnapshotError, write_part
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize
@@ -341,7 +341,13 @@ class Runner(ABC):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, in the run it was saved in; says what of it starts anew, if anything does."""
-        reasons = self.load_state_dict(state)
+        try:
+            reasons = self.load_state_dict(state)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            what = str(error).partition("\n")[0]
+            raise SnapshotError(
+                f"{current_run().newest_snapshot()} does not fit this run: {type(error).__name__}: {what}"
+            ) from error
         current_run().trim(self.env_steps)
         _logger.info(f"resumed at env_steps {self.env_steps:,}: {_told(reasons)}")
 
