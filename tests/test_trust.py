@@ -80,6 +80,14 @@ EVIL: list[dict[str, Any]] = [
     {"model__hidden": [100_000, 100_000]},
     {"model__hidden": "[100000,100000]"},
     {"model__memory": "lstm", "model__memory_size": 10**6},
+    {"model__hidden": [1] * 1_000},
+    {"sampler.batch_B": 10**9},
+    {"sampler.batch_T": "1e12"},
+    {"eval.n_envs": 10**9},
+    {"threads": 10**9},
+    {"env_kwargs": "[" * 5_000},
+    {"env_kwargs.x": "{a: &a [1, 1], b: &b [*a, *a], c: [*b, *b]}"},
+    {"env_kwargs.x": "[" + "1, " * 5_000 + "]"},
 ]
 
 

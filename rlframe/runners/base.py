@@ -245,9 +245,9 @@ class Runner(ABC):
         return passed or self.reported < self.env_steps >= self.n_steps
 
     def _check_parameters(self, cause: BaseException | None = None) -> None:
-        if not all(bool(parameter.isfinite().all()) for parameter in self.agent.parameters()):
+        if not all(bool(x.isfinite().all()) for x in [*self.agent.parameters(), *self.algo.progress.learned]):
             raise Diverged(
-                f"training diverged: at env_steps {self.env_steps:,} a parameter of the agent is NaN or Inf; the last "
+                f"training diverged: at env_steps {self.env_steps:,} a parameter is NaN or Inf; the last "
                 f"snapshot is from before. Try a lower learning rate (algo.learning_rate) or smaller rewards"
             ) from cause
 

@@ -22,9 +22,11 @@ RAINBOW = (
     "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
-WALK, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
-    f"env=tests.envs.resumable:{name} env_kwargs.length=9" for name in ("Walk", "Opaque", "Telling", "Unrepeatable")
+WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
+    f"env=tests.envs.resumable:{name} env_kwargs.length=9"
+    for name in ("Walk", "Pictures", "Opaque", "Telling", "Unrepeatable")
 )
+LINEAR = "algo.learning_rate_schedule=linear"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
@@ -34,6 +36,9 @@ CASES = {
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
+    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 {REPLAY}",
+    "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
