@@ -12,7 +12,7 @@ import pytest
 from rlframe import launch
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.processes import DEADLINE_S
-from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, log, stopped_at, words
+from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, count_equal, last_state, log, stopped_at, words
 
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
@@ -79,6 +79,24 @@ def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: p
     assert launch.main(words(case, tmp_path / "whole")) == 0
     stopped_at(130, case, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ppo", "dqn", "ddpg"])
+def test_two_ranks_are_resumed_exactly(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_ranks = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2") + " world_size=2 runner=sync_rl"
+    assert launch.main(words(in_ranks, tmp_path / "whole")) == 0
+    stopped_at(130, in_ranks, tmp_path / "parts", monkeypatch)
+    for rank in (0, 1):
+        assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0", rank)
+
+
+@pytest.mark.slow
+def test_another_evaluation_changes_nothing_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
+    stopped_at(130, CASES["ppo"], tmp_path / "parts", monkeypatch, "eval.n_envs=3", "eval.n_episodes=5")
+    one, other = (last_state(tmp_path / name / "run_0") for name in ("whole", "parts"))
+    assert sum(count_equal(one[part], other[part], part) for part in ("agent", "algo", "sampler")) > 5
 
 
 def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:
