@@ -111,6 +111,8 @@ def _checked(words: dict[str, str]) -> Experiment:
 
 def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bool, place: Place) -> None:
     """Train as one rank, mostly the only one."""
+    import chz
+
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import current_run, logger_context
@@ -125,7 +127,8 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume, found = restarted, _newest_of(restarted, experiment.snapshot_mode, place.rank)
         saved = _agreed(found, ranks) if found else {}
-        built = experiments.build(settled.experiment, settled.affinity)
+        whole = chz.replace(settled.experiment, init="") if saved else settled.experiment  # it has its weights
+        built = experiments.build(whole, settled.affinity)
         try:
             with logger_context(
                 log_dir=resume or experiment.log_dir,

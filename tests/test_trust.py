@@ -248,6 +248,11 @@ def test_a_config_that_is_run_again_does_not_choose_where(run: Path, monkeypatch
     assert list(mine.glob("data/local/*/*/*/run_0/params.json"))
 
 
+def test_a_run_goes_on_without_the_weights_that_it_began_from(run: Path) -> None:
+    rewrite(run, init="/gone")
+    assert COMMANDS["resume"](run) == 0
+
+
 @pytest.mark.parametrize("part", ["agent", "algo", "sampler", "runner", ""])
 def test_a_state_that_fits_no_run_is_one_readable_line(
     run: Path, part: str, capsys: pytest.CaptureFixture[str]

@@ -138,7 +138,7 @@ def _meant(path: Path) -> list[Path]:
     if not path.exists():
         raise SnapshotError(f"there is no {path}{_dangling(path)}")
     check_inside(path / "snapshot")
-    if path.name in ("last", "best") and path.is_symlink() and pointed(path) is None:
+    if path.name in ("last", "best") and path.is_symlink() and os.sep in os.readlink(path):
         raise SnapshotError(f"{path} names {os.readlink(path)}, which is no snapshot beside it")
     named = path.resolve()
     if (path / MANIFEST).is_file() or named in list_snapshots(named.parent):
