@@ -48,7 +48,7 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 <= self.max_time_s < math.inf or self.nonfinite not in NONFINITE:
             raise ValueError(
-                f"runner.max_time_s={self.max_time_s} must be at least 0, "
+                f"runner.max_time_s={self.max_time_s} must be finite and at least 0, "
                 f"runner.nonfinite={self.nonfinite!r} one of {', '.join(NONFINITE)}"
             )
 
