@@ -1,6 +1,5 @@
 """Which runs are one curve: from the files of run directories to a mean over seeds with its confidence band."""
 
-import csv
 import json
 import math
 import os
@@ -16,7 +15,7 @@ import numpy as np
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.files import read_csv, read_json
 from rlframe.core.seeding import Role, generator
 from rlframe.core.text import printable
 
@@ -65,11 +64,8 @@ class Curve:
 
 def read_run(directory: Path) -> RunData:
     """The numbers of a run's progress.csv and its config; lines that a crash has torn are left out."""
-    with (directory / "progress.csv").open(encoding="utf-8", errors="replace", newline="") as file:
-        lines = list(csv.reader(file))
-    header = [printable(name) for name in lines[0]] if lines else []
-    rows = [line for line in lines[1:] if len(line) == len(header)]
-    columns = {name: np.array([_number(row[i]) for row in rows]) for i, name in enumerate(header)}
+    names, rows = read_csv(directory / "progress.csv")
+    columns = {printable(name): np.array([_number(row[name]) for row in rows]) for name in names}
     try:
         config = read_json(directory / "params.json").get("config")
     except ConfigError:

@@ -18,6 +18,7 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, module_part, nearest, option
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 from rlframe.core.text import counted
 from rlframe.envs import EnvConfig
 from rlframe.envs.workers import Supervision
@@ -240,7 +241,7 @@ def load_preset(name: str) -> dict[str, Any]:
     if not path.is_file():
         known = preset_names()
         raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{path} has no mapping `config:`")
     return content["config"]
@@ -362,5 +363,5 @@ def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
     """
     try:
         agent.load_state_dict(weights)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"{source} holds another network: {error}") from None

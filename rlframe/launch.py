@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 from rlframe.system.affinity import pin
 from rlframe.system.threads import limit_threads
 
@@ -110,6 +111,8 @@ def _checked(words: dict[str, str]) -> Experiment:
 
 def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bool, place: Place) -> None:
     """Train as one rank, mostly the only one."""
+    import chz
+
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import current_run, logger_context
@@ -124,7 +127,8 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume, found = restarted, _newest_of(restarted, experiment.snapshot_mode, place.rank)
         saved = _agreed(found, ranks) if found else {}
-        built = experiments.build(settled.experiment, settled.affinity)
+        whole = chz.replace(settled.experiment, init="") if saved else settled.experiment  # it has its weights
+        built = experiments.build(whole, settled.affinity)
         try:
             with logger_context(
                 log_dir=resume or experiment.log_dir,
@@ -158,11 +162,14 @@ _Found = tuple[Path, Any, Mapping[str, Any]]
 
 def _newest_of(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     """The snapshot to go on from, with its state; none where the run ended before its first, and so begins anew."""
-    from rlframe.record.snapshot import list_snapshots, load_newest
+    from rlframe.record.snapshot import SnapshotError, list_snapshots, load_newest
 
     if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
         return None
-    return load_newest(Path(run), rank)
+    found = load_newest(Path(run), rank)
+    if not isinstance(found[1], dict) or not found[1]:
+        raise SnapshotError(f"{found[0]} holds no training state; init= takes weights from it, if it has any")
+    return found
 
 
 def _agreed(found: _Found, ranks: Ranks) -> Any:
@@ -188,7 +195,7 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: P
     directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
         return ""
-    before = json.loads((directory / "params.json").read_text(encoding="utf-8"))["config"]
+    before = read_json(directory / "params.json").get("config", {})
     same = all(before.get(key) == value for key, value in config.items() if _is_fixed(key))
     return str(directory) if same else ""
 
@@ -210,6 +217,7 @@ def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str
         config = load_preset(preset)
         if preset.endswith(".json"):  # of a run, which may be anybody's; a preset in YAML is written by hand
             refuse_foreign(config, preset, trust)
+            config.pop("log_dir", None)  # where that run is
         return [config], [f"experiment={preset}"]
     others = presets_for(words.rest.get("env", "CartPole-v1"))
     return [], [f"presets for this environment: {', '.join(f'experiment={name}' for name in others)}"] if others else []

@@ -20,13 +20,20 @@ from rlframe.core.text import printable
 from rlframe.experiment import PARTS
 
 _MOST_UNITS = 1 << 28  # weights of a network, as far as its widths tell: 1 GB
+_LAYERS, _MOST_LAYERS = ("model.hidden", "model.image_hidden"), 100
+_MOST = {  # of fields that so much memory, or so many processes, are made for
+    **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
+    **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups", "world_size", "threads"), 1 << 10),
+    "sampler.batch_T": 1 << 24,
+}
+_MOST_TEXT = 10_000  # of an environment's arguments
 _OURS = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
 _PROBE = re.compile(r"rlframe\.envs\.probe:[a-z]\w*")  # the only environments that are callables of ours
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
 _VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: nothing that could name a module
-_NUMBER = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
+_DIGITS = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
 _ARGUMENT = re.compile(r"(?![.~])[^:/\\~]*")  # of an environment: no path, no module:attribute
 _TEXT = ("name", "log_dir", "init", "device", "affinity")  # fields that are nothing but text
 _GROUPS = ("model", "eval")  # whose fields have values; they have none
@@ -85,18 +92,32 @@ def _is_plain(key: str, value: Any) -> bool:
     if key in _TEXT:
         return isinstance(value, str)
     if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):
+        if len(str(value)) > _MOST_TEXT or "&" in str(value):  # aliases of YAML may stand for more than any memory
+            return False
         return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
+    if key in _LAYERS and len(_widths(value)) > _MOST_LAYERS:
+        return False
+    if key in _MOST and _number(value) > _MOST[key]:
+        return False
     if isinstance(value, Mapping) or key in _GROUPS or key.endswith(".replay"):
         return False
-    return all(_VALUE.fullmatch(text) or _NUMBER.fullmatch(text) for text in _texts(value))
+    return all(_VALUE.fullmatch(text) or _DIGITS.fullmatch(text) for text in _texts(value))
+
+
+def _number(value: Any) -> float:
+    """Of a count, as it will be read; 0 of what is none."""
+    try:
+        return float(str(value)[:100].replace("_", ""))
+    except ValueError:
+        return 0.0
 
 
 def _parsed(value: Any) -> Any:
-    """As `from_flat` will read an argument of an environment; what cannot be read is as it stands."""
+    """As `from_flat` will read an argument of an environment; what cannot be read is refused, as text with a colon."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError:
-        return value
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return f"unreadable: {value[:60]}"
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -115,7 +136,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _units(config: Mapping[str, Any]) -> int:
     """A lower bound on the weights of the network that a config describes."""
     memory = _widths(config.get("model.memory_size", 0)) if config.get("model.memory", "none") != "none" else [0]
-    layers = [_widths(config.get(key, ())) for key in ("model.hidden", "model.image_hidden")]
+    layers = [_widths(config.get(key, ())) for key in _LAYERS]
     products = [a * b for widths in layers for a, b in pairwise(widths)]
     return sum(products) + sum(map(sum, layers)) + sum(width * width for width in memory)
 

@@ -1,6 +1,7 @@
 """Tests of exported policies and of load_policy: they act as the agent does, on what environments give."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ SMALL += ["sampler.batch_T=8", "sampler.batch_B=4", "model.hidden=[8]"]
 PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
 REPLAY = ["algo.learn_from=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
 PROBE = "env=rlframe.envs.probe:identity"
+SEQUENCES = ["algo.learn_from=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
+TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
 RUNS = {
     "ppo": [*PPO, "env=CartPole-v1"],
     "normalised": [*PPO, "env=Pendulum-v1", "model.normalize_observation=true"],
@@ -28,6 +31,13 @@ RUNS = {
     "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "algo.noisy=true", "algo.value=quantile"],
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
+    "r2d1": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", "model.memory=gru", "model.memory_size=8"],
+}
+SLOW = {  # to trace
+    "pictures": [*PPO, *TRUSTED, "model.memory=gru", "model.memory_size=8"],
+    "dqn_pictures": ["algo=dqn", *REPLAY, *TRUSTED],
+    "ppo_atari": [*PPO, "env=ALE/Pong-v5"],
+    "dqn_atari": ["algo=dqn", *REPLAY, "env=ALE/Pong-v5"],
 }
 
 
@@ -38,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def run(name: str) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            assert launch.main([f"log_dir={folder}", *SMALL, *RUNS[name]]) == 0
+            assert launch.main([f"log_dir={folder}", *SMALL, *(RUNS | SLOW)[name]]) == 0
             made[name] = folder / "run_0"
         return made[name]
 
@@ -66,6 +76,20 @@ def test_an_onnx_file_acts_as_the_agent(
     out = tmp_path / "policy.onnx"
     assert export.main([str(runs(name)), "format=onnx", f"out={out}"]) == 0, capsys.readouterr().err
     assert out.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SLOW)
+def test_policies_of_pictures_are_exported_in_both_forms_and_loaded(runs: Any, name: str, tmp_path: Path) -> None:
+    if "atari" in name:
+        pytest.importorskip("ale_py")
+    forms = ["torch", *(["onnx"] if find_spec("onnxscript") and find_spec("onnxruntime") else [])]
+    for form in forms:
+        out = tmp_path / ("policy.onnx" if form == "onnx" else "policy.pt2")
+        assert export.main([str(runs(name)), f"format={form}", f"out={out}", "trust=true"]) == 0
+    policy = rlframe.load_policy(runs(name), trust=True)
+    assert policy.action_space.contains(int(policy.act(policy.observation_space.sample())))
 
 
 def test_without_the_extra_one_line_says_what_to_install(

@@ -4,6 +4,9 @@ import json
 import os
 import pickle
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import MOST_BYTES
 from rlframe.experiment import from_flat, to_flat
+from rlframe.record.manifest import self_hash
 from rlframe.record.snapshot import resolve_snapshot
 from rlframe.trust import foreign, read_config
 
@@ -36,6 +40,18 @@ def rewrite(run: Path, **changes: Any) -> None:
     params = json.loads((run / "params.json").read_text())
     params["config"] |= {key.replace("__", "."): value for key, value in changes.items()}
     (run / "params.json").write_text(json.dumps(params))
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Inside, it is an error to take longer."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 EVIL: list[dict[str, Any]] = [
@@ -64,6 +80,14 @@ EVIL: list[dict[str, Any]] = [
     {"model__hidden": [100_000, 100_000]},
     {"model__hidden": "[100000,100000]"},
     {"model__memory": "lstm", "model__memory_size": 10**6},
+    {"model__hidden": [1] * 1_000},
+    {"sampler.batch_B": 10**9},
+    {"sampler.batch_T": "1e12"},
+    {"eval.n_envs": 10**9},
+    {"threads": 10**9},
+    {"env_kwargs": "[" * 5_000},
+    {"env_kwargs.x": "{a: &a [1, 1], b: &b [*a, *a], c: [*b, *b]}"},
+    {"env_kwargs.x": "[" + "1, " * 5_000 + "]"},
 ]
 
 
@@ -183,3 +207,66 @@ def test_what_a_log_and_a_config_say_cannot_steer_a_terminal(
     assert captured.err
     assert "\x1b" not in captured.out + captured.err
     assert "\x07" not in captured.out + captured.err
+
+
+COMMANDS = {
+    "evaluate": lambda run: evaluate.main([str(run), "n_episodes=1", "n_envs=1"]),
+    "resume": lambda run: launch.main([f"resume={run}", "runner.n_steps=96"]),
+    "plot": lambda run: plot.main([str(run), f"out={run.parent}/x.png"]),
+}
+FILES = ["params.json", "progress.csv", "debug.log", "owner.json", ".params.json.new", ".progress.csv.new"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_pipe_in_place_of_a_file_is_waited_for(run: Path, name: str, command: str) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with at_most(20):
+        COMMANDS[command](run)
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_that_goes_on_writes_nothing_outside(run: Path, name: str, link: Any) -> None:
+    outside = run.parent / "outside"
+    outside.write_text("precious")
+    (run / name).unlink(missing_ok=True)
+    link(run / name, outside)
+    COMMANDS["resume"](run)
+    assert outside.read_text() == "precious"
+
+
+def test_a_config_that_is_run_again_does_not_choose_where(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(run, log_dir=str(run.parent / "theirs"))
+    mine = run.parent / "mine"
+    mine.mkdir()
+    monkeypatch.chdir(mine)
+    monkeypatch.setattr("pyprojroot.here", lambda: mine)
+    assert launch.main([f"experiment={run}/params.json"]) == 0
+    assert not (run.parent / "theirs").exists()
+    assert list(mine.glob("data/local/*/*/*/run_0/params.json"))
+
+
+def test_a_run_goes_on_without_the_weights_that_it_began_from(run: Path) -> None:
+    rewrite(run, init="/gone")
+    assert COMMANDS["resume"](run) == 0
+
+
+@pytest.mark.parametrize("part", ["agent", "algo", "sampler", "runner", ""])
+def test_a_state_that_fits_no_run_is_one_readable_line(
+    run: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = resolve_snapshot(run) / "manifest.json"
+    manifest = json.loads(file.read_text())
+    if part:
+        manifest["ranks"][0]["tree"]["dict"][part] = {"dict": {}}
+    else:
+        manifest["ranks"][0]["tree"] = []
+    manifest["sha256"] = self_hash(manifest)
+    file.write_text(json.dumps(manifest))
+    log = (run / "progress.csv").read_text()
+    assert COMMANDS["resume"](run) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(file.parent) in line
+    assert (run / "progress.csv").read_text() == log, "nothing is trimmed for a state that cannot be used"

@@ -51,13 +51,14 @@ class Progress:
 
     def state_dict(self) -> dict[str, int]:
         """The counts."""
-        return {"env_steps": self.env_steps, "updates": self.updates, "refused": self.refused}
+        counts = {"env_steps": self.env_steps, "updates": self.updates, "refused": self.refused}
+        return {**counts, "scheduled": self.scheduled}  # of a batch that a stop has left half learned
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
         self.refused = state.get("refused", 0)  # which snapshots had not at first
-        self.scheduled = self.env_steps
+        self.scheduled = state.get("scheduled", self.env_steps)
 
 
 class Algorithm(ABC):

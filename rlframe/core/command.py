@@ -74,6 +74,11 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
             print("".join(traceback.format_exception(error.__cause__, chain=False)), file=sys.stderr)
         print(printable(f"{error.prefix}: {error}"), file=sys.stderr)
         return error.exit_status
+    except MemoryError as error:
+        if show_traceback:
+            traceback.print_exc()
+        print(printable(f"error: there is not enough memory: {error}"), file=sys.stderr)
+        return 1
     except Interrupted as stop:
         print(f"\n{stop}", file=sys.stderr)
         return stop.exit_status

@@ -49,7 +49,7 @@ def zeros_like(example: Tree, lead: tuple[int, ...]) -> Tree:
 def write(target: Tree, source: Tree) -> None:
     """Copy `source` into `target` in place, leaf by leaf, casting to the target's dtype.
 
-    NumPy targets take tensors of any device. One row costs about 0.6 us a leaf.
+    NumPy targets take tensors of any device, and the other way round. One row costs about 0.6 us a leaf.
     """
     if isinstance(target, np.ndarray):
         target[...] = source if isinstance(source, np.ndarray) else as_numpy(source)
@@ -63,7 +63,7 @@ def write(target: Tree, source: Tree) -> None:
         for name in target.__dataclass_fields__:
             write(getattr(target, name), getattr(source, name))
     else:
-        target[...] = source
+        target[...] = target.new_tensor(source) if isinstance(source, np.ndarray) else source
 
 
 def as_numpy(leaf: Any) -> np.ndarray:

@@ -86,8 +86,11 @@ def check_file(file: Path, n_bytes: int, sha256: str) -> None:
         raise SnapshotError(
             f"{file} has {status.st_size:,} bytes, its manifest says {n_bytes:,}: truncated?", damaged=True
         )
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        with file.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:  # gone meanwhile, or a disk that fails
+        raise SnapshotError(f"{file} cannot be read: {error.strerror}", damaged=True) from None
     if found != sha256:
         raise SnapshotError(
             f"{file} is damaged: its content does not match its hash; use another snapshot beside it", damaged=True

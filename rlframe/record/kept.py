@@ -22,6 +22,7 @@ def keep(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Pa
     arrays: Arrays = {}
     tree = encode(state, arrays, name)
     path = directory / f"{name}.safetensors"
+    path.unlink(missing_ok=True)  # which a link might lead elsewhere
     save_file({name: each.whole() if isinstance(each, Chunked) else each for name, each in arrays.items()}, path)
     replace_file(path.with_suffix(".json"), json.dumps({**_plain(facts), "tree": tree}, indent=1) + "\n")
     return path

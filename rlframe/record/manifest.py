@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlframe import __version__
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_plain
 from rlframe.record.files import SnapshotError, write_file
 from rlframe.record.parts import MANIFEST, Facts, Part, file_of
 
@@ -50,42 +53,55 @@ def read_manifest(folder: Path) -> Manifest:
         return _of_format_1(file, found)
     match found:
         case {"meta": dict() as meta, "ranks": list() as ranks}:
-            return Manifest(meta, [_checked(file, rank, facts) for rank, facts in enumerate(ranks)])
+            return Manifest(_with_step(file, meta), [_checked(file, rank, facts) for rank, facts in enumerate(ranks)])
     raise SnapshotError(f"{file} lacks one of meta, ranks")
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    if not file.is_file() or file.is_symlink():
+    """What the file holds, if it is as it was written. Its hash is taken alike in every format, to come ones too."""
+    if not os.path.lexists(file):
         raise SnapshotError(f"{file} is missing: {file.parent} is not a snapshot", damaged=True)
-    if file.stat().st_size > _MAX_BYTES:
-        raise SnapshotError(f"{file} has {file.stat().st_size:,} bytes; a manifest has at most {_MAX_BYTES:,}")
     damaged = f"{file} is damaged: {{}}; use another snapshot beside it"
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = json.loads(read_plain(file, _MAX_BYTES))
+        whole = isinstance(manifest, dict) and manifest.get("sha256") == self_hash(manifest)
+    except ConfigError as error:
+        raise SnapshotError(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise SnapshotError(damaged.format(error), damaged=True) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise SnapshotError(f"{file} is not the manifest of a snapshot: it names no format", damaged=True)
+    if not whole:
+        raise SnapshotError(damaged.format("its content does not match its hash"), damaged=True)
     if not 1 <= manifest["format"] <= FORMAT:
         raise SnapshotError(
             f"{file} has format {manifest['format']}, written by rlframe {manifest.get('rlframe')}; rlframe "
             f"{__version__} reads formats 1 to {FORMAT}: use the version that wrote it"
         )
-    if manifest.get("sha256") != self_hash(manifest):
-        raise SnapshotError(damaged.format("its content does not match its hash"), damaged=True)
     return manifest
 
 
 def _of_format_1(file: Path, manifest: dict[str, Any]) -> Manifest:
     match manifest:
         case {"files": dict() as files, "meta": dict() as meta, "tree": tree}:
-            trees = [tree, *manifest.get("ranks", [])]
+            ranks = manifest.get("ranks", [])
+            trees = [tree, *(ranks if isinstance(ranks, list) else [])]
         case _:
             raise SnapshotError(f"{file} lacks one of files, meta, tree")
     if unknown := sorted(set(files) - {file_of(rank) for rank in range(len(trees))}):
         raise SnapshotError(f"{file} names the file {unknown[0]!r}; only {file_of(0)} and those of ranks are read")
-    facts = [{"large": {}, "tree": tree, **files.get(file_of(rank), {})} for rank, tree in enumerate(trees)]
-    return Manifest(meta, [_checked(file, rank, each) for rank, each in enumerate(facts)])
+    of_files = [files.get(file_of(rank), {}) for rank in range(len(trees))]
+    facts = [
+        {"large": {}, "tree": tree, **each} if isinstance(each, dict) else each
+        for tree, each in zip(trees, of_files, strict=True)
+    ]
+    return Manifest(_with_step(file, meta), [_checked(file, rank, each) for rank, each in enumerate(facts)])
+
+
+def _with_step(file: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    if type(meta.get("env_steps")) is not int or meta["env_steps"] < 0:
+        raise SnapshotError(f"{file} does not say of how many env_steps it is")
+    return meta
 
 
 def _checked(file: Path, rank: int, facts: Any) -> Facts:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_plain
 from rlframe.core.text import printable
 
 FILE = "owner.json"
@@ -41,7 +42,7 @@ class Owner:
         """Whether it is still there; of this host only."""
         try:
             return abs(psutil.Process(self.pid).create_time() - self.began) < _SAME_S
-        except psutil.Error:
+        except (psutil.Error, OverflowError):
             return False
 
 
@@ -116,11 +117,11 @@ class Ownership:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Who is named there; None if the file is not there, or not whole."""
+    """Who is named there; None if the file is not there, not whole, or tells what no process can be."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None
-        found = json.loads(path.read_bytes())
-        return Owner(str(found["host"]), int(found["pid"]), float(found["began"]), str(found["command"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(read_plain(path, _MOST_BYTES))
+        owner = Owner(str(found["host"]), int(found["pid"]), float(found["began"]), str(found["command"]))
+        datetime.fromtimestamp(owner.began)
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None
+    return owner if owner.pid > 0 else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlframe import __version__
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
 
@@ -35,13 +36,12 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
         ConfigError: the record is unreadable.
     """
     try:
-        params = json.loads(path.read_text(encoding="utf-8"))
-        resumed = params.setdefault("resumed", [])
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is damaged ({error}); the run cannot be resumed, but init= its snapshot works"
-        ) from None
-    before = params.get("config", {})
+        params = read_json(path)
+        before, resumed = params.get("config", {}), params.setdefault("resumed", [])
+        if not (isinstance(before, dict) and isinstance(resumed, list)):
+            raise ConfigError(f"{path} is damaged: its config is no object, or its resumed no list")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; the run cannot be resumed, but init= its snapshot works") from None
     changed = {key: value for key, value in _checked(config).items() if key not in before or before[key] != value}
     resumed.append({**session(), "changed": changed})
     replace_file(path, json.dumps(params, indent=2) + "\n")
@@ -93,7 +93,8 @@ def _output(*command: str) -> str | None:
 def replace_file(path: Path, text: str) -> None:
     """Write the file aside, then put it in place: whoever reads finds the old or the new one, whole."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # which a link might lead elsewhere
+    with temporary.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -29,6 +29,7 @@ from rlframe.record.tree import STORED, TreeError, decode, encode
 MANIFEST = "manifest.json"
 LARGE_BYTES = 2**20  # arrays of at least so many lie in pieces
 _MAX_PIECE_BYTES = 2**30  # of one read: a single row may be large
+_MAX_DIMENSIONS = 32
 _WRITERS = 4  # threads: the disk flushes one piece while another is hashed
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -174,8 +175,8 @@ class _StoredArrays(Mapping[str, np.ndarray | Chunked]):
         try:
             self._file = safe_open(file, framework="np")
             self._small = frozenset(self._file.keys())
-        except (SafetensorError, ValueError) as error:
-            raise SnapshotError(f"{file} is not a file of arrays: {error}") from None
+        except (SafetensorError, ValueError, OSError) as error:
+            raise SnapshotError(f"{file} is not a file of arrays: {error}", damaged=True) from None
         self._found: dict[str, np.ndarray | Chunked] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -211,7 +212,12 @@ class _StoredArrays(Mapping[str, np.ndarray | Chunked]):
 
         def read(i: int) -> np.ndarray:
             digest, n_bytes = pieces[i]
-            found = np.fromfile(self._pieces / digest, np.uint8, n_bytes)
+            try:
+                found = np.fromfile(self._pieces / digest, np.uint8, n_bytes)
+            except OSError as error:
+                raise SnapshotError(
+                    f"{self._pieces / digest} cannot be read any more: {error.strerror}", damaged=True
+                ) from None
             if len(found) != n_bytes:
                 raise SnapshotError(f"{self._pieces / digest} was cut off after it was checked", damaged=True)
             return found.view(dtype).reshape(-1, *row)
@@ -228,12 +234,17 @@ def _checked(name: str, facts: Any, folder: Path) -> tuple[np.dtype, tuple[int, 
     """
     match facts:
         case {"dtype": str() as dtype, "shape": [int() as n, *row], "pieces": list() as pieces} if dtype in STORED:
-            row_bytes = np.dtype(dtype).itemsize * (math.prod(row) if all(isinstance(x, int) for x in row) else 0)
+            row_bytes = np.dtype(dtype).itemsize * math.prod(row) if _is_row(row) else 0
             found = [(digest, n_bytes) for digest, n_bytes in filter(_is_piece, pieces) if row_bytes > 0]
-            whole = all(n_bytes % row_bytes == 0 for _, n_bytes in found)
+            whole = 0 < row_bytes <= _MAX_PIECE_BYTES and all(n_bytes % row_bytes == 0 for _, n_bytes in found)
             if len(found) == len(pieces) and whole and sum(n_bytes for _, n_bytes in found) == n * row_bytes:
                 return np.dtype(dtype), tuple(row), found
     raise SnapshotError(f"{folder.parent / MANIFEST} does not say how the array {name!r} lies in {folder.name}")
+
+
+def _is_row(row: list[Any]) -> bool:
+    """Whether an array can have rows of this shape."""
+    return len(row) < _MAX_DIMENSIONS and all(isinstance(x, int) and 0 < x <= _MAX_PIECE_BYTES for x in row)
 
 
 def _is_piece(piece: Any) -> bool:

@@ -14,6 +14,7 @@ from rlframe.record.metrics import METRICS
 from rlframe.record.names import env_steps_of, list_snapshots
 from rlframe.record.snapshot import (
     Others,
+    check_inside,
     no_others,
     point,
     pointed,
@@ -84,6 +85,7 @@ class Rotation:
     """Owns a run's `snapshot` directory. `last` is the newest; `best`, where several are kept, the highest score."""
 
     def __init__(self, directory: Path, policy: Policy) -> None:
+        check_inside(directory)
         self._directory, self._policy = directory, policy
         self._find_state()
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import is_plain
 from rlframe.record.console import Console, PlainConsole, SilentConsole
 from rlframe.record.files import NotRecorded, refused
 from rlframe.record.kept import keep
@@ -336,6 +338,11 @@ class _DebugLog(logging.FileHandler):
 
 
 def _debug_log(path: Path) -> logging.Handler:
+    if os.path.lexists(path) and not is_plain(path):
+        raise ConfigError(f"{path} is not a plain file: what is logged would go elsewhere; remove it")
+    if path.exists() and path.stat().st_nlink > 1:
+        own = shutil.copyfile(path, path.with_name(f".{path.name}.new"), follow_symlinks=False)
+        os.replace(own, path)
     handler = _DebugLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     return handler

@@ -74,7 +74,8 @@ def load_newest(path: Path, rank: int = 0, of: str = "") -> tuple[Path, Any, dic
     """A snapshot, the state of a rank (on the CPU), and meta.
 
     Where `path` is a run, or its directory of snapshots, and the newest is damaged, the newest that is whole is taken
-    and a warning names both. What was saved Chunked is still in its files, and read when asked for.
+    and a warning names both. Where it is deleted meanwhile, because the run goes on, newer ones are taken. What was
+    saved Chunked is still in its files, and read when asked for.
 
     Args:
         path: see `resolve_snapshot`.
@@ -89,6 +90,8 @@ def load_newest(path: Path, rank: int = 0, of: str = "") -> tuple[Path, Any, dic
         try:
             state, meta = _load(snapshot, rank, of)
         except SnapshotError as error:
+            if not snapshot.is_dir() and _meant(path) != found:  # its run goes on, and has others now
+                return load_newest(path, rank, of)
             refusal = refusal or error
             if not error.damaged:
                 break
@@ -134,6 +137,9 @@ def _meant(path: Path) -> list[Path]:
     path = Path(path)
     if not path.exists():
         raise SnapshotError(f"there is no {path}{_dangling(path)}")
+    check_inside(path / "snapshot")
+    if path.name in ("last", "best") and path.is_symlink() and os.sep in os.readlink(path):
+        raise SnapshotError(f"{path} names {os.readlink(path)}, which is no snapshot beside it")
     named = path.resolve()
     if (path / MANIFEST).is_file() or named in list_snapshots(named.parent):
         return [named]
@@ -146,6 +152,14 @@ def _meant(path: Path) -> list[Path]:
     runs = sorted(run.name for run in path.glob("run_*")) if path.is_dir() else []
     hint = f"; it holds {', '.join(runs[:5])}: name one" if runs else "; give a run directory or one of its snapshots"
     raise SnapshotError(f"{path} is neither a run nor a snapshot{hint}")
+
+
+def check_inside(directory: Path) -> None:
+    """Raises:
+    SnapshotError: this directory of snapshots is a link, so that a run would read, and delete, what is elsewhere.
+    """
+    if directory.is_symlink():
+        raise SnapshotError(f"{directory} is a link to {os.readlink(directory)}; put the directory itself in its place")
 
 
 def _dangling(path: Path) -> str:
@@ -168,8 +182,8 @@ def point(link: Path, target: Path) -> None:
 
 def pointed(link: Path) -> Path | None:
     """The snapshot beside it that `link` names, if it does."""
-    target = link.with_name(os.readlink(link)) if link.is_symlink() else None
-    return target if target is not None and target.is_dir() and target.parent == link.parent else None
+    target = link.parent / os.readlink(link) if link.is_symlink() else link
+    return target if target in list_snapshots(link.parent) else None
 
 
 def remove_snapshot(snapshot: Path) -> None:
@@ -184,7 +198,7 @@ def remove_leftovers(directory: Path) -> None:
     for entry in directory.glob(".*"):
         if not entry.name.startswith((".writing-", ".removing-", ".linking-")):
             continue
-        if entry.is_symlink():
+        if entry.is_symlink() or not entry.is_dir():
             entry.unlink()
         else:
             shutil.rmtree(entry)

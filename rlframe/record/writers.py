@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rlframe.core.files import read_csv as read_csv
+
 
 class Writer(ABC):
     """Takes one row of metrics a log interval. Owned by a Run, which closes it."""
@@ -36,7 +38,7 @@ class CsvWriter(Writer):
         self._path = path
         self._columns: list[str] = []
         self._waiting: list[dict[str, str]] = []  # rows that the disk has refused, and the newest
-        if path.exists():
+        if os.path.lexists(path):
             self._replace(*read_csv(path))
         self._file = path.open("ab", buffering=0)
 
@@ -74,7 +76,8 @@ class CsvWriter(Writer):
         temporary = self._path.with_name(f".{self._path.name}.new")
         lines = [_line(columns), *(_line(row.get(name, "") for name in columns) for row in rows)] if columns else []
         try:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # which a link might lead elsewhere
+            with temporary.open("xb") as file:
                 file.write(b"".join(lines))
                 file.flush()
                 os.fsync(file.fileno())
@@ -94,17 +97,6 @@ class CsvWriter(Writer):
     def close(self) -> None:
         """Close the file; every row is in it already."""
         self._file.close()
-
-
-def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and whole rows of a progress.csv, as text; a torn last line is left out."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    lines = [line for line in csv.reader(io.StringIO(whole)) if line]
-    if not lines:
-        return [], []
-    columns = lines[0]
-    return columns, [dict(zip(columns, line, strict=True)) for line in lines[1:] if len(line) == len(columns)]
 
 
 def _line(cells: Iterable[str]) -> bytes:

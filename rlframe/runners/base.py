@@ -23,7 +23,7 @@ from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.record.metrics import over_ranks
-from rlframe.record.snapshot import NotRecorded, Part, write_part
+from rlframe.record.snapshot import NotRecorded, Part, SnapshotError, write_part
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize
@@ -49,7 +49,7 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 <= self.max_time_s < math.inf or self.nonfinite not in NONFINITE:
             raise ValueError(
-                f"runner.max_time_s={self.max_time_s} must be at least 0, "
+                f"runner.max_time_s={self.max_time_s} must be finite and at least 0, "
                 f"runner.nonfinite={self.nonfinite!r} one of {', '.join(NONFINITE)}"
             )
         if math.isnan(self.target_score):
@@ -262,9 +262,9 @@ class Runner(ABC):
         return passed or self.reported < self.env_steps >= self.n_steps
 
     def _check_parameters(self, cause: BaseException | None = None) -> None:
-        if not all(bool(parameter.isfinite().all()) for parameter in self.agent.parameters()):
+        if not all(bool(x.isfinite().all()) for x in [*self.agent.parameters(), *self.algo.progress.learned]):
             raise Diverged(
-                f"training diverged: at env_steps {self.env_steps:,} a parameter of the agent is NaN or Inf; the last "
+                f"training diverged: at env_steps {self.env_steps:,} a parameter is NaN or Inf; the last "
                 f"snapshot is from before. Try a lower learning rate (algo.learning_rate) or smaller rewards"
             ) from cause
 
@@ -358,7 +358,13 @@ class Runner(ABC):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, in the run it was saved in; says what of it starts anew, if anything does."""
-        reasons = self.load_state_dict(state)
+        try:
+            reasons = self.load_state_dict(state)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            what = str(error).partition("\n")[0]
+            raise SnapshotError(
+                f"{current_run().newest_snapshot()} does not fit this run: {type(error).__name__}: {what}"
+            ) from error
         current_run().trim(self.env_steps)
         _logger.info(f"resumed at env_steps {self.env_steps:,}: {_told(reasons)}")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.files import is_plain, read_json
 
 _TAIL_BYTES = 1 << 16  # that hold the last row, whatever its width
 _RETURNS = ("eval/return_mean", "episode/return_mean")
@@ -61,7 +61,7 @@ class Reader:
     def _read(self, written: float) -> Progress:
         try:
             row = last_row(self._rows)
-        except OSError:
+        except (OSError, ValueError, csv.Error):
             return self._progress
         if math.isnan(self._n_steps):
             self._n_steps = _goal(self._params)
@@ -74,10 +74,12 @@ def last_row(path: Path) -> dict[str, float]:
     """The numbers of the last whole row of a progress.csv; none if there is no row.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read.    ValueError, csv.Error: it is no table.
     """
+    if not is_plain(path):
+        raise ValueError(f"{path} is not a plain file")
     with path.open("rb") as file:
-        header = file.readline()
+        header = file.readline(_TAIL_BYTES)
         begin = file.tell()
         file.seek(max(begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = file.read().splitlines(keepends=True)

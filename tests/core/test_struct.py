@@ -143,6 +143,11 @@ class TestWrite:
         assert x[0].tolist() == [1, 2]
         assert target.nested["k"][0][0, 0] == 1
 
+    def test_tensors_take_arrays(self) -> None:
+        target = torch.zeros(2)
+        write(target, np.array([1.5, 2.5]))
+        assert target.tolist() == [1.5, 2.5]
+
     def test_casts_to_the_target(self) -> None:
         target = np.zeros(2, np.float32)
         write(target, np.array([1.5, 2.5], np.float64))

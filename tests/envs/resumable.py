@@ -36,6 +36,17 @@ class Walk(gymnasium.Env):
         return self.observe(), self.place, self.time >= self.length, False, {"place": self.place}
 
 
+class Pictures(Walk):
+    """Shows its place as a shade of gray: what a network looks at in torch, not in NumPy."""
+
+    def __init__(self, length: int = 7) -> None:
+        super().__init__(length)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), np.uint8)
+
+    def observe(self) -> np.ndarray:
+        return np.full((36, 36, 1), int(100 + 20 * self.place) % 256, np.uint8)
+
+
 class Hidden:
     """What cannot be read as plain data."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import SyncRl
+from rlframe.runners.nonfinite import keep_refused
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system.distributed import Place, in_ranks, join
@@ -130,6 +132,31 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     return {"row": row, **own}
 
 
+def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
+    """Learn from batches, of which rank 1 has a reward that is NaN; what was refused, and whether all is as before."""
+    envs = make_envs(env, 4, env_seeds(1, Role.ENV, 4))
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
+    with closing(SerialSampler(envs, agent, batch_T=8, seed=1)) as sampler:
+        algo = config.make_algorithm(agent, sampler.batch_spec, 1_000, 1)
+        samples = sampler.collect()
+        if current_ranks().rank:
+            samples.reward.fill_(math.nan)
+        algo.receive(samples)
+        before = [x.detach().clone() for x in algo.progress.learned]
+        metrics = algo.update()
+        check_equal(learned(agent, algo), current_ranks())
+        kept = [torch.equal(x, y) for x, y in zip(before, algo.progress.learned, strict=True)]
+        told = keep_refused(agent, algo, algo.progress.refusals[0], metrics)
+    return {"refused": algo.progress.refused, "kept": kept, "told": told}
+
+
+REFUSED = {
+    "ppo": (ppo.Config(minibatches=2, epochs=2), CARTPOLE),
+    "dqn": (dqn.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), CARTPOLE),
+    "sac": (sac.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), PENDULUM),
+}
+
+
 def exchanged() -> dict[str, Any]:
     """One of each thing that ranks do together."""
     ranks = current_ranks()
@@ -161,6 +188,7 @@ def everything(place: Place) -> list[dict[str, Any]]:
             "off policy": {name: off_policy(name) for name in ALGOS},
             "evaluated": {name: evaluated(config) for name, config in EVALS.items()},
             "trained": trained(),
+            "refused": {name: refused(*each) for name, each in REFUSED.items()},
         }
         return ranks.gather(found)
 

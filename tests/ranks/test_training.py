@@ -91,6 +91,16 @@ def test_what_differs_on_one_rank_is_named(told: list[dict[str, Any]]) -> None:
         assert "on rank 1 than on rank 0 (1 of" in error
 
 
+@pytest.mark.parametrize("name", jobs.REFUSED)
+def test_an_update_that_is_not_finite_on_one_rank_is_made_on_none(told: list[dict[str, Any]], name: str) -> None:
+    of_ranks = [each["refused"][name] for each in told]
+    assert of_ranks[0]["refused"] == of_ranks[1]["refused"] >= 1
+    assert of_ranks[0]["kept"] == of_ranks[1]["kept"]
+    assert name == "sac" or all(of_ranks[0]["kept"]), "SAC's actor learns from the critics as they were"
+    assert "NaN or Inf in no value of the batch" in of_ranks[0]["told"]
+    assert "reward" in of_ranks[1]["told"] or "return_" in of_ranks[1]["told"]
+
+
 def test_what_ranks_exchange(told: list[dict[str, Any]]) -> None:
     for of_rank in told:
         found = of_rank["exchanged"]

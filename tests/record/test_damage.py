@@ -15,9 +15,18 @@ import pytest
 import torch
 
 from rlframe.record import parts
+from rlframe.record import snapshot as snapshots
 from rlframe.record.chunks import Chunked
 from rlframe.record.manifest import self_hash
-from rlframe.record.snapshot import SnapshotError, load_newest, load_snapshot, read_meta, save_snapshot
+from rlframe.record.rotation import Policy, Rotation
+from rlframe.record.snapshot import (
+    SnapshotError,
+    load_newest,
+    load_snapshot,
+    read_meta,
+    remove_snapshot,
+    save_snapshot,
+)
 
 N = 400_000  # float32: larger than parts.LARGE_BYTES
 
@@ -121,6 +130,9 @@ def rewrite(snapshot: Path, large: dict[str, Any] | None = None, **changes: Any)
         {"shape": [N + 1]},
         {"shape": []},
         {"shape": [-1, -N]},
+        {"shape": [1, -1, -N]},
+        {"shape": [N, *[1] * 99]},
+        {"shape": [0, 2**70], "pieces": []},
         {"dtype": "object"},
         {"dtype": "float64"},
     ],
@@ -203,3 +215,59 @@ def test_meta_needs_no_arrays(tmp_path: Path) -> None:
     for file in files_of(newest)[:2]:
         file.unlink()
     assert read_meta(newest) == {"env_steps": 2}
+
+
+@pytest.mark.parametrize("meta", [{}, {"env_steps": "2"}, {"env_steps": -2}, {"env_steps": True}, {"env_steps": 2.5}])
+def test_a_manifest_without_its_step_is_refused(meta: dict[str, Any], tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    rewrite(newest, meta=meta)
+    with pytest.raises(SnapshotError, match="does not say of how many env_steps"):
+        load_newest(tmp_path)
+
+
+def test_a_flipped_format_is_damage_and_no_newer_version(tmp_path: Path) -> None:
+    before, newest = run_of_two(tmp_path)
+    file = newest / "manifest.json"
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3', 1))
+    assert load_newest(tmp_path)[0] == before
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_snapshot_that_is_rotated_away_while_it_is_read_gives_way_to_the_newer_one(
+    keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`keep`: of those before, such as the best one, which is no substitute."""
+    found = run_of_two(tmp_path)
+    read_manifest = snapshots.read_manifest
+
+    def and_then_it_goes(folder: Path) -> Any:
+        manifest = read_manifest(folder)
+        monkeypatch.setattr(snapshots, "read_manifest", read_manifest)
+        save_snapshot(tmp_path / "snapshot", {"agent": {"n": 3}}, {"env_steps": 3})
+        for each in found[keep:]:
+            remove_snapshot(each)
+        return manifest
+
+    monkeypatch.setattr(snapshots, "read_manifest", and_then_it_goes)
+    assert load_newest(tmp_path, of="agent")[1] == {"n": 3}
+    assert not caplog.records
+
+
+def test_a_directory_of_snapshots_elsewhere_is_refused(tmp_path: Path) -> None:
+    run_of_two(tmp_path)
+    (tmp_path / "snapshot").rename(tmp_path / "elsewhere")
+    (tmp_path / "snapshot").symlink_to("elsewhere")
+    with pytest.raises(SnapshotError, match="is a link to elsewhere"):
+        load_newest(tmp_path)
+    with pytest.raises(SnapshotError, match="is a link to elsewhere"):
+        Rotation(tmp_path / "snapshot", Policy())
+
+
+def test_last_names_a_snapshot_beside_it_or_nothing(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path / "other")[1]
+    run_of_two(tmp_path / "run")
+    link = tmp_path / "run/snapshot/last"
+    link.unlink()
+    link.symlink_to(newest)
+    with pytest.raises(SnapshotError, match="no snapshot beside it"):
+        load_newest(link)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,3 +122,25 @@ def test_a_damaged_file_names_nobody(tmp_path: Path, content: bytes) -> None:
 
 def test_what_is_said_of_an_owner_cannot_steer_a_terminal() -> None:
     assert "\x1b" not in str(Owner("\x1b[2J", 1, 0.0, "\x1b]0;x\x07"))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"pid": -1}, {"pid": 0}, {"pid": 1e400}, {"began": 1e400}, {"began": 1e18}, {"began": float("nan")}, {"pid": "x"}],
+    ids=str,
+)
+def test_an_owner_that_can_be_no_process_is_none(told: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(json.dumps(asdict(this_process()) | told))
+    assert read_owner(tmp_path / FILE) is None
+    own(tmp_path).close()
+
+
+def test_a_process_id_beyond_all_is_not_running() -> None:
+    assert not Owner("here", 10**30, 1e9, "").is_running()
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_has_no_end_is_not_read_for_an_owner(put: Any, tmp_path: Path) -> None:
+    put(tmp_path / FILE)
+    assert read_owner(tmp_path / FILE) is None
+    own(tmp_path).close()

@@ -118,3 +118,17 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
     second.close()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
     assert scalars(tmp_path, "a") == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+def test_a_damaged_line_costs_itself_and_no_line_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    writer = CsvWriter(path)
+    for step in range(1, 4):
+        writer.write({"env_steps": step, "x": 0.5})
+    writer.close()
+    path.write_bytes(path.read_bytes().replace(b"\n2,", b'\n"2,').replace(b"3,", b"3," + b"9" * 200_000 + b",", 1))
+    assert [row["env_steps"] for row in read_csv(path)[1]] == ["1"]
+    writer = CsvWriter(path)
+    writer.write({"env_steps": 4, "x": 1.0})
+    writer.close()
+    assert [row["env_steps"] for row in read_csv(path)[1]] == ["1", "4"]

@@ -28,8 +28,8 @@ def words(case: str, directory: Path) -> list[str]:
     return [*case.split(), *ANYWHERE, f"log_dir={directory}"]
 
 
-def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train until SIGTERM comes after `env_steps`, and then go on to the end."""
+def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *changed: str) -> None:
+    """Train until SIGTERM comes after `env_steps`, and then go on to the end, with changed words."""
     follow = Runner.follow
 
     def follow_and_stop(runner: Runner) -> None:
@@ -40,15 +40,15 @@ def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "follow", follow_and_stop)
         assert launch.main(words(case, directory)) == 128 + signal.SIGTERM
-    assert launch.main([f"resume={directory / 'run_0'}", TRUST]) == 0
+    assert launch.main([f"resume={directory / 'run_0'}", TRUST, *changed]) == 0
 
 
-def assert_runs_equal(one: Path, other: Path) -> None:
-    """Logs but for times, and all of the last snapshots."""
+def assert_runs_equal(one: Path, other: Path, rank: int = 0) -> None:
+    """Logs but for times, and all that a rank has in the last snapshots."""
     logs = [log(run) for run in (one, other)]
     assert len(logs[0]) > 2
     assert logs[0] == logs[1]
-    assert count_equal(last_state(one), last_state(other), "state") > 5
+    assert count_equal(last_state(one, rank), last_state(other, rank), "state") > 5
 
 
 def log(run: Path) -> list[dict[str, str]]:
@@ -57,9 +57,9 @@ def log(run: Path) -> list[dict[str, str]]:
     return [{name: cell for name, cell in row.items() if not name.startswith(OF_THE_CLOCK)} for row in rows]
 
 
-def last_state(run: Path) -> Any:
+def last_state(run: Path, rank: int = 0) -> Any:
     """The newest snapshot's, without what the clock decides."""
-    state = load_snapshot(resolve_snapshot(run))[0]
+    state = load_snapshot(resolve_snapshot(run), rank)[0]
     del state["runner"]["elapsed_s"]
     state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: nobody reads it
     return state

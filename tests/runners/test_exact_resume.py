@@ -12,7 +12,7 @@ import pytest
 from rlframe import launch
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.processes import DEADLINE_S
-from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, log, stopped_at, words
+from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, count_equal, last_state, log, stopped_at, words
 
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
@@ -22,9 +22,11 @@ RAINBOW = (
     "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
-WALK, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
-    f"env=tests.envs.resumable:{name} env_kwargs.length=9" for name in ("Walk", "Opaque", "Telling", "Unrepeatable")
+WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
+    f"env=tests.envs.resumable:{name} env_kwargs.length=9"
+    for name in ("Walk", "Pictures", "Opaque", "Telling", "Unrepeatable")
 )
+LINEAR = "algo.learning_rate_schedule=linear"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
@@ -34,6 +36,9 @@ CASES = {
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
+    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 {REPLAY}",
+    "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
@@ -74,6 +79,24 @@ def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: p
     assert launch.main(words(case, tmp_path / "whole")) == 0
     stopped_at(130, case, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ppo", "dqn", "ddpg"])
+def test_two_ranks_are_resumed_exactly(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_ranks = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2") + " world_size=2 runner=sync_rl"
+    assert launch.main(words(in_ranks, tmp_path / "whole")) == 0
+    stopped_at(130, in_ranks, tmp_path / "parts", monkeypatch)
+    for rank in (0, 1):
+        assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0", rank)
+
+
+@pytest.mark.slow
+def test_another_evaluation_changes_nothing_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
+    stopped_at(130, CASES["ppo"], tmp_path / "parts", monkeypatch, "eval.n_envs=3", "eval.n_episodes=5")
+    one, other = (last_state(tmp_path / name / "run_0") for name in ("whole", "parts"))
+    assert sum(count_equal(one[part], other[part], part) for part in ("agent", "algo", "sampler")) > 5
 
 
 def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:

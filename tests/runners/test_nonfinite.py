@@ -16,7 +16,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import RunningNorm
 from rlframe.record import logger_context
-from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl
 from rlframe.runners.base import Diverged, Limits
@@ -117,6 +117,15 @@ def test_a_loss_that_explodes_is_refused_like_one_that_is_nan(name: str) -> None
     assert all_finite(agent)
     if name == "ppo":  # the others' actors learn from the critics that were not changed
         assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
+
+
+def test_a_critic_that_is_not_finite_is_in_no_snapshot(tmp_path: Path) -> None:
+    sampler, agent, algo = parts("sac")
+    with torch.no_grad():
+        algo.online[0].fill_(torch.nan)  # which never acts
+    with pytest.raises(Diverged, match="a parameter is NaN"), logger_context(tmp_path, console=False):
+        MinibatchRl(sampler, agent, algo, 512, 16).train()
+    assert not list_snapshots(tmp_path / "run_0/snapshot")
 
 
 def test_the_optimizer_of_a_refused_update_is_as_it_was() -> None:
