@@ -24,6 +24,7 @@ from rlframe.envs import EnvConfig
 from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
+from rlframe.ops.precision import PRECISIONS, choose_precision, learning_in
 from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import Runner, async_rl, minibatch_rl, minibatch_rl_eval, sync_rl
 from rlframe.runners.base import RunnerConfig
@@ -57,6 +58,7 @@ class Experiment:
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
     threads: int = count(0, "torch threads; 0: for images one a core, else one")
+    precision: str = choice("auto", PRECISIONS, "of learning's matrix products; auto: bf16 on a CPU with units for it")
     seed: int = count(0, "root of every random stream")
     name: str = option("", "of the run; default: algorithm and environment")
     run_ID: int = count(0, "number of the run in its directory")
@@ -274,7 +276,13 @@ class Built:
     """The live objects of one experiment."""
 
     runner: Runner
+    precision: str  # fp32 or bf16
     facts: dict[str, str]  # what was chosen, for the log
+
+    def train(self) -> None:
+        """The whole run, in its precision."""
+        with learning_in(self.precision):
+            self.runner.train()
 
     def close(self) -> None:
         """Close samplers and environments."""
@@ -293,6 +301,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         ConfigError: something does not fit together; nothing is left open that was opened here.
     """
     device = choose_device(experiment.device, affinity.gpus)
+    precision = choose_precision(experiment.precision, device)
     envs = _make_envs(experiment, affinity)
     try:
         threads = torch_threads(experiment, affinity, envs.observation_space)
@@ -312,9 +321,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     facts = {
         "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
         "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {counted(threads, 'torch thread')}",
+        "precision": f"{precision}, of learning's matrix products",
         **algo.facts(),
     }
-    return Built(runner, facts)
+    return Built(runner, precision, facts)
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:

@@ -21,6 +21,7 @@ from rlframe.core.text import counted
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.envs.workers import Supervision, split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
+from rlframe.ops.precision import choose_precision
 from rlframe.runners import async_rl, sync_rl
 from rlframe.samplers import auto, cpu
 from rlframe.samplers.base import Sampler
@@ -52,6 +53,8 @@ def settle(experiment: Experiment, tune: bool = False, local_rank: int = 0, loca
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
     affinity = affinity_of(experiment, local_rank, local_world_size)
+    device = choose_device(experiment.device, affinity.gpus)
+    experiment = chz.replace(experiment, precision=choose_precision(experiment.precision, device))
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
     notes: tuple[str, ...] = ()
     if isinstance(experiment.sampler, auto.Config):

@@ -150,7 +150,7 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
                 elif resume:
                     current_run().trim(-1)
                     logging.getLogger("rlframe").info(f"{resume} has no snapshot yet: it begins anew")
-                built.runner.train()
+                built.train()
         finally:
             built.close()
     if not place.rank:

@@ -16,6 +16,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import from_flat
 from rlframe.launch import main
+from rlframe.ops.precision import has_bf16_units
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.samplers import auto, cpu, gpu, serial
@@ -67,6 +68,7 @@ def test_workers_follow_from_the_affinity_and_never_exceed_the_environments() ->
 def test_nothing_is_left_to_the_hardware_afterwards() -> None:
     settled = hardware.settle(experiment("sampler=cpu")).experiment
     assert AUTO not in (settled.sampler.n_workers, settled.eval.n_workers)
+    assert settled.precision == ("bf16" if has_bf16_units() else "fp32")
     assert hardware.settle(settled).experiment == settled
 
 
