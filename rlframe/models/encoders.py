@@ -20,6 +20,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models.base import ModelConfig
 from rlframe.models.perceptron import Stack
 from rlframe.ops.layers import parameters
+from rlframe.ops.precision import in_bf16
 
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
 
@@ -74,7 +75,7 @@ class Vector(nn.Module):
 
 
 class Image(nn.Module):
-    """Pixels in either layout, with or without a stack of frames, as channels first in [0, 1]."""
+    """Pixels in either layout, with or without a stack of frames, as channels first; `scale` takes them to [0, 1]."""
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
@@ -93,7 +94,20 @@ class Image(nn.Module):
             # The weights' gradient of a layer with few channels takes a fifth of the time in this order: Mnih et al.'s
             # convolutions of 32 stacks of frames, there and back, 13.7 -> 7.7 ms on one core of an AMD EPYC.
             x = x.contiguous(memory_format=torch.channels_last)
-        return x.float() * self.scale
+        return x.bfloat16() if in_bf16() else x.float()  # which has all of 0 to 255
+
+
+class FirstConv2d(nn.Conv2d):
+    """A convolution of x * scale. The weights are scaled, which are few, instead of the pixels."""
+
+    def __init__(
+        self, channels: int, out: int, kernel: int, stride: int = 1, padding: int = 0, scale: float = 1.0
+    ) -> None:
+        super().__init__(channels, out, kernel, stride, padding)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight * self.scale, self.bias, self.stride, self.padding)
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
@@ -118,10 +132,10 @@ def is_image(space: Space) -> bool:
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
-def nature(channels: int) -> nn.Sequential:
+def nature(channels: int, scale: float) -> nn.Sequential:
     """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
     return nn.Sequential(
-        orthogonal(nn.Conv2d(channels, 32, 8, 4)),
+        orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
         nn.ReLU(),
         orthogonal(nn.Conv2d(32, 64, 4, 2)),
         nn.ReLU(),
@@ -142,12 +156,12 @@ class Residual(nn.Module):
         return x + self.two(F.relu(self.one(F.relu(x))))
 
 
-def impala(channels: int) -> nn.Sequential:
+def impala(channels: int, scale: float) -> nn.Sequential:
     """The deep residual network of Espeholt et al. 2018 (figure 3): 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
     for out in (16, 32, 32):
         layers += [
-            orthogonal(nn.Conv2d(channels, out, 3, padding=1)),
+            orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=1.0 if layers else scale)),
             nn.MaxPool2d(3, 2, 1),
             Residual(out),
             Residual(out),
@@ -207,14 +221,16 @@ def _convolutions(image: Image, kind: str) -> nn.Sequential:
     if kind == "nature" and min(height, width) < _NATURE_MINIMUM:
         raise ConfigError(f"model.encoder=nature needs images of 36 pixels a side, got {height}x{width}; use impala")
     if kind == "impala" or min(height, width) < _NATURE_MINIMUM:
-        return nn.Sequential(image, impala(channels))
-    return nn.Sequential(image, nature(channels))
+        return nn.Sequential(image, impala(channels, image.scale))
+    return nn.Sequential(image, nature(channels, image.scale))
 
 
 def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(cnn, nn.Sequential) and isinstance(cnn[0], Image)
     lead = x.shape[: x.dim() - cnn[0].ndim]
-    return cnn(x.flatten(0, len(lead) - 1) if len(lead) > 1 else x).flatten(1).unflatten(0, lead)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bf16()):
+        features = cnn(x.flatten(0, len(lead) - 1) if len(lead) > 1 else x)
+    return features.float().flatten(1).unflatten(0, lead)
 
 
 def _n_features(cnn: nn.Module) -> int:

@@ -19,7 +19,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
 from rlframe.models import ModelConfig
-from rlframe.models.encoders import Encoder, Image, Mlp, Vector, is_image, make_encoder
+from rlframe.models.encoders import Encoder, Image, Mlp, is_image, make_encoder
+from rlframe.ops.precision import learning_in
 
 
 def pixels(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Box:
@@ -116,13 +117,35 @@ def test_vectors_and_small_grids_are_no_images(space: Space) -> None:
     assert not is_image(space)
 
 
-def test_bytes_are_scaled_in_the_encoder_not_before() -> None:
-    for module in (Image(pixels(8, 8, 3)), Vector(pixels(4)), Vector(pixels(5, 5, 3))):
-        space_shape = module.shape if isinstance(module, Image) else (module.size,)
-        x = torch.full((1, *((8, 8, 3) if isinstance(module, Image) else (4,) if module.size == 4 else (5, 5, 3))), 255)
-        features = module(x.to(torch.uint8))
+@pytest.mark.parametrize("kind", ["nature", "impala", "mlp"])
+def test_bytes_are_seen_as_their_share_of_the_brightest(kind: str) -> None:
+    space, of_floats = pixels(40, 40, 3), pixels(40, 40, 3, dtype=np.float32, high=1)
+    encoders = []
+    for each in (space, of_floats):
+        torch.manual_seed(0)
+        encoders.append(make_encoder(each, ModelConfig(encoder=kind, image_hidden=(8,), hidden=(8,))))
+    x = torch.randint(0, 256, (2, 40, 40, 3), dtype=torch.uint8)
+    torch.testing.assert_close(encoders[0](x), encoders[1](x / 255), rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_in_bf16_are_near_those_in_fp32_and_parameters_keep_their_type() -> None:
+    encoder = make_encoder(pixels(40, 40, 3), ModelConfig(image_hidden=(8,)))
+    x, found = torch.randint(0, 256, (6, 40, 40, 3), dtype=torch.uint8), {}
+    for precision in ("fp32", "bf16"):
+        encoder.zero_grad()
+        with learning_in(precision):
+            features = encoder(x)
+            features.square().sum().backward()
+        gradients = [p.grad for p in encoder.parameters()]
         assert features.dtype == torch.float32
-        torch.testing.assert_close(features, torch.ones(1, *space_shape))
+        assert {gradient.dtype for gradient in gradients} == {torch.float32}
+        found[precision] = torch.cat([features.flatten(), *[gradient.flatten() for gradient in gradients]]).detach()
+    difference = (found["bf16"] - found["fp32"]).norm() / found["fp32"].norm()
+    assert 1e-5 < difference < 0.05
+    with learning_in("bf16"), torch.inference_mode():
+        acting = encoder(x)
+    with torch.inference_mode():
+        assert torch.equal(acting, encoder(x)), "acting is in float32"
 
 
 @pytest.mark.parametrize(("high", "dtype", "scale"), [(255, np.float32, 1 / 255), (1, np.float32, 1), (1, np.uint8, 1)])
