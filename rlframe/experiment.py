@@ -16,7 +16,7 @@ import yaml
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.config import choice, count, module_part, nearest, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.core.text import counted
@@ -57,7 +57,7 @@ class Experiment:
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
-    threads: int = count(0, "torch threads; 0: for images one a core, else one")
+    threads: int = count_or_auto("torch threads; 0: for images one a core, else one; auto: measured at the start", 0)
     precision: str = choice("auto", PRECISIONS, "of learning's matrix products; auto: bf16 on a CPU with units for it")
     seed: int = count(0, "root of every random stream")
     name: str = option("", "of the run; default: algorithm and environment")
@@ -78,7 +78,7 @@ class Experiment:
             raise ConfigError(
                 f"eval.n_episodes={self.eval.n_episodes} must be at least world_size={self.world_size}: ranks share"
             )
-        if self.seed < 0 or self.threads < 0 or self.run_ID < 0:
+        if self.seed < 0 or self.threads < AUTO or self.run_ID < 0:
             raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
         if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
             raise ConfigError(f"snapshot_mode=gap needs snapshot_gap=N env_steps, got {self.snapshot_gap}")
@@ -291,7 +291,8 @@ class Built:
 
 def torch_threads(experiment: Experiment, affinity: Affinity, observation_space: Space) -> int:
     """Threads that the main process computes with."""
-    return experiment.threads or (affinity.threads if has_images(observation_space) else 1)
+    chosen = experiment.threads if experiment.threads > 0 else 0
+    return chosen or (affinity.threads if has_images(observation_space) else 1)
 
 
 def build(experiment: Experiment, affinity: Affinity) -> Built:

@@ -30,6 +30,7 @@ from rlframe.samplers.workers import WorkersConfig
 from rlframe.system.affinity import Affinity, plan, read_topology
 from rlframe.system.distributed import TIMEOUT_S, Place, join
 from rlframe.system.shares import share
+from rlframe.tuning import fastest_threads
 
 _TUNE_S = 2.0  # that each candidate samples for
 _TORCH_BYTES = 200e6  # that a process which acts needs beyond one that only steps
@@ -70,6 +71,9 @@ def settle(experiment: Experiment, tune: bool = False, local_rank: int = 0, loca
         affinity = replace(affinity, workers=())
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
+    if experiment.threads == AUTO:
+        threads, reason = fastest_threads(experiment, affinity)
+        experiment, notes = chz.replace(experiment, threads=threads), (*notes, reason)
     return Settled(experiment, affinity, notes)
 
 

@@ -53,9 +53,9 @@ def _count_or_auto(text: str) -> int:
     return AUTO if text == "auto" else _count(text)
 
 
-def count_or_auto(doc: str) -> Any:
+def count_or_auto(doc: str, default: int = AUTO) -> Any:
     """A field for a whole number, or `auto`: to be settled when the hardware is known."""
-    return chz.field(meta_factory=_value(), default=AUTO, doc=doc, blueprint_cast=_count_or_auto)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count_or_auto)
 
 
 def option(default: Any, doc: str) -> Any:
