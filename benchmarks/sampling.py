@@ -1,8 +1,8 @@
 """How fast the samplers fill batches, next to other packages and to the parts a sampler cannot do without.
 
-    python benchmarks/sampling.py
-    python benchmarks/sampling.py rounds=9 only=cartpole64,pong out=sampling.json
-    python benchmarks/sampling.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.sampling
+    python -m benchmarks.sampling rounds=9 only=cartpole64,pong out=sampling.json
+    python -m benchmarks.sampling small=true     a smoke run; its numbers mean nothing
 
 What is compared (ratios above 1 mean that rlframe is faster):
 
@@ -59,12 +59,12 @@ from pathlib import Path
 from typing import Any
 
 import chz
-from parts import bare, others, ours, worker
-from parts.bare import Policy, Steps, act_discrete, act_gaussian
-from parts.ours import SomeConfig
-from parts.synthetic import N_ACTIONS, SIZE, Burning, agree
-from parts.turns import Comparison, Contender, Group, Line, Make, run_group, show
 
+from benchmarks.parts import bare, others, ours, worker
+from benchmarks.parts.bare import Policy, Steps, act_discrete, act_gaussian
+from benchmarks.parts.ours import SomeConfig
+from benchmarks.parts.synthetic import N_ACTIONS, SIZE, Burning, agree
+from benchmarks.parts.turns import Comparison, Contender, Group, Line, Make, run_group, show
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
