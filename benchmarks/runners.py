@@ -31,10 +31,10 @@ import chz
 
 from benchmarks.parts import ours
 from benchmarks.parts.chosen import chosen
+from benchmarks.parts.machine import machine
 from benchmarks.parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
 from benchmarks.parts.synthetic import agree
 from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
-from benchmarks.sampling import machine
 from rlframe.samplers import cpu, serial
 from rlframe.system.threads import limit_threads
 
