@@ -13,25 +13,28 @@ The rows, all with one set of hyperparameters (benchmarks/parts/rows.py) for all
   td3_cheetah, td3_cheetah_2    TD3, the same
   dqn_cartpole                  DQN, CartPole-v1, 120-84, batches of 128 every 10 steps; one thread
   dqn_pong, dqn_pong_2          DQN, ALE/Pong-v5, batches of 32 every 4 steps; one thread, and two
-  solve_cartpole                seconds from the start of a process to 475 over 100 episodes of evaluation, PPO with tuned
-                                settings, two cores, for `seeds` seeds: rlframe and Stable-Baselines3 (parts/solve.py)
+  solve_cartpole                seconds from the start of a process to 475 over 100 episodes of evaluation, PPO with
+                                tuned settings, two cores, for `seeds` seeds: rlframe and Stable-Baselines3, in turns
+                                (benchmarks/parts/solve.py)
 
-The frameworks are rlframe, sb3 (Stable-Baselines3), tianshou, torchrl and sbx; one that is not installed is left out, and
-so is a row whose environment is not; both are named, with the command that installs them.
+The frameworks are rlframe, sb3 (Stable-Baselines3), tianshou, torchrl and sbx; one that is not installed is left out,
+and so is a row whose environment is not; both are named, with the command that installs them.
 
 How. Each framework trains in a process of its own, pinned to as many cores as the row has threads, with as many torch
-threads (JAX: as many cores), in its own training loop as its users run it: rlframe as `launch` does, with MinibatchRl and
-its defaults for what a machine decides (sampler, environments' backend; told in the table), recording a run but no
-snapshots; Stable-Baselines3 and SBX by `learn`, Tianshou by its trainer, TorchRL by the loop that its users write, all
-without loggers. Environments of the others are Python's in one process. Once all are built, compiled and beyond the
-first updates they take turns, A B C A B C, of `seconds` or the iteration that is under way then, for `rounds` rounds;
-who waits its turn is asleep. A rate is the median over the rounds; a ratio is the median of the ratios within each
-round, so that drifting speed favours nobody: rlframe's rate over theirs. What is marked * is not the same work; the notes
-say why. Exploration of DQN stays at its last value.
+threads (JAX: as many cores), in its own training loop as its users run it: rlframe as `launch` does, with MinibatchRl
+and its defaults for what a machine decides (sampler, environments' backend; told in the table), logging a run every
+10,000 env steps, without snapshots; Stable-Baselines3 and SBX by `learn`, Tianshou by its trainer, TorchRL by the
+loop that its users write, all without loggers. Environments of the others are Python's in one process. Once all are
+built, compiled and beyond the first updates they take turns, A B C A B C, of `seconds` or to the end of the iteration
+that is under way then, for `rounds` rounds; who waits for a turn is asleep. A rate is the median over the rounds; a
+ratio is the median of the ratios within each round, so that drifting speed favours nobody: rlframe's rate over
+theirs. What is marked * is not the same work; the notes say why. Exploration of DQN stays at its last value, learning
+begins after 1,000 steps.
 
-"Its limit" of ppo_pong is what rlframe would do if nothing but its parts took time: the bare vector environment's steps,
-the agent's steps for observations that stay, and the updates of a batch that stays, by the same objects and kernels,
-each measured alone in a process with the same cores and threads, in the same turns; their times for a step are added.
+"Its limit" of ppo_pong is what rlframe would do if nothing but its parts took time: the bare vector environment's
+steps, the agent's steps for observations that stay, and the updates of a batch that stays, by the same objects and
+kernels, each measured alone in a process with the same cores and threads, in the same turns; their times for a step are
+added.
 
 Run it on a machine that has nothing else to do.
 """
@@ -141,9 +144,9 @@ def available(names: Sequence[str], known: Frameworks) -> tuple[list[str], Frame
     notes = [f"{each.title} is not installed and left out: {each.install}" for each in absent]
     rows = []
     for name in names:
-        package, install = NEEDS.get(ROWS[name].env, ("", "")) if name in ROWS else ("", "")
-        if package and importlib.util.find_spec(package) is None:
-            notes.append(f"{name} is left out: pip install {install}")
+        needs = NEEDS.get(ROWS[name].env, {}) if name in ROWS else {}
+        if lacking := [install for package, install in needs.items() if importlib.util.find_spec(package) is None]:
+            notes.append(f"{name} is left out: pip install {' '.join(lacking)}")
         else:
             rows.append(name)
     return rows, {key: each for key, each in known.items() if each not in absent}, notes

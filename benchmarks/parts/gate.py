@@ -57,6 +57,8 @@ def serve(contender: Contender[Train], cores: list[int], connection: Connection)
     if sys.platform == "linux":
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(contender.n_threads)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)  # what frameworks print is no part of the table
     try:
         contender.make(Gate(connection, contender.warm_up))
     except Closed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 CARTPOLE, CHEETAH, PONG = "CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"
-NEEDS = {CHEETAH: ("mujoco", '"gymnasium[mujoco]"'), PONG: ("ale_py", "ale-py opencv-python")}  # package, pip's words
+NEEDS = {CHEETAH: {"mujoco": '"gymnasium[mujoco]"'}, PONG: {"ale_py": "ale-py", "cv2": "opencv-python"}}  # pip's names
 
 
 @dataclass(frozen=True)
