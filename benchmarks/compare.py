@@ -23,13 +23,13 @@ and so is a row whose environment is not; both are named, with the command that 
 How. Each framework trains in a process of its own, pinned to as many cores as the row has threads, with as many torch
 threads (JAX: as many cores), in its own training loop as its users run it: rlframe as `launch` does, with MinibatchRl
 and its defaults for what a machine decides (sampler, environments' backend; told in the table), logging a run every
-10,000 env steps, without snapshots; Stable-Baselines3 and SBX by `learn`, Tianshou by its trainer, TorchRL by the
-loop that its users write, all without loggers. Environments of the others are Python's in one process. Once all are
-built, compiled and beyond the first updates they take turns, A B C A B C, of `seconds` or to the end of the iteration
-that is under way then, for `rounds` rounds; who waits for a turn is asleep. A rate is the median over the rounds; a
-ratio is the median of the ratios within each round, so that drifting speed favours nobody: rlframe's rate over
-theirs. What is marked * is not the same work; the notes say why. Exploration of DQN stays at its last value, learning
-begins after 1,000 steps.
+10,000 env steps, without snapshots; Stable-Baselines3 and SBX by `learn`, Tianshou and TorchRL by their collectors,
+replay and updates in the loop that their users write, all without loggers. Environments of the others are Python's in
+one process. Once all are built, compiled and beyond the first updates they take turns, A B C A B C, of `seconds` or
+to the end of the iteration that is under way then, for `rounds` rounds; who waits for a turn is asleep. A rate is the
+median over the rounds; a ratio is the median of the ratios within each round, so that drifting speed favours nobody:
+rlframe's rate over theirs. What is marked * is not the same work; the notes say why. Exploration of DQN stays at its
+last value, learning begins after 1,000 steps.
 
 "Its limit" of ppo_pong is what rlframe would do if nothing but its parts took time: the bare vector environment's
 steps, the agent's steps for observations that stay, and the updates of a batch that stays, by the same objects and
@@ -72,6 +72,13 @@ class Found:
     ratios: list[Line] = field(default_factory=list)
     facts: list[Line] = field(default_factory=list)  # seconds
     notes: list[str] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        """Take on what else was measured."""
+        self.rates += other.rates
+        self.ratios += other.ratios
+        self.facts += other.facts
+        self.notes += other.notes
 
 
 def train(name: str, row: Row, known: Frameworks, n_rounds: int, seconds: float, found: Found) -> None:
@@ -203,14 +210,17 @@ def main(
     print(", ".join(f"{name} {fact}" for name, fact in about.items()))
     print(f"{rounds} rounds, {seconds} s a turn", flush=True)
     found = Found(notes=notes)
+    print("\n".join(notes), flush=True)
     for name in names:
-        print(f"measuring {name}", flush=True)
+        print(f"\nmeasuring {name}", flush=True)
+        of_row = Found()
         if name == SOLVE:
-            solve_cartpole(known, seeds, words, found)
+            solve_cartpole(known, seeds, words, of_row)
         else:
-            train(name, ROWS[name], known, rounds, seconds, found)
-    show(found.rates, found.ratios, found.facts)
-    print("\n".join(["", *found.notes]))
+            train(name, ROWS[name], known, rounds, seconds, of_row)
+        show(of_row.rates, of_row.ratios, of_row.facts)
+        print("\n".join(["", *of_row.notes]), flush=True)
+        found.add(of_row)
     if out:
         content = {"machine": about, "seconds": seconds, "ours": ours, **asdict(found)}
         Path(out).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

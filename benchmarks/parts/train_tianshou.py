@@ -1,4 +1,4 @@
-"""Tianshou's side of `benchmarks.compare`: its trainers, on environments in one process."""
+"""Tianshou's side of `benchmarks.compare`: its collector and updates, on environments in one process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tianshou.data import Collector, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv
 from tianshou.env.atari.atari_network import DQNet, ScaledObsInputActionReprNet
 from tianshou.exploration import GaussianNoise
-from tianshou.trainer import OffPolicyTrainerParams, OnPolicyTrainerParams
 from tianshou.utils.net.common import Net
 from tianshou.utils.net.continuous import ContinuousActorDeterministic, ContinuousActorProbabilistic, ContinuousCritic
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+from tianshou.utils.torch_utils import policy_within_training_step
 from torch import nn
 
 from benchmarks.parts import rows
 from benchmarks.parts.gate import Gate
 from benchmarks.parts.rows import PONG, OffPolicy, Row
 
-EPOCH, EPOCHS = 10**6, 10**3  # env steps of what it calls an epoch, and how many; nothing is tested in between
+ENDLESS = 10**9  # env steps
 
 
 def environments(row: Row, n: int) -> DummyVectorEnv:
@@ -42,50 +42,43 @@ def environments(row: Row, n: int) -> DummyVectorEnv:
 
 
 def train(row: Row, gate: Gate) -> None:
-    """Its trainer, which passes the gate before every step of collecting and learning."""
+    """Collect and update, passing the gate before each time.
+
+    Its trainer would do the same, but looks through all of replay for NaN at every step (version 2.0.1).
+    """
     work = row.work
     envs = environments(row, work.n_envs if isinstance(work, rows.PPO) else 1)
-    common = {
-        "max_epochs": EPOCHS,
-        "epoch_num_steps": EPOCH,
-        "batch_size": work.minibatch() if isinstance(work, rows.PPO) else work.batch_size,
-        "verbose": False,
-        "show_progress": False,
-    }
-    train_on = _on_policy if isinstance(work, rows.PPO) else _off_policy
-    train_on(work, row, envs, common, gate)  # type: ignore[arg-type]
+    if isinstance(work, rows.PPO):
+        _on_policy(work, row, envs, gate)
+    else:
+        _off_policy(work, row, envs, gate)
 
 
-def _on_policy(work: rows.PPO, row: Row, envs: DummyVectorEnv, common: dict[str, Any], gate: Gate) -> None:
-    size = work.n_envs * work.T
-    algorithm = _ppo(work, row, envs)
-    collector = Collector(algorithm, envs, VectorReplayBuffer(size, work.n_envs))
+def _on_policy(work: rows.PPO, row: Row, envs: DummyVectorEnv, gate: Gate) -> None:
+    algorithm, size, steps = _ppo(work, row, envs), work.n_envs * work.T, 0
+    buffer = VectorReplayBuffer(size, work.n_envs)
+    collector = Collector(algorithm, envs, buffer)
     collector.reset()
-    params = OnPolicyTrainerParams(
-        training_collector=collector,
-        collection_step_num_env_steps=size,
-        update_step_num_repetitions=work.epochs,
-        training_fn=lambda epoch, env_steps: gate(env_steps),
-        **common,
-    )
-    algorithm.run_training(params)
+    with policy_within_training_step(algorithm.policy):
+        while True:
+            gate(steps)
+            steps += int(collector.collect(n_step=size).n_collected_steps)
+            algorithm.update(buffer=buffer, batch_size=work.minibatch(), repeat=work.epochs)
+            collector.reset_buffer(keep_statistics=True)
 
 
-def _off_policy(work: OffPolicy, row: Row, envs: DummyVectorEnv, common: dict[str, Any], gate: Gate) -> None:
-    make = {"sac": _sac, "td3": _td3, "dqn": _dqn}[work.algo]
+def _off_policy(work: OffPolicy, row: Row, envs: DummyVectorEnv, gate: Gate) -> None:
+    algorithm: Any = {"sac": _sac, "td3": _td3, "dqn": _dqn}[work.algo](work, row, envs)
     frames = {"stack_num": 4, "save_only_last_obs": True, "ignore_obs_next": True} if row.env == PONG else {}
-    algorithm = make(work, row, envs)
-    collector = Collector(algorithm, envs, VectorReplayBuffer(work.replay_rows, 1, **frames), exploration_noise=True)
+    buffer = VectorReplayBuffer(work.replay_rows, 1, **frames)
+    collector = Collector(algorithm, envs, buffer, exploration_noise=True)
     collector.reset()
-    collector.collect(n_step=work.learn_from, random=True)
-    params = OffPolicyTrainerParams(
-        training_collector=collector,
-        collection_step_num_env_steps=work.every,
-        update_step_num_gradient_steps_per_sample=1 / work.every,
-        training_fn=lambda epoch, env_steps: gate(env_steps + work.learn_from),
-        **common,
-    )
-    algorithm.run_training(params)
+    steps = int(collector.collect(n_step=work.learn_from, random=True).n_collected_steps)
+    with policy_within_training_step(algorithm.policy):
+        while True:
+            gate(steps)
+            steps += int(collector.collect(n_step=work.every).n_collected_steps)
+            algorithm.update(buffer=buffer, sample_size=work.batch_size)
 
 
 def _spaces(envs: DummyVectorEnv) -> tuple[Any, Any]:
@@ -114,7 +107,7 @@ def _ppo(work: rows.PPO, row: Row, envs: DummyVectorEnv) -> PPO:
         action_scaling=False,
         action_bound_method=None,
     )
-    schedule = LRSchedulerFactoryLinear(EPOCHS, EPOCH, work.n_envs * work.T)
+    schedule = LRSchedulerFactoryLinear(1, ENDLESS, work.n_envs * work.T)
     return PPO(
         policy=policy,
         critic=critic,
