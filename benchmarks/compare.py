@@ -210,7 +210,8 @@ def main(
     print(", ".join(f"{name} {fact}" for name, fact in about.items()))
     print(f"{rounds} rounds, {seconds} s a turn", flush=True)
     found = Found(notes=notes)
-    print("\n".join(notes), flush=True)
+    for note in notes:
+        print(note)
     for name in names:
         print(f"\nmeasuring {name}", flush=True)
         of_row = Found()
@@ -219,7 +220,8 @@ def main(
         else:
             train(name, ROWS[name], known, rounds, seconds, of_row)
         show(of_row.rates, of_row.ratios, of_row.facts)
-        print("\n".join(["", *of_row.notes]), flush=True)
+        for note in of_row.notes:
+            print(note)
         found.add(of_row)
     if out:
         content = {"machine": about, "seconds": seconds, "ours": ours, **asdict(found)}

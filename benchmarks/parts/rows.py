@@ -31,8 +31,8 @@ class PPO:
         return self.n_envs * self.T // self.minibatches
 
     def warm_up(self) -> int:
-        """Env steps before anything is timed: three batches."""
-        return 3 * self.n_envs * self.T
+        """Env steps before anything is timed: two batches."""
+        return 2 * self.n_envs * self.T
 
 
 @dataclass(frozen=True)

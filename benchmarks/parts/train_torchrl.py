@@ -128,20 +128,20 @@ def _layers(n_in: int, hidden: tuple[int, ...], n_out: int, activation: type[nn.
     return MLP(in_features=n_in, out_features=n_out, num_cells=list(hidden), activation_class=activation)
 
 
-def _nature(n_out: int = 0) -> nn.Sequential:
-    """From bytes to 512 features, and to n_out numbers if it is not 0."""
-    layers: list[nn.Module] = [
-        *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU()),
-        *(nn.Flatten(-3), nn.Linear(3136, 512), nn.ReLU()),
-    ]
-    return nn.Sequential(Scaled(), *layers, *([nn.Linear(512, n_out)] if n_out else []))
+class Nature(nn.Module):
+    """From bytes [..., 4, 84, 84] to 512 features, and to n_out numbers if it is not 0."""
 
-
-class Scaled(nn.Module):
-    """Bytes to [0, 1]."""
+    def __init__(self, n_out: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1)),
+            *(nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()),
+            *([nn.Linear(512, n_out)] if n_out else []),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float() / 255
+        lead = x.shape[:-3]
+        return self.layers(x.reshape(-1, *x.shape[-3:]).float() / 255).reshape(*lead, -1)
 
 
 def _actor_critic(work: PPO, row: Row, env: TransformedEnv) -> tuple[Any, Any]:
@@ -166,7 +166,7 @@ def _actor_critic(work: PPO, row: Row, env: TransformedEnv) -> tuple[Any, Any]:
             nn.init.zeros_(layer.bias)
     if not images:
         return policy, value
-    both = ActorValueOperator(TensorDictModule(_nature(), ["observation"], ["features"]), policy, value)
+    both = ActorValueOperator(TensorDictModule(Nature(), ["observation"], ["features"]), policy, value)
     return both.get_policy_operator(), both.get_value_operator()
 
 
@@ -232,7 +232,7 @@ def _td3(work: OffPolicy, row: Row, env: TransformedEnv) -> tuple[Any, Update]:
 def _dqn(work: OffPolicy, row: Row, env: TransformedEnv) -> tuple[Any, Update]:
     spec, observation = env.action_spec_unbatched, env.observation_spec_unbatched["observation"]
     n_actions = spec.space.n
-    body = _nature(n_actions) if row.env == PONG else _layers(observation.shape[-1], work.hidden, n_actions)
+    body = Nature(n_actions) if row.env == PONG else _layers(observation.shape[-1], work.hidden, n_actions)
     q = QValueActor(body, spec=Composite(action=spec), in_keys=["observation"])
     greedy = EGreedyModule(spec=q.spec, eps_init=work.epsilon, eps_end=work.epsilon)
     loss = DQNLoss(q, loss_function="l2", delay_value=True)
