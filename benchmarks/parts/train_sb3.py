@@ -51,6 +51,7 @@ def train(package: str, row: Row, gate: Gate) -> None:
     model = cls("CnnPolicy" if row.env == PONG else "MlpPolicy", env, device="cpu", seed=0, **settings)
     if isinstance(work, OffPolicy) and work.algo == "dqn" and package == "stable_baselines3":
         model.max_grad_norm = work.max_grad_norm
+    gate.facts = "JAX, on all of its cores" if package == "sbx" else ""
     model.learn(ENDLESS, callback=Passing(gate))
 
 
