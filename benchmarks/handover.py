@@ -1,8 +1,8 @@
 """How a master should hand a time step over to W worker processes and wait for them: the hot spot of parallel sampling.
 
-    python benchmarks/handover.py
-    python benchmarks/handover.py rounds=9 workers=2,8 only=semaphore,yield10-rest out=handover.json
-    python benchmarks/handover.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.handover
+    python -m benchmarks.handover rounds=9 workers=2,8 only=semaphore,yield10-rest out=handover.json
+    python -m benchmarks.handover small=true     a smoke run; its numbers mean nothing
 
 The ways differ in what carries a wake-up, `go` to each worker and `done` back, and in how the master waits for all:
 
@@ -49,7 +49,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import chz
-from parts.chosen import chosen
+
+from benchmarks.parts.chosen import chosen
 
 SLICE_S = 0.2  # longest sleep
 YIELD_S, REST = 1e-3, 1000  # a neighbour keeps a core for 3 to 4 ms; so one such yield in REST waits costs 4 us a wait

@@ -1,8 +1,8 @@
 """How fast replay is sampled, next to other packages, and how much memory it takes.
 
-    python benchmarks/replay.py
-    python benchmarks/replay.py rounds=9 only=cheetah,lz4 out=replay.json
-    python benchmarks/replay.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.replay
+    python -m benchmarks.replay rounds=9 only=cheetah,lz4 out=replay.json
+    python -m benchmarks.replay small=true     a smoke run; its numbers mean nothing
 
 What is measured, all in one process on one torch thread:
 
@@ -34,10 +34,10 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete
-from parts import replay_others
-from parts.chosen import chosen
-from parts.replay_ours import Filled, of_noise, of_play, transition_bytes
 
+from benchmarks.parts import replay_others
+from benchmarks.parts.chosen import chosen
+from benchmarks.parts.replay_ours import Filled, of_noise, of_play, transition_bytes
 from rlframe.core.spaces import FrameStack
 from rlframe.replay import ReplayBuffer, ReplayConfig
 from rlframe.system.memory import keep_freed_memory

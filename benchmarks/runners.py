@@ -1,8 +1,8 @@
 """What it gains to sample and to learn side by side, where each takes as long as the other; and what it costs.
 
-    python benchmarks/runners.py
-    python benchmarks/runners.py rounds=9 only=balanced out=runners.json
-    python benchmarks/runners.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.runners
+    python -m benchmarks.runners rounds=9 only=balanced out=runners.json
+    python -m benchmarks.runners small=true     a smoke run; its numbers mean nothing
 
 What is compared, on two cores, with 8 environments whose step burns 200 us of CPU time and batches of 8 time steps:
 
@@ -28,13 +28,13 @@ from functools import partial
 from pathlib import Path
 
 import chz
-from parts import ours
-from parts.chosen import chosen
-from parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
-from parts.synthetic import agree
-from parts.turns import Comparison, Contender, Group, Line, run_group, show
-from sampling import machine
 
+from benchmarks.parts import ours
+from benchmarks.parts.chosen import chosen
+from benchmarks.parts.machine import machine
+from benchmarks.parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
+from benchmarks.parts.synthetic import agree
+from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
 from rlframe.samplers import cpu, serial
 from rlframe.system.threads import limit_threads
 

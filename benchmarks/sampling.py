@@ -1,8 +1,8 @@
 """How fast the samplers fill batches, next to other packages and to the parts a sampler cannot do without.
 
-    python benchmarks/sampling.py
-    python benchmarks/sampling.py rounds=9 only=cartpole64,pong out=sampling.json
-    python benchmarks/sampling.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.sampling
+    python -m benchmarks.sampling rounds=9 only=cartpole64,pong out=sampling.json
+    python -m benchmarks.sampling small=true     a smoke run; its numbers mean nothing
 
 What is compared (ratios above 1 mean that rlframe is faster):
 
@@ -51,24 +51,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import platform
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import chz
-from parts import bare, others, ours, worker
-from parts.bare import Policy, Steps, act_discrete, act_gaussian
-from parts.ours import SomeConfig
-from parts.synthetic import N_ACTIONS, SIZE, Burning, agree
-from parts.turns import Comparison, Contender, Group, Line, Make, run_group, show
 
+from benchmarks.parts import bare, others, ours, worker
+from benchmarks.parts.bare import Policy, Steps, act_discrete, act_gaussian
+from benchmarks.parts.machine import machine
+from benchmarks.parts.ours import SomeConfig
+from benchmarks.parts.synthetic import N_ACTIONS, SIZE, Burning, agree
+from benchmarks.parts.turns import Comparison, Contender, Group, Line, Make, run_group, show
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
-from rlframe.system.threads import limit_threads, n_cpus
+from rlframe.system.threads import limit_threads
 
 BATCH_T = 128  # time steps a batch
 N_WORKERS = 2  # worker processes, and cores of all groups but the first three
@@ -225,16 +223,6 @@ def groups(T: int, n_cheetahs: int) -> dict[str, Group]:
         "subprocess": subprocesses(T),
         "alternating": alternating(T),
     }
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
-    model = next((row.partition(":")[2].strip() for row in text.splitlines() if row.startswith("model name")), "")
-    packages = ("torch", "gymnasium", "numpy", "ale-py", "mujoco", "stable-baselines3")
-    found = {name: version(name) for name in packages if importlib.util.find_spec(name.replace("-", "_"))}
-    return {"cpu": model or platform.processor(), "n_cpus": n_cpus(), "python": platform.python_version(), **found}
 
 
 def check(chosen: list[str], known: dict[str, Group]) -> None:

@@ -1,8 +1,8 @@
 """What a snapshot costs: the time that training waits, and what is written, for the first and for those that follow.
 
-    python benchmarks/snapshot.py
-    python benchmarks/snapshot.py following=9 only=cheetah,atari folder=/data/scratch out=snapshot.json
-    python benchmarks/snapshot.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.snapshot
+    python -m benchmarks.snapshot following=9 only=cheetah,atari folder=/data/scratch out=snapshot.json
+    python -m benchmarks.snapshot small=true     a smoke run; its numbers mean nothing
 
 What is measured, on one torch thread:
 
@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete
-from parts.chosen import chosen
-from parts.replay_ours import B, T, noise_batches, play_batches
 
+from benchmarks.parts.chosen import chosen
+from benchmarks.parts.replay_ours import B, T, noise_batches, play_batches
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm, dqn, sac
 from rlframe.core.spaces import FrameStack

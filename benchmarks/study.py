@@ -1,8 +1,8 @@
 """What the launch queue costs, and what two slots gain over one.
 
-    python benchmarks/study.py
-    python benchmarks/study.py only=queue n_runs=200 out=study.json
-    python benchmarks/study.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.study
+    python -m benchmarks.study only=queue n_runs=200 out=study.json
+    python -m benchmarks.study small=true     a smoke run; its numbers mean nothing
 
   queue  `n_runs` runs that do nothing, on two slots: CPU time of the queue's own process for each run (asked: under 50
          ms), and the longest time from the end of a run to the first line of the next on its slot (under 0.5 s); the

@@ -1,8 +1,8 @@
 """How many gradient updates a second the replay algorithms make, next to Stable-Baselines3.
 
-    python benchmarks/updates.py
-    python benchmarks/updates.py rounds=15 only=sac,td3 out=updates.json
-    python benchmarks/updates.py small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.updates
+    python -m benchmarks.updates rounds=15 only=sac,td3 out=updates.json
+    python -m benchmarks.updates small=true     a smoke run; its numbers mean nothing
 
 What is compared (ratios above 1 mean that rlframe is faster), each side with one torch thread on one core; the other
 side is asked for several updates at once, which is what it does fastest:
@@ -32,11 +32,11 @@ from functools import partial
 from pathlib import Path
 
 import chz
-from parts import updates_others, updates_ours
-from parts.chosen import chosen
-from parts.turns import Comparison, Contender, Group, Line, run_group, show
-from parts.updates_ours import Case
 
+from benchmarks.parts import updates_others, updates_ours
+from benchmarks.parts.chosen import chosen
+from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
+from benchmarks.parts.updates_ours import Case
 from rlframe.system.threads import limit_threads
 
 SB3 = "stable_baselines3"
@@ -74,7 +74,7 @@ def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = Fa
     known = {name: beside_sb3(name, case) for name, case in cases(small).items()}
     groups = chosen(only, known)
     if importlib.util.find_spec(SB3) is None:
-        raise SystemExit("benchmarks/updates.py needs pip install stable-baselines3")
+        raise SystemExit("benchmarks.updates needs pip install stable-baselines3")
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
     rates: list[Line] = []
     ratios: list[Line] = []

@@ -16,7 +16,7 @@ def smoke(tmp_path: Path, only: str, name: str = "sampling") -> dict[str, list[d
     """A smoke run of one of the benchmarks: what it wrote to out=."""
     out = tmp_path / f"{name}.json"
     done = subprocess.run(
-        [sys.executable, str(ROOT / f"benchmarks/{name}.py"), "small=true", f"only={only}", f"out={out}"],
+        [sys.executable, "-m", f"benchmarks.{name}", "small=true", f"only={only}", f"out={out}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,1 +1,1 @@
-"""What benchmarks/sampling.py is made of: who is measured, and how."""
+"""What the benchmarks are made of: who is measured, and how."""

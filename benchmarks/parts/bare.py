@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parts.synthetic import N_ACTIONS
-from parts.turns import Unit
+from benchmarks.parts.synthetic import N_ACTIONS
+from benchmarks.parts.turns import Unit
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs.atari import ALE_DEFAULTS
 from rlframe.envs.single import register_atari

@@ -1,9 +1,9 @@
-"""Which groups of a benchmark are measured: what `only=` says."""
+"""Which groups of a benchmark are measured: what `only=` says, or another key."""
 
 from collections.abc import Iterable
 
 
-def chosen(only: str, known: Iterable[str]) -> list[str]:
+def chosen(only: str, known: Iterable[str], key: str = "only") -> list[str]:
     """The names in `only`, separated by commas; all that are known, if it is empty.
 
     Raises:
@@ -12,5 +12,5 @@ def chosen(only: str, known: Iterable[str]) -> list[str]:
     known = list(known)
     names = [name for name in only.split(",") if name] or known
     if unknown := set(names) - set(known):
-        raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join(known)}")
+        raise SystemExit(f"{key}={','.join(sorted(unknown))}: not one of {', '.join(known)}")
     return names

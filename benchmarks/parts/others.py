@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv
 
-from parts.bare import Policy
-from parts.turns import Unit
+from benchmarks.parts.bare import Policy
+from benchmarks.parts.turns import Unit
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 

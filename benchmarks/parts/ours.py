@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from parts.synthetic import STEP_S, Burning, burn, turns
-from parts.turns import Unit
+from benchmarks.parts.synthetic import STEP_S, Burning, burn, turns
+from benchmarks.parts.turns import Unit
 from rlframe.agents import Agent, make_policy_agent
 from rlframe.agents.policy import PolicyInfo
 from rlframe.algos.parts import values

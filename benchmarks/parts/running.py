@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from parts.ours import SomeConfig, worker_cpus
-from parts.synthetic import STEP_S, Burning, burn, turns
-from parts.turns import Make, Unit
+from benchmarks.parts.ours import SomeConfig, worker_cpus
+from benchmarks.parts.synthetic import STEP_S, Burning, burn, turns
+from benchmarks.parts.turns import Make, Unit
 from rlframe.agents import Agent, make_policy_agent
 from rlframe.algos import Algorithm, impala
 from rlframe.algos.base import Progress, UpdateMetrics

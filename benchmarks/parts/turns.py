@@ -8,13 +8,15 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from rlframe.core.text import counted
 from rlframe.system.memory import keep_freed_memory
 
 DEADLINE_S = 300  # for one answer of a contender
@@ -22,17 +24,28 @@ CLOSE_S = 30  # for its end
 
 Unit = Callable[[], int]  # does some work; returns the env steps in it
 Make = Callable[[ExitStack], Unit]  # what it opens, it leaves to the stack to close
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Contender:
+class Contender(Generic[Made]):
     """Who is measured, and on what. Several processes do the same side by side, and the slowest counts for all."""
 
     name: str
-    make: Make
+    make: Made  # Make, or what another `serve` than the one here calls
     n_threads: int = 1  # torch threads of a process
     n_cores: int = 1  # that a process is pinned to, with those that it starts
     n_processes: int = 1  # on cores of their own
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment that a process starts with
+    warm_up: int = 0  # env steps that come before the first turn, where it trains
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a process says once it is built and warmed up."""
+
+    n_threads: int  # torch threads
+    facts: str = ""  # what it chose itself
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ def line(group: str, name: str, rounds: list[float], where: str = "", asked: flo
     return Line(group, name, statistics.median(rounds), rounds, where, asked)
 
 
-def serve(contender: Contender, cores: list[int], connection: Connection) -> None:
+def serve(contender: Contender[Make], cores: list[int], connection: Connection) -> None:
     """A contender's process: build, warm up, then measure whenever asked to; ends when the connection does."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, cores)
@@ -90,7 +103,7 @@ def serve(contender: Contender, cores: list[int], connection: Connection) -> Non
     with ExitStack() as stack:
         unit = contender.make(stack)
         unit()
-        connection.send(torch.get_num_threads())
+        connection.send(Ready(torch.get_num_threads()))
         while (seconds := connection.recv()) > 0:
             steps, start = 0, time.perf_counter()
             while (passed := time.perf_counter() - start) < seconds or not steps:
@@ -98,11 +111,24 @@ def serve(contender: Contender, cores: list[int], connection: Connection) -> Non
             connection.send(steps / passed)
 
 
+@contextlib.contextmanager
+def _variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """With these in the environment, which processes inherit."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 class Remote:
     """The processes of one contender."""
 
-    def __init__(self, contender: Contender) -> None:
-        self.name = contender.name
+    def __init__(self, contender: Contender, target: Callable[..., None] = serve) -> None:
+        """target: what a process does, with the contender, its cores and its end of a connection."""
+        self.name, self._target = contender.name, target
         allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
         self.cores: list[list[int]] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
@@ -111,7 +137,7 @@ class Remote:
             for index in range(contender.n_processes):
                 wanted = range(index * contender.n_cores, (index + 1) * contender.n_cores)
                 self._start(contender, sorted({allowed[i % len(allowed)] for i in wanted}) if allowed else [])
-            self.n_threads = int(self._answers()[0])
+            self.ready: Ready = self._answers()[0]
         except BaseException:
             self.close()
             raise
@@ -119,17 +145,18 @@ class Remote:
     def _start(self, contender: Contender, cores: list[int]) -> None:
         context = multiprocessing.get_context("spawn")
         connection, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(contender, cores, theirs))
-        process.start()
+        process = context.Process(target=self._target, args=(contender, cores, theirs))
+        with _variables(contender.variables):
+            process.start()
         theirs.close()
         self.cores.append(cores)
         self._processes.append(process)
         self._connections.append(connection)
 
-    def _answers(self) -> list[float]:
+    def _answers(self) -> list[Any]:
         return [self._answer(connection) for connection in self._connections]
 
-    def _answer(self, connection: Connection) -> float:
+    def _answer(self, connection: Connection) -> Any:
         if not connection.poll(DEADLINE_S):
             raise TimeoutError(f"{self.name}: no answer within {DEADLINE_S} s")
         try:
@@ -146,8 +173,8 @@ class Remote:
     def where(self) -> str:
         """Cores and threads, in words."""
         cores = " | ".join(",".join(map(str, each)) for each in self.cores)
-        threads = f"{self.n_threads} torch thread{'s' if self.n_threads > 1 else ''}"
-        return f"{f'cores {cores}' if cores.strip(' |') else 'not pinned'}; {threads}"
+        facts = [f"cores {cores}" if cores.strip(" |") else "not pinned", counted(self.ready.n_threads, "torch thread")]
+        return "; ".join([*facts, self.ready.facts] if self.ready.facts else facts)
 
     def close(self) -> None:
         """End the processes."""
@@ -179,7 +206,7 @@ def show(rates: list[Line], ratios: list[Line], facts: list[Line]) -> None:
     if rates:
         _head("contender", "steps/s", "where")
     for x in rates:
-        print(f"{x.group:<11} {x.name:<44} {x.median:>9,.0f} {min(x.rounds):>9,.0f} {max(x.rounds):>9,.0f}  {x.where}")
+        print(f"{x.group:<14} {x.name:<44} {x.median:>9,.0f} {min(x.rounds):>9,.0f} {max(x.rounds):>9,.0f}  {x.where}")
     if ratios:
         _head("ratio", "median", "asked")
     for x in ratios:
@@ -191,11 +218,11 @@ def show(rates: list[Line], ratios: list[Line], facts: list[Line]) -> None:
 
 
 def _head(what: str, median: str, last: str) -> None:
-    print(f"\n{'group':<11} {what:<44} {median:>9} {'lowest':>9} {'highest':>9}  {last}")
+    print(f"\n{'group':<14} {what:<44} {median:>9} {'lowest':>9} {'highest':>9}  {last}")
 
 
 def _row(x: Line) -> str:
-    return f"{x.group:<11} {x.name:<44} {x.median:>9.2f} {min(x.rounds):>9.2f} {max(x.rounds):>9.2f}"
+    return f"{x.group:<14} {x.name:<44} {x.median:>9.2f} {min(x.rounds):>9.2f} {max(x.rounds):>9.2f}"
 
 
 def _verdict(asked: str, met: bool) -> str:

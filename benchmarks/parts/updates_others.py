@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from parts.turns import Unit
-from parts.updates_ours import UPDATES, Case, random_observations
+from benchmarks.parts.turns import Unit
+from benchmarks.parts.updates_ours import UPDATES, Case, random_observations
 
 
 class Nowhere(gymnasium.Env):

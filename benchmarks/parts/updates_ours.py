@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
 
-from parts.turns import Unit
+from benchmarks.parts.turns import Unit
 from rlframe.algos import dqn, sac, td3
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples

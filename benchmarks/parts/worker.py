@@ -11,7 +11,7 @@ from functools import partial
 
 import psutil
 
-from parts.turns import Line, line
+from benchmarks.parts.turns import Line, line
 from rlframe.envs import EnvConfig
 from rlframe.envs.remote import remote_steppers
 from rlframe.envs.rows import empty_rows

@@ -16,7 +16,7 @@ def test_replay_is_measured_beside_others(tmp_path: Path, package: str) -> None:
     pytest.importorskip(package)
     out = tmp_path / "replay.json"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/replay.py"), "small=true", "only=cheetah,prioritized", f"out={out}"],
+        [sys.executable, "-m", "benchmarks.replay", "small=true", "only=cheetah,prioritized", f"out={out}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

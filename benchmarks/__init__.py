@@ -1,0 +1,1 @@
+"""Speed, of parts against their limits and of whole trainings against other frameworks: python -m benchmarks.NAME."""

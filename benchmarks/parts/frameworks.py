@@ -1,0 +1,80 @@
+"""Whom `benchmarks.compare` measures, by their names on its command line, and how a process of theirs trains."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from benchmarks.parts.gate import Gate, Train
+from benchmarks.parts.rows import Row
+from benchmarks.parts.turns import Contender
+
+OURS = "rlframe"
+# As rlframe.launch sets them for itself before torch is loaded (rlframe.system.threads.limit_threads).
+QUIET: Mapping[str, str] = {"GOMP_SPINCOUNT": "1000", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One of them."""
+
+    title: str
+    package: str  # as it is imported
+    distributions: tuple[str, ...]  # whose versions are told
+    install: str
+    module: str  # with `train(*arguments, row, gate)`, imported in the framework's own process only
+    arguments: tuple[Any, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def installed(self) -> bool:
+        """Whether it can be measured here."""
+        return importlib.util.find_spec(self.package) is not None
+
+    def contender(self, row: Row) -> Contender[Train]:
+        """Its process for a row."""
+        return Contender(
+            self.title,
+            partial(_train, self.module, self.arguments, row),
+            row.n_threads,
+            row.n_threads,
+            variables={**threads_variables(row.n_threads), **self.variables},
+            warm_up=row.work.warm_up(),
+        )
+
+
+def threads_variables(n_threads: int) -> dict[str, str]:
+    """What tells numerical libraries how many threads to have; JAX goes by the cores that its process may use."""
+    return {"OMP_NUM_THREADS": str(n_threads), "MKL_NUM_THREADS": str(n_threads), "JAX_PLATFORMS": "cpu"}
+
+
+def _train(module: str, arguments: tuple[Any, ...], row: Row, gate: Gate) -> None:
+    importlib.import_module(module).train(*arguments, row, gate)
+
+
+def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
+    """All that can be measured. `words`: keys of rlframe's command line, that win over a row's."""
+    of_sb3 = "benchmarks.parts.train_sb3"
+    return {
+        OURS: Framework(
+            "rlframe", "rlframe", ("rlframe",), "pip install rlframe", "benchmarks.parts.train_rlframe", (words,), QUIET
+        ),
+        "sb3": Framework(
+            "Stable-Baselines3",
+            "stable_baselines3",
+            ("stable-baselines3",),
+            "pip install stable-baselines3",
+            of_sb3,
+            ("stable_baselines3",),
+        ),
+        "tianshou": Framework(
+            "Tianshou", "tianshou", ("tianshou",), "pip install tianshou", "benchmarks.parts.train_tianshou"
+        ),
+        "torchrl": Framework(
+            "TorchRL", "torchrl", ("torchrl", "tensordict"), "pip install torchrl", "benchmarks.parts.train_torchrl"
+        ),
+        "sbx": Framework("SBX", "sbx", ("sbx-rl", "jax"), "pip install sbx-rl", of_sb3, ("sbx",)),
+    }

@@ -1,0 +1,103 @@
+"""What `benchmarks.compare` trains: the hyperparameters of its rows, one set for all frameworks, and what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CARTPOLE, CHEETAH, PONG = "CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"
+NEEDS = {CHEETAH: {"mujoco": '"gymnasium[mujoco]"'}, PONG: {"ale_py": "ale-py", "cv2": "opencv-python"}}  # pip's names
+
+
+@dataclass(frozen=True)
+class PPO:
+    """CleanRL's, whose learning rate goes down linearly. Minibatches are n_envs * T / minibatches rows."""
+
+    n_envs: int
+    clip: float
+    T: int = 128
+    epochs: int = 4
+    minibatches: int = 4
+    learning_rate: float = 2.5e-4
+    discount: float = 0.99
+    gae_lambda: float = 0.95
+    entropy_coef: float = 0.01
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    hidden: tuple[int, ...] = (64, 64)  # of tanh, for policy and value each; images: the Nature CNN, shared
+
+    def minibatch(self) -> int:
+        """Rows of a gradient step."""
+        return self.n_envs * self.T // self.minibatches
+
+    def warm_up(self) -> int:
+        """Env steps before anything is timed: two batches."""
+        return 2 * self.n_envs * self.T
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """From replay, one environment. Replay begins with `learn_from` random steps."""
+
+    algo: str  # sac | td3 | dqn
+    batch_size: int
+    every: int  # env steps for an update
+    learning_rate: float
+    hidden: tuple[int, ...]  # of relu; images: the Nature CNN
+    replay_rows: int
+    target_every: int = 0  # env steps between copies to the target network of dqn; sac and td3 move theirs by tau
+    epsilon: float = 0.0  # of dqn, as at the end of its schedule: so that acting costs what it mostly does
+    tau: float = 0.005
+    discount: float = 0.99
+    learn_from: int = 1_000
+    max_grad_norm: float = 10.0  # of dqn
+    noise: float = 0.1  # standard deviation that explores, of td3
+
+    def warm_up(self) -> int:
+        """Env steps before anything is timed: those before learning, and a hundred updates."""
+        return self.learn_from + 100 * self.every
+
+
+@dataclass(frozen=True)
+class Row:
+    """A training that all frameworks do, in a process each."""
+
+    env: str
+    n_threads: int  # and cores
+    work: PPO | OffPolicy
+    asked: Mapping[str, float] = field(default_factory=dict)  # rlframe's rate over a framework's, at least
+    differs: Mapping[str, str] = field(default_factory=dict)  # why a framework's work is not the same
+    of_limit: float = 0.0  # rlframe's rate over what its parts alone allow, at least; 0: that is not measured
+
+
+_SAC = OffPolicy("sac", 256, 1, 3e-4, (256, 256), 1_000_000)
+_TD3 = OffPolicy("td3", 256, 1, 3e-4, (256, 256), 1_000_000)
+_DQN = OffPolicy("dqn", 128, 10, 2.5e-4, (120, 84), 10_000, target_every=500, epsilon=0.05)
+_DQN_PONG = OffPolicy("dqn", 32, 4, 1e-4, (), 100_000, target_every=1_000, epsilon=0.01)
+
+_FREE = {"sbx": "gradients are not clipped", "tianshou": "gradients are not clipped"}
+_120 = {"sbx": "gradients are not clipped, the layers are 120 and 120"}
+ROWS: Mapping[str, Row] = {
+    "ppo_cartpole": Row(
+        CARTPOLE,
+        1,
+        PPO(4, 0.2),
+        {"sb3": 2.5},
+        {"sbx": "policy and value have an optimizer each and are clipped apart"},
+    ),
+    "ppo_pong": Row(
+        PONG,
+        2,
+        PPO(8, 0.1),
+        {"sb3": 2.2},
+        {"sbx": "policy and value have a CNN each, kept equal by copying: about twice the work"},
+        of_limit=0.85,
+    ),
+    "sac_cheetah": Row(CHEETAH, 1, _SAC, {"sbx": 1.25}),
+    "sac_cheetah_2": Row(CHEETAH, 2, _SAC, {"sb3": 2.2, "sbx": 1.05}),
+    "td3_cheetah": Row(CHEETAH, 1, _TD3, {"sbx": 1.25}),
+    "td3_cheetah_2": Row(CHEETAH, 2, _TD3, {"sb3": 2.2, "sbx": 1.05}),
+    "dqn_cartpole": Row(CARTPOLE, 1, _DQN, {"sb3": 2.5}, {**_FREE, **_120}),
+    "dqn_pong": Row(PONG, 1, _DQN_PONG, {"sb3": 2.5}, _FREE),
+    "dqn_pong_2": Row(PONG, 2, _DQN_PONG, {"sb3": 2.5}, _FREE),
+}

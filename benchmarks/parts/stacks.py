@@ -1,0 +1,98 @@
+"""Where a thread's time goes, by looking at its stack every millisecond: a sampling profiler with names for parts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+OTHER = "anything else"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A name for all that runs below some functions."""
+
+    name: str
+    file: str  # the end of a file's path; or a folder, with a / at its end
+    functions: tuple[str, ...] = ()  # of the file; none: all
+
+    def holds(self, file: str, function: str) -> bool:
+        """Whether a frame of this file and function belongs to it."""
+        inside = f"/{self.file}" in file if self.file.endswith("/") else file.endswith(f"/{self.file}")
+        return inside and (not self.functions or function in self.functions)
+
+
+# The first that holds any frame of a stack names it; so what may happen within another part comes before that.
+PARTS: Sequence[Part] = (
+    Part("snapshots", "rlframe/runners/base.py", ("_snapshot",)),
+    Part("evaluation", "rlframe/samplers/evaluator.py"),
+    Part("logging", "rlframe/runners/base.py", ("report", "follow")),
+    Part("replay: writing", "rlframe/replay/buffer.py", ("append",)),
+    Part("replay: sampling", "rlframe/replay/"),
+    Part("target updates", "rlframe/algos/parts.py", ("soft_update",)),
+    Part("target updates", "torch/nn/modules/module.py", ("load_state_dict",)),
+    Part("optimizer", "torch/optim/"),
+    Part("optimizer", "rlframe/algos/parts.py", ("_descend",)),
+    Part("backward", "torch/_tensor.py", ("backward",)),
+    Part("backward", "torch/autograd/"),
+    Part("backward", "rlframe/models/perceptron.py", ("to_parameters", "to_input")),
+    Part("backward", "rlframe/models/critics.py", ("to_parameters", "to_action")),
+    Part("waiting for processes", "rlframe/envs/workers.py"),
+    Part("waiting for processes", "rlframe/envs/remote.py"),
+    Part("waiting for processes", "rlframe/samplers/remote.py"),
+    Part("stepping environments", "rlframe/envs/"),
+    Part("acting", "rlframe/samplers/actor.py"),
+    Part("acting", "rlframe/samplers/device.py"),
+    Part("batches: writing and reading", "rlframe/samplers/"),
+    Part("forward and losses", "rlframe/algos/"),
+)
+
+
+def part_of(stack: Sequence[tuple[str, str]]) -> str:
+    """The name of a stack of (file, function)."""
+    return next((part.name for part in PARTS if any(part.holds(*frame) for frame in stack)), OTHER)
+
+
+class Stacks:
+    """Looks at the main thread's stack at every tick of a timer, and counts the time since the look before for it.
+
+    Python looks between instructions, so a call into C counts for whoever made it, however long it takes. Sets and
+    resets the handler of SIGALRM; to be used in the main thread, and not on Windows.
+    """
+
+    def __init__(self, interval_s: float = 1e-3) -> None:
+        self.interval_s, self.seconds = interval_s, dict[str, float]()
+        self._names: dict[tuple[object, ...], str] = {}  # of stacks seen, by their code objects
+        self._before: Any = signal.SIG_DFL
+        self._last = 0.0
+        self.running = False
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.running = True
+        self._last = time.perf_counter()
+        self._before = signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, self.interval_s, self.interval_s)
+
+    def stop(self) -> None:
+        """Count no longer."""
+        self.running = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        now = time.perf_counter()
+        stack = []
+        while frame is not None:
+            stack.append(frame.f_code)
+            frame = frame.f_back
+        key = tuple(stack)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = part_of([(code.co_filename, code.co_name) for code in stack])
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now

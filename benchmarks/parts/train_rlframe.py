@@ -1,0 +1,136 @@
+"""rlframe's side of `benchmarks.compare`: what `launch` runs, from the words of a command line."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+
+from benchmarks.parts.gate import Gate
+from benchmarks.parts.rows import PONG, PPO, OffPolicy, Row
+from benchmarks.parts.turns import Unit
+from rlframe import hardware
+from rlframe.core.seeding import Role, generators
+from rlframe.envs import EnvConfig
+from rlframe.experiment import Built, build, from_flat, part_name
+from rlframe.record import logger_context
+from rlframe.samplers import serial
+from rlframe.samplers.actor import Actor, block_of
+from rlframe.samplers.batch import empty_batch
+from rlframe.system.memory import keep_freed_memory
+
+Words = Mapping[str, str]
+
+
+def words_of(row: Row, more: Words) -> dict[str, str]:
+    """The command line that trains a row; `more` wins over it."""
+    work = row.work
+    common = {
+        "env": row.env,
+        "threads": str(row.n_threads),
+        "runner": "minibatch_rl",
+        "runner.n_steps": "1e9",
+        "snapshot_mode": "none",
+        "algo.discount": str(work.discount),
+        "algo.learning_rate": str(work.learning_rate),
+        "model.hidden": ",".join(map(str, work.hidden or (64, 64))),
+    }
+    if row.env == PONG:
+        common["env_kwargs.repeat_action_probability"] = "0.0"
+    return {**common, **(_ppo(work) if isinstance(work, PPO) else _off_policy(work)), **more}
+
+
+def _ppo(work: PPO) -> dict[str, str]:
+    return {
+        "algo": "ppo",
+        "sampler.batch_T": str(work.T),
+        "sampler.batch_B": str(work.n_envs),
+        "algo.epochs": str(work.epochs),
+        "algo.minibatches": str(work.minibatches),
+        "algo.clip": str(work.clip),
+        "algo.gae_lambda": str(work.gae_lambda),
+        "algo.entropy_coef": str(work.entropy_coef),
+        "algo.value_coef": str(work.value_coef),
+        "algo.max_grad_norm": str(work.max_grad_norm),
+    }
+
+
+def _off_policy(work: OffPolicy) -> dict[str, str]:
+    words = {
+        "algo": work.algo,
+        "sampler.batch_T": str(work.every),
+        "sampler.batch_B": "1",
+        "model.activation": "relu",
+        "algo.batch_size": str(work.batch_size),
+        "algo.replay_ratio": str(work.batch_size / work.every),
+        "algo.learn_from": str(work.learn_from),
+        "algo.replay.size": str(work.replay_rows),
+    }
+    if work.algo == "dqn":
+        return words | {
+            "algo.target_interval": str(work.target_every // work.every),
+            "algo.epsilon_initial": str(work.epsilon),
+            "algo.epsilon_final": str(work.epsilon),
+            "algo.max_grad_norm": str(work.max_grad_norm),
+        }
+    words |= {"algo.critic_learning_rate": str(work.learning_rate), "algo.tau": str(work.tau)}
+    return words | {"algo.exploration": str(work.noise)} if work.algo == "td3" else words
+
+
+def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:
+    """The objects of a training, and what was chosen, in words."""
+    keep_freed_memory()
+    words = words_of(row, more)
+    settled = hardware.settle(from_flat(words))
+    built = build(settled.experiment, settled.affinity)
+    stack.callback(built.close)
+    chosen = [part_name(settled.experiment.sampler, "rlframe.samplers") + " sampler", built.runner.sampler.backend]
+    return built, ", ".join([*chosen, *(f"{key}={value}" for key, value in more.items())])
+
+
+def train(more: Words, row: Row, gate: Gate) -> None:
+    """MinibatchRl.train, recording a run as always, but without snapshots."""
+    with ExitStack() as stack:
+        built, gate.facts = _built(row, more, stack)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(logger_context(log_dir=folder, snapshot_mode="none", console=False))
+        runner = built.runner
+        iterate = runner.iterate
+
+        def gated() -> None:
+            gate(runner.env_steps)
+            iterate()
+
+        runner.iterate = gated  # type: ignore[method-assign]
+        runner.train()
+
+
+def acting(row: Row, more: Words, stack: ExitStack) -> Unit:
+    """The agent's steps alone, for observations that stay."""
+    built, _ = _built(row, more, stack)
+    agent, (T, B) = built.runner.agent, built.runner.sampler.batch_spec
+    with closing(serial.Config(batch_T=T, batch_B=B).make_envs(EnvConfig(row.env), 0, ())) as envs:
+        batch = empty_batch(envs.observation_space, envs.action_space, agent, T, B)
+    actor = Actor(agent, batch, 0, generators(0, Role.NOISE, B), True, block_of(B))
+
+    def unit() -> int:
+        for t in range(T):
+            actor.act(t)
+        return T * B
+
+    return unit
+
+
+def learning(row: Row, more: Words, stack: ExitStack) -> Unit:
+    """All that is learned from a batch, again and again from the same one."""
+    built, _ = _built(row, more, stack)
+    runner = built.runner
+    samples = runner.sampler.collect()
+
+    def unit() -> int:
+        runner.algo.receive(samples)
+        while runner.algo.updates_due():
+            runner.algo.update()
+        return samples.reward.numel()
+
+    return unit

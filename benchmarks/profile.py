@@ -1,0 +1,130 @@
+"""Where the time of one training goes.
+
+    python -m benchmarks.profile env=CartPole-v1 algo=ppo
+    python -m benchmarks.profile experiment=mujoco/sac_halfcheetah algo.learn_from=1000 seconds=20 out=profile.json
+
+Takes the words of rlframe.launch that describe a run (not resume=, sweeps or ranks), trains as `launch` does, in a
+temporary run directory, and prints the parts of the time after the first update: in percent, and in microseconds of
+each env step. `seconds` is how long that is looked at, to the end of an iteration; replay algorithms come to it only
+after algo.learn_from env steps. What is measured is the main thread of the main process: what runs in others, such as
+workers that step or act, shows as the time it waits for them.
+
+How: a timer interrupts the main thread every millisecond, and the time since the interrupt before counts for the part
+that the stack is in (benchmarks/parts/stacks.py says which functions belong to which). A call into C or torch cannot
+be interrupted; it counts whole, for whoever made it. So parts of less than a millisecond are right in the mean over
+many, not one by one. It costs about 1% (10 us for a look), which counts for the part looked at; printed beside it is
+the rate at which the training went meanwhile. On a GPU work is queued: its time shows where the loop waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlframe.core.command import Words, run_command
+from rlframe.core.errors import ConfigError
+from rlframe.system.threads import limit_threads
+
+REFUSED = ("resume", "world_size", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")
+
+
+class Enough(BaseException):
+    """It was looked at for long enough."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was found."""
+
+    seconds: dict[str, float]  # of each part
+    env_steps: int
+    updates: int
+
+    def lines(self) -> list[str]:
+        """The table, the largest part first."""
+        total = sum(self.seconds.values())
+        rate = f"{self.env_steps / total:,.0f} env steps and {self.updates / total:,.1f} updates a second"
+        rows = [f"{'part':<30} {'share':>7} {'us an env step':>15}"]
+        for name, each in sorted(self.seconds.items(), key=lambda item: -item[1]):
+            rows.append(f"{name:<30} {100 * each / total:>6.1f}% {1e6 * each / self.env_steps:>15,.1f}")
+        return [f"{total:.1f} s, {self.env_steps:,} env steps: {rate}", *rows]
+
+
+def profile(words: dict[str, str], seconds: float) -> Profile:
+    """Train until so many seconds after the first update have been looked at."""
+    from benchmarks.parts.stacks import Stacks
+    from rlframe import hardware
+    from rlframe.experiment import build, from_flat, load_preset
+    from rlframe.launch import DEFAULT_PRESET
+    from rlframe.record import logger_context
+    from rlframe.system.affinity import pin
+    from rlframe.system.memory import keep_freed_memory
+
+    preset = words.pop("experiment", "" if {"env", "algo"} & set(words) else DEFAULT_PRESET)
+    experiment = from_flat(*([load_preset(preset)] if preset else []), {**words, "runner.n_steps": "1e9"})
+    keep_freed_memory()
+    settled = hardware.settle(experiment)
+    pin(settled.affinity.master)
+    stacks, begin = Stacks(), (0, 0)
+    with ExitStack() as stack:
+        built = build(settled.experiment, settled.affinity)
+        stack.callback(built.close)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(
+            logger_context(log_dir=folder, snapshot_mode=experiment.snapshot_mode, config={}, console=False)
+        )
+        print("\n".join([*settled.notes, *(f"{name}: {fact}" for name, fact in built.facts.items())]), flush=True)
+        runner, iterate = built.runner, built.runner.iterate
+
+        def looked_at() -> None:
+            nonlocal begin
+            progress = runner.algo.progress
+            if not stacks.running and progress.updates:
+                begin = (progress.env_steps, progress.updates)
+                stacks.start()
+            elif sum(stacks.seconds.values()) >= seconds and progress.env_steps > begin[0]:
+                stacks.stop()
+                raise Enough
+            iterate()
+
+        runner.iterate = looked_at  # type: ignore[method-assign]
+        with suppress(Enough):
+            runner.train()
+    progress = runner.algo.progress
+    return Profile(stacks.seconds, progress.env_steps - begin[0], progress.updates - begin[1])
+
+
+def run(argv: Sequence[str]) -> int:
+    """Profile by the words of a command line.
+
+    Raises:
+        ConfigError: a word is wrong.
+    """
+    words = Words(argv)
+    if refused := [key for key in words.rest if key in REFUSED or key.startswith("sweep.")]:
+        raise ConfigError(f"{refused[0]}= cannot be profiled: one run is, from its config, in one process")
+    out = words.text("out")
+    try:
+        seconds = float(words.text("seconds", "10"))
+    except ValueError:
+        raise ConfigError("seconds= must be a number") from None
+    if not seconds > 0:
+        raise ConfigError(f"seconds={seconds} must be above 0")
+    limit_threads()
+    found = profile(words.rest, seconds)
+    print("\n".join(found.lines()))
+    if out:
+        Path(out).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    if {"-h", "--help", "help"} & set(sys.argv[1:]):
+        print(__doc__)
+    else:
+        sys.exit(run_command(run, sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""The profile: stacks get the names they should, all time is counted, and a real training is taken apart."""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import profile
+from benchmarks.parts.stacks import OTHER, PARTS, Stacks, part_of
+from rlframe.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+def stack(*frames: str) -> list[tuple[str, str]]:
+    """Frames written file:function, the innermost first."""
+    return [(f"/home/user/{file}", function) for file, function in (frame.split(":") for frame in frames)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "name"),
+    [
+        (stack("rlframe/replay/storage.py:write", "rlframe/replay/buffer.py:append"), "replay: writing"),
+        (stack("rlframe/replay/read.py:read", "rlframe/replay/buffer.py:sample"), "replay: sampling"),
+        (stack("torch/optim/adam.py:step", "rlframe/algos/ppo.py:update"), "optimizer"),
+        (stack("rlframe/models/encoders.py:forward", "rlframe/algos/ppo.py:_loss"), "forward and losses"),
+        (stack("rlframe/models/on_numpy.py:dense", "rlframe/samplers/actor.py:act"), "acting"),
+        (stack("rlframe/envs/native.py:step", "rlframe/samplers/collector.py:run"), "stepping environments"),
+        (stack("rlframe/envs/native.py:step", "rlframe/samplers/evaluator.py:score"), "evaluation"),
+        (stack("rlframe/record/tree.py:save", "rlframe/runners/base.py:_snapshot"), "snapshots"),
+        (stack("mine.py:main"), OTHER),
+    ],
+)
+def test_a_stack_belongs_to_the_part_it_is_in(frames: list[tuple[str, str]], name: str) -> None:
+    assert part_of(frames) == name
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part.file.startswith("rlframe/")], ids=str)
+def test_parts_name_files_and_functions_that_there_are(part: object) -> None:
+    path = ROOT / part.file  # type: ignore[attr-defined]
+    assert path.exists()
+    if part.functions:  # type: ignore[attr-defined]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert set(part.functions) <= defined  # type: ignore[attr-defined]
+
+
+def test_all_time_is_counted_also_that_of_long_calls() -> None:
+    stacks, begin = Stacks(), time.perf_counter()
+    stacks.start()
+    deadline = begin + 0.05
+    while time.perf_counter() < deadline:
+        pass
+    sum(range(3_000_000))  # one call into C
+    time.sleep(0.02)
+    stacks.stop()
+    passed = time.perf_counter() - begin
+    assert sum(stacks.seconds.values()) == pytest.approx(passed, abs=0.02)
+    assert list(stacks.seconds) == [OTHER]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resume=somewhere"], "resume= cannot be profiled"),
+        (["sweep.seed=0,1"], "cannot be profiled"),
+        (["seconds=0"], "seconds=0.0 must be above 0"),
+        (["seconds=long"], "seconds= must be a number"),
+        (["algo=ppo", "algo.epoch=3"], "did you mean algo.epochs"),
+    ],
+)
+def test_a_wrong_word_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profile.run(words)
+
+
+def test_a_real_training_is_taken_apart(tmp_path: Path) -> None:
+    """Starts the command: some seconds."""
+    out = tmp_path / "profile.json"
+    words = ["env=CartPole-v1", "algo=ppo", "sampler=serial", "runner=minibatch_rl", "seconds=0.3", f"out={out}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.profile", *words], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert {"backward", "forward and losses", "optimizer", "acting", "stepping environments"} <= set(found["seconds"])
+    assert sum(found["seconds"].values()) >= 0.3
+    assert found["env_steps"] > 0
+    assert "us an env step" in done.stdout
