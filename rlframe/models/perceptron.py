@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.ops.layers import Trace, back, layered, parameters, run
-from rlframe.ops.products import product, restored, weight_gradient
+from rlframe.ops.products import bias_gradient, product, restored, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Pass:
         for i, of_affine in back(gradient, self.stack.activations, self.trace):
             weight, bias = self.stack.layers[i]
             weight.grad = restored(weight_gradient(of_affine, self.trace.seen[i]))
-            bias.grad = restored(of_affine.sum(0))
+            bias.grad = bias_gradient(of_affine)
         return of_affine
 
     def to_all(self, gradient: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.products import affine, as_multiplied, linear, product, restored, weight_gradient
+from rlframe.ops.products import affine, as_multiplied, bias_gradient, linear, product, restored, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tens
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
         activation = ACTIVATIONS[name]
-        x, weight, bias = as_multiplied(x, weight, bias)
+        x, weight = as_multiplied(x, weight)
         y = affine(x, weight, bias, activation.in_affine)
         trace.weights.append(weight)
         trace.seen.append(x)
@@ -146,6 +146,6 @@ class _Layered(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (2 * n)
         for i, of_affine in back(gradient.clone(), ctx.activations, trace):
             found[2 * i] = restored(weight_gradient(of_affine, trace.seen[i]))
-            found[2 * i + 1] = restored(of_affine.sum(0))
+            found[2 * i + 1] = bias_gradient(of_affine)
         of_x = restored(product(of_affine, trace.weights[0])) if ctx.needs_input_grad[0] else None
         return of_x, None, *found

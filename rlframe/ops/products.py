@@ -43,11 +43,10 @@ def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
     return large and x.device.type == "cpu" and x.dtype == torch.float32 and _LINEAR is not None
 
 
-def as_multiplied(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `affine` is to be given: all bfloat16, where learning is in that and a layer is large, else all float32."""
-    rounded = in_bf16() and _gains(x.shape[0], x.shape[1], weight.shape[0], weight)
-    dtype = torch.bfloat16 if rounded else weight.dtype
-    return x.to(dtype), weight.to(dtype), bias.to(dtype)
+def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
+    dtype = torch.bfloat16 if in_bf16() and _gains(x.shape[0], *weight.t().shape, weight) else weight.dtype
+    return x.to(dtype), weight.to(dtype)
 
 
 def restored(x: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
-    """x [n, i] weight^T [i, o] + bias [o], all of one type, and `then` none or relu; without autograd."""
+    """x [n, i] weight^T [i, o], of one type, + bias [o], and `then` none or relu; without autograd."""
     if x.dtype == torch.bfloat16 or _gains(x.shape[0], x.shape[1], weight.shape[0], x):
         return _LINEAR(x, weight, bias, then, [], "")  # type: ignore[misc]  # as_multiplied asks for it too
     y = torch.addmm(bias, x, weight.t())
@@ -71,8 +70,15 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tenso
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient [n, o]^T @ x [n, i]: that of a weight [o, i], without autograd."""
-    return (x.t() @ gradient).t() if x.shape[1] < _NARROW else product(gradient.t(), x)
+    """gradient [n, o]^T @ x [n, i]: that of a weight [o, i], contiguous as it; without autograd."""
+    if x.shape[1] < _NARROW and x.dtype != torch.bfloat16:
+        return (x.t() @ gradient).t().contiguous()
+    return product(gradient.t(), x)
+
+
+def bias_gradient(gradient: Tensor) -> Tensor:
+    """Σ gradient [n, o]: that of a bias [o], in float32 or double."""
+    return restored(gradient.sum(0))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -92,7 +98,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x, weight, bias = as_multiplied(x, weight, bias)
+        x, weight = as_multiplied(x, weight)
         ctx.save_for_backward(x, weight)
         return restored(affine(x, weight, bias))
 
