@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.ops.layers import Trace, back, layered, parameters, run
-from rlframe.ops.products import product, weight_gradient
+from rlframe.ops.products import bias_gradient, product, restored, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,21 @@ class Pass:
     @torch.no_grad()
     def to_parameters(self, gradient: Tensor) -> Tensor:
         """Set the gradient of every parameter; returns that of the first layer's affine map [n, hidden]."""
-        stack = self.stack
-        for i, of_affine in back(gradient, stack.weights, stack.activations, self.trace.kept):
-            weight, bias = stack.layers[i]
-            if weight.grad is None or bias.grad is None:
-                weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
-            weight.grad.copy_(weight_gradient(of_affine, self.trace.seen[i]))
-            torch.sum(of_affine, 0, out=bias.grad)
+        for i, of_affine in back(gradient, self.stack.activations, self.trace):
+            weight, bias = self.stack.layers[i]
+            weight.grad = restored(weight_gradient(of_affine, self.trace.seen[i]))
+            bias.grad = bias_gradient(of_affine)
         return of_affine
 
     def to_all(self, gradient: Tensor) -> Tensor:
         """The same, and the gradient of the input [n, in_size]."""
-        return product(self.to_parameters(gradient), self.stack.layers[0][0].detach())
+        return restored(product(self.to_parameters(gradient), self.trace.weights[0]))
 
     @torch.no_grad()
     def to_input(self, gradient: Tensor) -> Tensor:
         """The gradient of the input [n, in_size]; the network is constant."""
-        return _to_input(self.stack, gradient, self.trace.kept)
+        *_, (_, of_first) = back(gradient, self.stack.activations, self.trace)
+        return restored(product(of_first, self.trace.weights[0]))
 
 
 @torch.no_grad()
@@ -101,26 +99,10 @@ def least(passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def least_to_input(passes: Sequence[Pass], which: Tensor, gradient: Tensor) -> Tensor:
-    """As `to_input`, for dL/d least [n]. A row's gradient is that of the one network which has its least."""
-    in_part = gradient.device.type == "cpu"  # on a GPU the number of rows would have to be waited for
-    return (_rows_to_input if in_part else _masked_to_input)(passes, which, gradient)
+    """As `to_input`, for dL/d least [n]. A row's gradient is that of the one network which has its least.
 
-
-def _rows_to_input(passes: Sequence[Pass], which: Tensor, gradient: Tensor) -> Tensor:
-    found = gradient.new_empty(len(which), passes[0].trace.seen[0].shape[1])
-    for k, each in enumerate(passes):
-        rows = (which == k).nonzero().squeeze(-1)
-        kept = [y.index_select(0, rows) for y in each.trace.kept]
-        found[rows] = _to_input(each.stack, gradient.index_select(0, rows).unsqueeze(-1), kept)
-    return found
-
-
-def _masked_to_input(passes: Sequence[Pass], which: Tensor, gradient: Tensor) -> Tensor:
-    each_gradient = [(gradient * (which == k)).unsqueeze(-1) for k in range(len(passes))]
-    found = [_to_input(one.stack, g, one.trace.kept) for one, g in zip(passes, each_gradient, strict=True)]
+    All rows go back through every network, most of them as zeros: products of ever other numbers of rows would take
+    longer, on a CPU for oneDNN's preparing each of them, on a GPU for waiting to know how many there are.
+    """
+    found = [each.to_input((gradient * (which == k)).unsqueeze(-1)) for k, each in enumerate(passes)]
     return torch.stack(found).sum(0)
-
-
-def _to_input(stack: Stack, gradient: Tensor, kept: list[Tensor]) -> Tensor:
-    *_, (_, of_first) = back(gradient, stack.weights, stack.activations, kept)
-    return product(of_first, stack.layers[0][0])

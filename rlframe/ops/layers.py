@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.products import affine, linear, product, weight_gradient
+from rlframe.ops.products import affine, as_multiplied, bias_gradient, linear, product, restored, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Activation:
     plain: Callable[[Tensor], Tensor]
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, which it may overwrite, to y and that end; no autograd
     backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, which it may overwrite, and that end to dL/dx
+    in_affine: str = "none"  # what of it the affine map before it does: with relu, all, and in bfloat16 as well
 
 
 Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer
@@ -40,7 +41,8 @@ def parameters(modules: Iterable[nn.Module]) -> list[tuple[nn.Parameter, nn.Para
 class Trace(NamedTuple):
     """What a pass forward leaves for the one back."""
 
-    seen: list[Tensor]  # the input of each layer [n, in]
+    weights: list[Tensor]  # of each layer [out, in], as they were multiplied with
+    seen: list[Tensor]  # the input of each layer [n, in], likewise
     kept: list[Tensor]  # what each activation's gradient is a function of
 
 
@@ -64,10 +66,21 @@ def _by_output(
     return Activation(plain, forward, backward)
 
 
+def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
+    if g.dtype == torch.bfloat16:  # whose bits, read as an integer, have its sign: a third of the time
+        _aten.threshold_backward.grad_input(_bits(g), _bits(y), 0, grad_input=_bits(g))
+        return g
+    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)  # type: ignore[no-any-return]
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.int16)
+
+
 _aten = torch.ops.aten
 ACTIVATIONS = {
     "tanh": _by_output(torch.tanh, _tanh_, _aten.tanh_backward),
-    "relu": _by_output(F.relu, torch.relu_, lambda g, y: _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)),
+    "relu": Activation(F.relu, lambda y: (y, y), _relu_backward, in_affine="relu"),
     "elu": _by_output(F.elu, F.elu_, lambda g, y: _aten.elu_backward(g, 1, 1, 1, True, y)),
     "silu": Activation(F.silu, lambda x: (F.silu(x), x), _aten.silu_backward),
     "none": Activation(lambda x: x, lambda x: (x, x), lambda g, y: g),
@@ -75,24 +88,27 @@ ACTIVATIONS = {
 
 
 def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
-    """x [n, in] to [n, out], without autograd; and what `back` and `to_input` need."""
-    seen, kept = [], []
+    """x [n, in] to [n, out], without autograd; and what `back` needs."""
+    trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
-        seen.append(x)
-        x, keep = ACTIVATIONS[name].forward(affine(x, weight, bias))
-        kept.append(keep)
-    return x, Trace(seen, kept)
+        activation = ACTIVATIONS[name]
+        x, weight = as_multiplied(x, weight)
+        y = affine(x, weight, bias, activation.in_affine)
+        trace.weights.append(weight)
+        trace.seen.append(x)
+        x, keep = activation.forward(y if activation.in_affine == name else restored(y))
+        trace.kept.append(keep)
+    return restored(x), trace
 
 
-def back(
-    gradient: Tensor, weights: Sequence[Tensor], activations: Sequence[str], kept: Sequence[Tensor]
-) -> Iterator[tuple[int, Tensor]]:
+def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:
     """From dL/d output [n, out], which it may overwrite: each layer's number and dL/d its affine map, from the last."""
-    for i in reversed(range(len(weights))):
-        gradient = ACTIVATIONS[activations[i]].backward(gradient, kept[i])
+    for i in reversed(range(len(activations))):
+        weight, kept = trace.weights[i], trace.kept[i]
+        gradient = ACTIVATIONS[activations[i]].backward(gradient.to(kept.dtype), kept).to(weight.dtype)
         yield i, gradient
         if i:
-            gradient = product(gradient, weights[i])
+            gradient = product(gradient, weight)
 
 
 def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor:
@@ -117,19 +133,19 @@ class _Layered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activations: tuple[str, ...], *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[::2], parameters[1::2]
-        y, trace = run(x, list(zip(weights, biases, strict=True)), activations)
+        y, trace = run(x, list(zip(parameters[::2], parameters[1::2], strict=True)), activations)
         ctx.activations = activations
-        ctx.save_for_backward(*weights, *trace.seen, *trace.kept)
+        ctx.save_for_backward(*trace.weights, *trace.seen, *trace.kept)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         n = len(ctx.activations)
-        weights, seen, kept = (ctx.saved_tensors[i : i + n] for i in (0, n, 2 * n))
+        trace = Trace(*(list(ctx.saved_tensors[i : i + n]) for i in (0, n, 2 * n)))
         found: list[Tensor | None] = [None] * (2 * n)
-        for i, of_affine in back(gradient.clone(), weights, ctx.activations, kept):
-            found[2 * i], found[2 * i + 1] = weight_gradient(of_affine, seen[i]), of_affine.sum(0)
-        of_x = product(of_affine, weights[0]) if ctx.needs_input_grad[0] else None
+        for i, of_affine in back(gradient.clone(), ctx.activations, trace):
+            found[2 * i] = restored(weight_gradient(of_affine, trace.seen[i]))
+            found[2 * i + 1] = bias_gradient(of_affine)
+        of_x = restored(product(of_affine, trace.weights[0])) if ctx.needs_input_grad[0] else None
         return of_x, None, *found

@@ -13,7 +13,7 @@ from rlframe.core.struct import map_tree
 from rlframe.models import ModelConfig
 from rlframe.models.actors import Actor
 from rlframe.models.critics import make_critics, make_discrete_critics
-from rlframe.models.perceptron import Perceptron, _masked_to_input, least, least_to_input
+from rlframe.models.perceptron import Perceptron, least, least_to_input
 from rlframe.ops.squashed import squashed_gradient, squashed_sample
 
 ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
@@ -68,8 +68,6 @@ def test_the_least_of_several_gives_the_gradient_of_autograd(activation: str) ->
     assert len(which.unique()) == 3
     close(found, value.detach())
     close(least_to_input(passes, which, gradient), x.grad)
-    with torch.no_grad():
-        close(_masked_to_input(passes, which, gradient), x.grad)  # the way of a GPU
 
 
 def test_a_network_that_never_has_the_least_changes_nothing() -> None:
