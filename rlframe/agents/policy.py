@@ -29,12 +29,12 @@ class PolicyInfo(Struct):
 
 @dataclass(frozen=True)
 class PolicyRun:
-    """One evaluation of a policy. A loss goes back from these by autograd, and the rest of the way by `back`."""
+    """One evaluation of a policy for learning, to be followed by its gradient: all that a loss is made of."""
 
-    log_prob: Tensor  # [...] of the actions taken
+    log_prob: Tensor  # [...] of the actions taken, without autograd as the others
     entropy: Tensor  # [...]
     value: Tensor  # [...]
-    back: Callable[[], None] = lambda: None  # after the loss's backward()
+    back: Callable[[Tensor, Tensor, Tensor], None]  # sets the gradient of every parameter from those of the three
 
 
 class PolicyAgent(Agent):
@@ -67,21 +67,27 @@ class PolicyAgent(Agent):
         return self.model(inputs, state)
 
     def run(self, inputs: AgentInputs, state: Tree, action: Tree) -> PolicyRun:
-        """What a loss is made of, for one gradient step: of rows [T, B], or [n] of a model without memory."""
+        """Evaluate rows [T, B], or [n] of a model without memory, for one gradient step."""
         run = self.model.run(inputs)
         if run is None:
-            params, value, _ = self.model(inputs, state)
-            return PolicyRun(*self.distribution.log_prob_entropy(params, action), value)
+            return self._by_autograd(inputs, state, action)
         with torch.no_grad():
             log_prob, entropy = self.distribution.log_prob_entropy(run.params, action)
-        leaves = [x.requires_grad_() for x in (log_prob, entropy, run.value)]
 
-        @torch.no_grad()
-        def back() -> None:
-            of_log_prob, of_entropy, of_value = (torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+        def back(of_log_prob: Tensor, of_entropy: Tensor, of_value: Tensor) -> None:
             run.back(self.distribution.gradient(run.params, action, of_log_prob, of_entropy), of_value)
 
         return PolicyRun(log_prob, entropy, run.value, back)
+
+    def _by_autograd(self, inputs: AgentInputs, state: Tree, action: Tree) -> PolicyRun:
+        params, value, _ = self.model(inputs, state)
+        log_prob, entropy = self.distribution.log_prob_entropy(params, action)
+
+        def back(*gradients: Tensor) -> None:
+            self.zero_grad()
+            torch.autograd.backward([log_prob, entropy, value], gradients)
+
+        return PolicyRun(log_prob.detach(), entropy.detach(), value.detach(), back)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return self.distribution.noise(rng, lead)

@@ -10,7 +10,7 @@ from gymnasium import Space
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import policy_gradient_loss, values
+from rlframe.algos.parts import policy_gradient, values
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
@@ -69,8 +69,9 @@ class A2C(Algorithm):
             advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.total)
 
         run = self.agent.run(samples.inputs[:-1], samples.state, samples.action)
-        loss, metrics = policy_gradient_loss(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
-        grad_norm = self.updater.step(loss, samples.valid, samples, run.back)
+        loss, metrics = policy_gradient(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
+        grad_norm = self.updater.follow(loss, samples, samples.valid)
+        self.progress.updates += 1
         self.agent.observe(samples.inputs[:-1].observation)
         fit = explained_variance(old_value[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}

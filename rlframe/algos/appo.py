@@ -17,13 +17,14 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, PolicyRun, make_policy_agent
+from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.parts import Batch, check_minibatches, load_generator, mean_of, minibatches
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
+from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
@@ -91,9 +92,7 @@ class APPO(Algorithm):
             for minibatch, state in minibatches(
                 batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._prepared
             ):
-                run = self.agent.run(minibatch.inputs, state, minibatch.action)
-                loss, found = self._loss(minibatch, run)
-                metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch, run.back)})
+                metrics.append(self._descend(minibatch, state))
         self.agent.observe(samples.inputs[:-1].observation)
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
 
@@ -115,20 +114,28 @@ class APPO(Algorithm):
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
         return batch, {"kl": kl}
 
-    def _loss(self, batch: Batch, run: PolicyRun) -> tuple[Tensor, dict[str, Tensor]]:
-        """-min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
-        c, valid = self.config, batch.valid
-        log_ratio = run.log_prob - batch.log_prob
-        ratio = log_ratio.masked_fill(~valid, 0.0).exp()
-        advantage = batch.advantage
-        clipped = ratio.clamp(1 - c.clip, 1 + c.clip)
-        policy_loss = -masked_mean(torch.min(ratio * advantage, clipped * advantage), valid)
-        value_loss = masked_mean(0.5 * (run.value - batch.return_).square(), valid)
-        entropy = masked_mean(run.entropy, valid)
-        loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy
-        clip_fraction = masked_mean(((ratio.detach() - 1).abs() > c.clip).to(ratio.dtype), valid)
-        names = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return loss, {**names, "clip_fraction": clip_fraction}
+    def _descend(self, batch: Batch, state: Tree) -> dict[str, Tensor]:
+        """One gradient step on -min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
+        c, weight, advantage = self.config, batch.weight, batch.advantage
+        run = self.agent.run(batch.inputs, state, batch.action)
+        ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0).exp()
+        free, clipped = ratio * advantage, ratio.clamp(1 - c.clip, 1 + c.clip) * advantage
+        difference = run.value - batch.return_
+        run.back(
+            -weight * free * (free <= clipped),  # d r / d log π = r, and what is clipped does not change
+            -c.entropy_coef * weight,
+            c.value_coef * weight * difference,
+        )
+        found = {
+            "policy_loss": -(weight * torch.min(free, clipped)).sum(),
+            "value_loss": 0.5 * (weight * difference.square()).sum(),
+            "entropy": (weight * run.entropy).sum(),
+            "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
+        }
+        loss = found["policy_loss"] + c.value_coef * found["value_loss"] - c.entropy_coef * found["entropy"]
+        norm = self.updater.follow(loss, batch, batch.valid)
+        self.progress.updates += 1
+        return {**found, "grad_norm": norm}
 
     def state_dict(self) -> dict[str, Any]:
         return {

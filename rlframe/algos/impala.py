@@ -71,7 +71,7 @@ class IMPALA(Algorithm):
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
         loss, metrics = self._loss(samples)
-        grad_norm = self.updater.step(loss, samples.valid, samples)
+        grad_norm = self.updater.step(loss, samples, samples.valid)
         self.agent.observe(samples.inputs[:-1].observation)
         return {**metrics, "grad_norm": grad_norm, "learning_rate": self.updater.rate}
 

@@ -20,7 +20,7 @@ from rlframe.core.schedule import Linear
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.masked import masked_mean
+from rlframe.ops.masked import mean_weights
 
 _MOST_BATCHES = 8  # that UpdateDebt carries on, in what the newest of them calls for
 NO_INPUTS = AgentInputs((), (), (), ())
@@ -119,6 +119,7 @@ class Batch(Struct):
     advantage: Tensor
     return_: Tensor
     valid: Tensor
+    weight: Tree = ()  # of a row in means over the minibatch, which `minibatches` knows
 
 
 @torch.no_grad()
@@ -159,24 +160,29 @@ def minibatches(
     """
     device, (T, B) = batch.valid.device, batch.valid.shape
     if n == 1:
-        advantage = prepared(batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1))
-        yield replace(batch, advantage=advantage.view(T, B)), state
+        flat = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
+        yield replace(batch, advantage=prepared(*flat).view(T, B), weight=mean_weights(flat[1]).view(T, B)), state
     elif recurrent:
         order = torch.from_numpy(rng.permutation(B)).to(device).view(n, -1)
         parts = [batch[:, columns] for columns in order]
-        of_all = (torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid"))
-        for part, columns, advantage in zip(parts, order, prepared(*of_all), strict=True):
-            yield replace(part, advantage=advantage.view(T, -1)), map_tree(lambda x, i=columns: x[i], state)
+        advantage, valid = (
+            torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid")
+        )
+        found = zip(parts, order, prepared(advantage, valid), mean_weights(valid), strict=True)
+        for part, columns, own, weight in found:
+            changed = replace(part, advantage=own.view(T, -1), weight=weight.view(T, -1))
+            yield changed, map_tree(lambda x, i=columns: x[i], state)
     else:
         rows = batch.map(lambda x: x.flatten(0, 1))
         order = torch.from_numpy(rng.permutation(T * B)).to(device).view(n, -1)
         numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
-        numbers = replace(numbers, advantage=prepared(numbers.advantage, numbers.valid))
+        advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
+        numbers = replace(numbers, advantage=advantage, weight=weight)
         for index, part in enumerate(order):
             yield replace(numbers[index], inputs=rows.inputs[part]), state
 
 
-def policy_gradient_loss(
+def policy_gradient(
     run: PolicyRun,
     samples: Samples,
     advantage: Tensor,
@@ -184,15 +190,18 @@ def policy_gradient_loss(
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-E[A log π(a|s)] + c_v E[(V - G)^2] / 2 - c_e E[H], over the valid rows of a whole batch; and its parts.
+    """Set the gradient of -E[A log π(a|s)] + c_v E[(V - G)^2] / 2 - c_e E[H], over the valid rows of a whole batch.
 
-    `run` is the agent's for the batch's rows. (Mnih et al. 2016, section 4, with the sign turned to descend.)
+    Returns this loss and its parts. `run` is the agent's for the batch's rows. (Mnih et al. 2016, section 4, with the
+    sign turned to descend.)
     """
-    policy_loss = -masked_mean(run.log_prob * advantage, samples.valid)
-    value_loss = masked_mean(0.5 * (run.value - return_).square(), samples.valid)
-    entropy = masked_mean(run.entropy, samples.valid)
+    weight, difference = mean_weights(samples.valid.flatten()).view_as(advantage), run.value - return_
+    policy_loss = -(weight * run.log_prob * advantage).sum()
+    value_loss = 0.5 * (weight * difference.square()).sum()
+    entropy = (weight * run.entropy).sum()
+    run.back(-weight * advantage, -entropy_coef * weight, value_coef * weight * difference)
     loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
-    return loss, {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import chz
 import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, PolicyRun, make_policy_agent
+from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.parts import (
     Batch,
     check_minibatches,
     load_generator,
     make_batch,
-    mean_of,
     minibatches,
     values,
 )
@@ -29,10 +28,19 @@ from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.masked import explained_variance, masked_normalize, mean_weights
+from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
 
-_FOUND = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+
+class Rows(NamedTuple):
+    """What a minibatch tells: each of its rows, and the norm of their gradient."""
+
+    surrogate: Tensor
+    error: Tensor
+    entropy: Tensor
+    log_ratio: Tensor
+    weight: Tensor
+    norm: Tensor
 
 
 @chz.chz
@@ -92,16 +100,16 @@ class PPO(Algorithm):
         samples = self.samples.pop()
         batch = self._evaluate(samples, values(self.agent, samples))
         fit = explained_variance(batch.value, batch.return_, batch.valid)
-        metrics: list[dict[str, Tensor]] = []
+        rows: list[Rows] = []
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
                 batch = self._reevaluate(samples)
-            if not self._epoch(batch, samples.state, metrics):
+            if not self._epoch(batch, samples.state, rows):
                 break
         self.agent.observe(
             samples.inputs[:-1].observation
         )  # after learning: acting and learning saw the same statistics
-        return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.updater.rate}
+        return {**self._means(rows), "explained_variance": fit, "learning_rate": self.updater.rate}
 
     def _evaluate(self, samples: Samples, value: Tensor) -> Batch:
         advantage, return_ = generalized_advantage(
@@ -120,17 +128,10 @@ class PPO(Algorithm):
             value = self.agent(samples.inputs, samples.state)[1]
         return self._evaluate(samples, value)
 
-    def _epoch(self, batch: Batch, state: Tree, metrics: list[dict[str, Tensor]]) -> bool:
+    def _epoch(self, batch: Batch, state: Tree, rows: list[Rows]) -> bool:
         """One pass over the batch; False if the KL says stop."""
         parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng, self._prepared)
-        for minibatch, minibatch_state in parts:
-            run = self.agent.run(minibatch.inputs, minibatch_state, minibatch.action)
-            loss, found = self._loss(minibatch, run)
-            if self._moved_too_far(found["kl"]):
-                metrics.append({**found, "grad_norm": torch.zeros_like(loss)})
-                return False
-            metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch, run.back)})
-        return True
+        return all(self._descend(minibatch, minibatch_state, rows) for minibatch, minibatch_state in parts)
 
     def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """The advantages [minibatches, rows] to learn from."""
@@ -138,34 +139,63 @@ class PPO(Algorithm):
             return advantage
         return masked_normalize(advantage, valid, self.progress.ranks.total, dim=1)
 
-    def _moved_too_far(self, kl: Tensor) -> bool:
-        """Whether the mean over ranks, which stop together, passes the target."""
-        target, ranks = self.config.target_kl, self.progress.ranks
-        return math.isfinite(target) and bool(ranks.total(kl) / ranks.world_size > 1.5 * target)
-
-    def _loss(self, batch: Batch, run: PolicyRun) -> tuple[Tensor, dict[str, Tensor]]:
+    def _descend(self, batch: Batch, state: Tree, rows: list[Rows]) -> bool:
+        """One gradient step on eq. 9, its gradient written out for each row; False if the KL says stop instead."""
+        c, weight, advantage = self.config, batch.weight, batch.advantage
+        run = self.agent.run(batch.inputs, state, batch.action)
         log_ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
-        ratio, advantage = log_ratio.exp(), batch.advantage
+        ratio = log_ratio.exp()
+        if self._moved_too_far(ratio, log_ratio, weight):
+            return False
         clip = self.clip(self.progress.scheduled)
-        surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)  # eq. 7
-        error = self._value_error(run.value, batch)
-        rows = self.config.value_coef * error - surrogate - self.config.entropy_coef * run.entropy  # eq. 9
-        weight = mean_weights(batch.valid.flatten())
-        with torch.no_grad():
-            kl = ratio - 1 - log_ratio  # unbiased and never negative
-            found = torch.stack([-surrogate, error, run.entropy, kl, (ratio - 1).abs() > clip]).flatten(1) @ weight
-        return torch.dot(rows.flatten(), weight), dict(zip(_FOUND, found.unbind(), strict=True))
+        free, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
+        surrogate = torch.min(free, clipped)  # eq. 7
+        error, of_value = self._value_error(run.value, batch)
+        loss = (weight * (c.value_coef * error - surrogate - c.entropy_coef * run.entropy)).sum()
+        run.back(
+            -weight * free * (free <= clipped),  # d r / d log π = r, and what is clipped does not change
+            -c.entropy_coef * weight,
+            c.value_coef * weight * of_value,
+        )
+        norm = self.updater.follow(loss, batch, batch.valid)
+        self.progress.updates += 1
+        rows.append(Rows(surrogate, error, run.entropy, log_ratio, weight, norm))
+        return True
 
-    def _value_error(self, value: Tensor, batch: Batch) -> Tensor:
-        """Half the squared error; with `value_clip`, the larger of that and of the clipped value's.
+    def _moved_too_far(self, ratio: Tensor, log_ratio: Tensor, weight: Tensor) -> bool:
+        """Whether the mean KL over ranks, which stop together, passes the target."""
+        target, ranks = self.config.target_kl, self.progress.ranks
+        if not math.isfinite(target):
+            return False
+        return bool(ranks.total((weight * _kl(ratio, log_ratio)).sum()) / ranks.world_size > 1.5 * target)
+
+    def _value_error(self, value: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Half the squared error and its derivative; with `value_clip`, the larger of that and of the clipped value's.
 
         So a value may always return towards the target, and only moves beyond the clip lose their gradient.
         """
-        error = (value - batch.return_).square()
-        if math.isfinite(self.config.value_clip):
-            moved = (value - batch.value).clamp(-self.config.value_clip, self.config.value_clip)
-            error = torch.max(error, (batch.value + moved - batch.return_).square())
-        return 0.5 * error
+        difference, clip = value - batch.return_, self.config.value_clip
+        error = 0.5 * difference.square()
+        if math.isfinite(clip):
+            moved = batch.value + (value - batch.value).clamp(-clip, clip)
+            clipped = 0.5 * (moved - batch.return_).square()
+            difference = torch.where(clipped > error, 0.0, difference)
+            error = torch.max(error, clipped)
+        return error, difference
+
+    @torch.no_grad()
+    def _means(self, rows: list[Rows]) -> dict[str, Tensor]:
+        """The statistics of all minibatches, at once."""
+        surrogate, error, entropy, log_ratio, weight, norm = (torch.stack(each) for each in zip(*rows, strict=True))
+        ratio, clip = log_ratio.exp(), self.clip(self.progress.scheduled)
+        found = {
+            "policy_loss": -surrogate,
+            "value_loss": error,
+            "entropy": entropy,
+            "kl": _kl(ratio, log_ratio),
+            "clip_fraction": (ratio - 1).abs() > clip,
+        }
+        return {name: (weight * x).sum() / len(rows) for name, x in found.items()} | {"grad_norm": norm.mean()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -178,3 +208,8 @@ class PPO(Algorithm):
         self.updater.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])
         load_generator(self.rng, state["generator"])
+
+
+def _kl(ratio: Tensor, log_ratio: Tensor) -> Tensor:
+    """Of the new policy from the old, row by row: r - 1 - log r, unbiased and never negative."""
+    return ratio - 1 - log_ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ from rlframe.algos.base import Progress
 from rlframe.algos.guard import Guard
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
-
-_SMALL = 8  # times smaller than the largest parameter are biases and the like
 
 
 class Updater:
@@ -39,39 +37,29 @@ class Updater:
         self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
         self._step = self.optimizer.advance if isinstance(self.optimizer, Adam) else self.optimizer.step
         self.guard = Guard(self.optimizer, self.parameters, progress)
-        largest = max(parameter.numel() for parameter in self.parameters)
-        self._small = [p for p in self.parameters if p.numel() * _SMALL <= largest] or self.parameters
 
-    def step(
-        self, loss: Tensor, valid: Tensor | None = None, batch: Tree = (), back: Callable[[], None] = lambda: None
-    ) -> Tensor:
-        """One gradient step on `loss`, if it is finite; returns the gradient's norm before clipping.
-
-        Args:
-            back: what is left to do for the parameters' gradients when autograd is done (see agents.PolicyRun).
-            valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
-                is then the mean over the rows of all ranks.
-            batch: what is learned from, to be kept if that gives no finite gradient.
-        """
+    def step(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
+        """One update along the gradient of `loss`, by autograd; see `follow`."""
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
-        back()
-        loss = self._average(loss.detach(), valid)
-        grad_norm = self._descend(loss, self.parameters, batch)
+        norm = self.follow(loss, batch, valid)
         self.progress.updates += 1
-        return grad_norm
+        return norm
 
-    def follow(self, loss: Tensor, batch: Tree = ()) -> None:
-        """One step along the gradients that the parameters have, if they are finite; the caller counts its updates.
+    def follow(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
+        """One step along the gradients that the parameters have, if these and the loss are finite.
 
-        `loss` is looked at too. Where nothing is clipped, small parameters stand for all: a bias's gradient sums what
-        goes on to the layers below, at a tenth of what a look at all costs.
+        Returns the gradient's norm before clipping. The caller counts its updates, which may be several steps each.
+
+        Args:
+            batch: what is learned from, to be kept if that gives no finite gradient.
+            valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
+                is then the mean over the rows of all ranks.
         """
-        loss = self._average(loss.detach())
-        self._descend(loss, self.parameters if math.isfinite(self.max_grad_norm) else self._small, batch)
+        return self._descend(self._average(loss.detach(), valid), batch)
 
-    def _average(self, loss: Tensor, valid: Tensor | None = None) -> Tensor:
+    def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
         """Over ranks, all parameters and the loss at once; those without a gradient have none on any rank."""
         if self.progress.ranks.world_size == 1:
             return loss
@@ -81,8 +69,8 @@ class Updater:
         return loss
 
     @torch.no_grad()
-    def _descend(self, loss: Tensor, looked_at: list[nn.Parameter], batch: Tree) -> Tensor:
-        norm = gradient_norm(looked_at)
+    def _descend(self, loss: Tensor, batch: Tree) -> Tensor:
+        norm = gradient_norm(self.parameters)
         if self.guard.allows(loss, norm, batch):
             if math.isfinite(self.max_grad_norm):
                 clip_gradient(self.parameters, norm, self.max_grad_norm)

@@ -120,8 +120,7 @@ def test_a_run_gives_the_gradients_of_autograd(env: str, model: dict[str, Any], 
         agent.zero_grad()
         run = agent.run(inputs, state, action)
         found = run.log_prob, run.entropy, run.value
-        (torch.stack(found) * weights).sum().backward()
-        run.back()
+        run.back(*weights)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         for name, parameter in agent.named_parameters():
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5)
@@ -130,8 +129,7 @@ def test_a_run_gives_the_gradients_of_autograd(env: str, model: dict[str, Any], 
 def test_a_loss_that_leaves_something_out_gives_it_no_gradient() -> None:
     sampler, agent = sampler_for("CartPole-v1", T=6, B=3)
     samples = sampler.collect()
-    run = agent.run(samples.inputs[:-1], samples.state, samples.action)
-    run.value.sum().backward()
-    run.back()
+    run, nothing = agent.run(samples.inputs[:-1], samples.state, samples.action), torch.zeros(6, 3)
+    run.back(nothing, nothing, torch.ones(6, 3))
     for name, parameter in agent.named_parameters():
         assert bool(parameter.grad.any()) == ("value" in name or "critic" in name), name

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from rlframe.algos.a2c import A2C
 from rlframe.algos.a2c import Config as A2CConfig
+from rlframe.algos.parts import values
 from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.pg import PolicyGradient
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.ops.masked import masked_mean, masked_normalize
 from tests.algos.table import Table, one_step_episodes, table_agent
+from tests.samplers.made import sampler_for
 
 HALF = math.log(0.5)  # log-probability of either action in the untrained table
 PLAIN: dict[str, Any] = {
@@ -171,3 +174,33 @@ def test_gradients_are_clipped_by_their_norm(cls: Any, config: Any) -> None:
     assert metrics["grad_norm"] == pytest.approx(100 * math.sqrt(0.5), rel=1e-5), "the norm before clipping"
     table, _ = single(cls, config, samples, max_grad_norm=1e-9, learning_rate=1e-3)
     assert table.logits.abs().max() < 1e-6  # 1e-9 is far below Adam's and RMSProp's eps
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("value_clip", [math.inf, 0.05])
+def test_ppos_gradient_is_autograds_of_its_loss(env: str, memory: str, value_clip: float) -> None:
+    torch.manual_seed(0)
+    sampler, agent = sampler_for(env, T=40, B=2, model_memory=memory)
+    config = PPOConfig(epochs=1, minibatches=1, value_clip=value_clip, max_grad_norm=1e9, clip=0.1)
+    samples = sampler.collect()
+    with torch.no_grad():  # another policy than that which acted: ratios on both sides of the clip
+        for parameter in agent.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    algo = PPO(agent, BatchSpec(40, 2), 10**6, config)
+    batch = algo._evaluate(samples, values(agent, samples))
+    params, value, _ = agent(samples.inputs[:-1], samples.state)
+    log_prob, entropy = agent.distribution.log_prob(params, samples.action), agent.distribution.entropy(params)
+    ratio = (log_prob - batch.log_prob).exp()
+    advantage, valid = masked_normalize(batch.advantage, batch.valid), batch.valid
+    clipped = ratio.clamp(0.9, 1.1)
+    assert {True, False} == set((ratio[valid] == clipped[valid]).tolist())
+    moved = batch.value + (value - batch.value).clamp(-value_clip, value_clip)
+    error = 0.5 * torch.max((value - batch.return_).square(), (moved - batch.return_).square())
+    rows = torch.min(ratio * advantage, clipped * advantage) - 0.5 * error + 0.01 * entropy
+    (-masked_mean(rows, valid)).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in agent.named_parameters()}
+    algo.receive(samples)
+    algo.update()
+    for name, parameter in agent.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-3, atol=1e-5)
