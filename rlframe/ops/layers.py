@@ -30,7 +30,7 @@ class Activation:
     in_affine: str = "none"  # what of it the affine map before it does: with relu, all, and in bfloat16 as well
 
 
-Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer
+Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
 
 
 def parameters(modules: Iterable[nn.Module]) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -88,7 +88,7 @@ ACTIVATIONS = {
 
 
 def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
-    """x [n, in] to [n, out], without autograd; and what `back` needs."""
+    """x [n, in] to [n, out], or both [k, ...] for k networks, without autograd; and what `back` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
         activation = ACTIVATIONS[name]
@@ -112,7 +112,7 @@ def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator
 
 
 def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor:
-    """x [..., in] to [..., out], with autograd.
+    """x [..., in] to [..., out], with autograd; of k networks, x [k, n, in] to [k, n, out].
 
     In inference mode it is torch's own functions: rows that are acted for keep their bits however many there are.
     """
@@ -120,12 +120,13 @@ def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor
         for (weight, bias), name in zip(layers, activations, strict=True):
             x = ACTIVATIONS[name].plain(linear(x, weight, bias))
         return x
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    apart = x.dim() == 2 or layers[0][0].dim() == 3
+    rows = x if apart else x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled():
         y: Tensor = _Layered.apply(rows, tuple(activations), *[parameter for layer in layers for parameter in layer])
     else:
         y, _ = run(rows, layers, activations)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
+    return y if apart else y.view(*x.shape[:-1], -1)
 
 
 class _Layered(torch.autograd.Function):
