@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.products import affine, as_multiplied, bias_gradient, linear, product, restored, weight_gradient
+from rlframe.ops.products import affine, as_multiplied, bias_gradient, bits, linear, product, restored, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,10 @@ def _by_output(
 
 
 def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
-    if g.dtype == torch.bfloat16:  # whose bits, read as an integer, have its sign: a third of the time
-        _aten.threshold_backward.grad_input(_bits(g), _bits(y), 0, grad_input=_bits(g))
+    if g.dtype == torch.bfloat16:
+        _aten.threshold_backward.grad_input(bits(g), bits(y), 0, grad_input=bits(g))
         return g
     return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)  # type: ignore[no-any-return]
-
-
-def _bits(x: Tensor) -> Tensor:
-    return x.view(torch.int16)
 
 
 _aten = torch.ops.aten

@@ -71,10 +71,18 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
     """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o], and `then` none or relu; without autograd."""
-    if x.dtype == torch.bfloat16 or _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
+    rounded = x.dtype == torch.bfloat16
+    if (rounded and x.dim() == 2) or _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
         return _fast(x, weight, bias, then)
-    y = _affine(x, weight, bias)
-    return y.relu_() if then == "relu" else y
+    y = _affine(x, weight, bias.to(x.dtype))
+    if then == "relu":
+        (bits(y) if rounded else y).clamp_(min=0)
+    return y
+
+
+def bits(x: Tensor) -> Tensor:
+    """bfloat16 as the integers of its bits, which have its sign: of them, a CPU has the greater in half of the time."""
+    return x.view(torch.int16)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
