@@ -38,10 +38,11 @@ _LINEAR = _one_dnn()
 
 
 def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
+    if x.dtype != torch.float32 or x.device.type != "cpu" or _LINEAR is None:
+        return False
     if torch.compiler.is_compiling():  # a program for any n must not be that of one n
         return False
-    large = n * i * o >= _LEAST and min(n, i, o) >= _SHORT
-    return large and x.device.type == "cpu" and x.dtype == torch.float32 and _LINEAR is not None
+    return n * i * o >= _LEAST and min(n, i, o) >= _SHORT
 
 
 def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
@@ -72,7 +73,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
     """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o], and `then` none or relu; without autograd."""
     rounded = x.dtype == torch.bfloat16
-    if (rounded and x.dim() == 2) or _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
+    if x.dim() == 2 if rounded else _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
         return _fast(x, weight, bias, then)
     y = _affine(x, weight, bias.to(x.dtype))
     if then == "relu":
