@@ -89,7 +89,7 @@ class Deterministic(ActorPolicy):
 
     def gradient(self, action: Tensor, of_action: Tensor) -> Tensor:
         """dL/dx [n, P] = (1 - a²) dL/da."""
-        return ((1 - action.square()) * of_action).reshape(-1, self.param_size)
+        return torch.ops.aten.tanh_backward(of_action, action).reshape(-1, self.param_size)  # type: ignore[no-any-return]
 
 
 class SquashedGaussian(ActorPolicy):
@@ -119,11 +119,11 @@ class SquashedGaussian(ActorPolicy):
 
     def gradient(self, params: Tensor, noise: Tensor, action: Tensor, of_action: Tensor, of_log_prob: Tensor) -> Tensor:
         """dL/d params [rows, P] from dL/d action and dL/d log-probability; none of log_std beyond its range."""
-        log_std = params[:, self.size :]
+        given = params[:, self.size :]
+        log_std = given.clamp(*LOG_STD)
         flat, of_flat = action.reshape(-1, self.size), of_action.reshape(-1, self.size)
-        of_mean, of_log_std = squashed_gradient(flat, log_std.clamp(*LOG_STD), noise, of_flat, of_log_prob)
-        inside = (log_std >= LOG_STD[0]) & (log_std <= LOG_STD[1])
-        return torch.cat([of_mean, of_log_std * inside], -1)
+        of_mean, of_log_std = squashed_gradient(flat, log_std, noise, of_flat, of_log_prob)
+        return torch.cat([of_mean, of_log_std * (given == log_std)], -1)
 
 
 class Choice(ActorPolicy):

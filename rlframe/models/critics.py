@@ -5,7 +5,6 @@ Their gradients are asked for one by one, as the losses of DDPG, TD3 and SAC nee
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from rlframe.core.struct import Tree
 from rlframe.models.actors import EncodedPass, encode, features_of, size_of
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, has_images
-from rlframe.models.perceptron import Pass, Perceptron, least, least_to_input
+from rlframe.models.perceptron import Pass, Perceptron, Perceptrons, Stack, least, least_to_input
 
 
 class Critics(nn.Module):
@@ -34,64 +33,70 @@ class Critics(nn.Module):
         apart = has_images(observation_space) or config.encoder not in ("auto", "mlp")
         encoders = [features_of(observation_space, config) for _ in range(n if apart else 1)]
         self.n_features = size_of(encoders[0])
-        size = self.n_features + self.action.size
-        perceptrons = [Perceptron(size, config.hidden, 1, config.activation) for _ in range(n)]
-        self.encoders, self.perceptrons = nn.ModuleList(encoders), nn.ModuleList(perceptrons)
-        self._networks = list(zip(itertools.cycle(encoders), perceptrons, strict=False))
+        self.encoders = nn.ModuleList(encoders)
+        self.perceptrons = Perceptrons(n, self.n_features + self.action.size, config.hidden, 1, config.activation)
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Q(s, a) [n, rows]."""
+        features = [encoder(observation) for encoder in self.encoders]
+        return self.perceptrons(self._inputs(features, action, len(self.perceptrons))).squeeze(-1)
+
+    def _inputs(self, features: list[Tensor], action: Tensor, n: int) -> Tensor:
         flat = self.action(action)
-        inputs = [torch.cat([encoder(observation), flat], -1) for encoder in self.encoders]
-        found = [q(x) for q, x in zip(self.perceptrons, itertools.cycle(inputs), strict=False)]
-        return torch.stack(found).squeeze(-1)
+        inputs = [torch.cat([each, flat], -1) for each in features]
+        return torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(n, -1, -1)
 
     def run(self, observation: Tree, action: Tensor) -> CriticPasses:
         """The same, to be followed by its gradient with respect to the parameters."""
-        return CriticPasses(self._run(observation, action, len(self.perceptrons)))
-
-    def _run(self, observation: Tree, action: Tensor, n: int) -> list[EncodedPass]:
-        flat = self.action(action)
-        features = [encode(encoder, observation) for encoder, _ in self._networks[: min(n, len(self.encoders))]]
-        inputs = [torch.cat([each.detach(), flat], -1) for each in features]
-        networks = zip(self._networks[:n], itertools.cycle(features), itertools.cycle(inputs), strict=False)
-        return [EncodedPass(encoder, each, q.run(x)) for (encoder, q), each, x in networks]
+        features = [encode(encoder, observation) for encoder in self.encoders]
+        inputs = self._inputs([each.detach() for each in features], action, len(self.perceptrons))
+        return CriticPasses(self.encoders, features, self.perceptrons.run(inputs))
 
     def least(self, observation: Tree, action: Tensor) -> LeastQ:
         """min_i Q_i(s, a), to be followed by its gradient with respect to the action; the critics are constant."""
-        return self._least(observation, action, len(self.perceptrons))
+        return self._least(self.perceptrons.stack, observation, action)
 
     def first(self, observation: Tree, action: Tensor) -> LeastQ:
         """Q_1(s, a), likewise."""
-        return self._least(observation, action, 1)
+        return self._least(self.perceptrons[:1], observation, action)
 
-    def _least(self, observation: Tree, action: Tensor, n: int) -> LeastQ:
-        passes = [each.run for each in self._run(observation, action, n)]
-        return LeastQ(passes, *least(passes), self.n_features, self.action_shape)
+    @torch.no_grad()
+    def _least(self, stack: Stack, observation: Tree, action: Tensor) -> LeastQ:
+        n = len(stack.weights[0])
+        features = [encoder(observation) for _, encoder in zip(range(n), self.encoders, strict=False)]
+        run = stack.run(self._inputs(features, action, n))
+        return LeastQ(run, *least(run), self.n_features, self.action_shape)
 
 
 @dataclass(frozen=True)
 class CriticPasses:
     """One evaluation of critics."""
 
-    passes: list[EncodedPass]
+    encoders: nn.ModuleList
+    features: list[Tensor]  # of each encoder, with autograd where it has parameters
+    run: Pass
 
     @property
     def q(self) -> Tensor:
         """[n, rows], without autograd."""
-        return torch.stack([each.output.squeeze(-1) for each in self.passes])
+        return self.run.output.squeeze(-1)
 
     def to_parameters(self, gradient: Tensor) -> None:
         """Set the gradient of every parameter from dL/dq [n, rows]."""
-        for each, row in zip(self.passes, gradient, strict=True):
-            each.to_parameters(row.unsqueeze(-1))
+        if self.features[0].grad_fn is None:
+            self.run.to_parameters(gradient.unsqueeze(-1))
+            return
+        for parameter in self.encoders.parameters():
+            parameter.grad = None
+        for features, of_input in zip(self.features, self.run.to_all(gradient.unsqueeze(-1)), strict=True):
+            features.backward(of_input[:, : features.shape[-1]])
 
 
 @dataclass(frozen=True)
 class LeastQ:
     """The least of some critics' values."""
 
-    passes: list[Pass]
+    run: Pass
     q: Tensor  # [rows]
     which: Tensor  # [rows] the critic that has it
     n_features: int
@@ -99,10 +104,7 @@ class LeastQ:
 
     def to_action(self, gradient: Tensor) -> Tensor:
         """The action's gradient [rows, *act] from dL/dq [rows]."""
-        if len(self.passes) == 1:
-            found = self.passes[0].to_input(gradient.unsqueeze(-1))
-        else:
-            found = least_to_input(self.passes, self.which, gradient)
+        found = least_to_input(self.run, self.which, gradient)
         return found[:, self.n_features :].reshape(-1, *self.action_shape)
 
 

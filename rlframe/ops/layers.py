@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.products import affine, as_multiplied, bias_gradient, linear, product, restored, weight_gradient
+from rlframe.ops.products import affine, as_multiplied, bias_gradient, bits, linear, product, restored, weight_gradient
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Activation:
     in_affine: str = "none"  # what of it the affine map before it does: with relu, all, and in bfloat16 as well
 
 
-Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer
+Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
 
 
 def parameters(modules: Iterable[nn.Module]) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -67,14 +67,10 @@ def _by_output(
 
 
 def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
-    if g.dtype == torch.bfloat16:  # whose bits, read as an integer, have its sign: a third of the time
-        _aten.threshold_backward.grad_input(_bits(g), _bits(y), 0, grad_input=_bits(g))
+    if g.dtype == torch.bfloat16:
+        _aten.threshold_backward.grad_input(bits(g), bits(y), 0, grad_input=bits(g))
         return g
     return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)  # type: ignore[no-any-return]
-
-
-def _bits(x: Tensor) -> Tensor:
-    return x.view(torch.int16)
 
 
 _aten = torch.ops.aten
@@ -88,7 +84,7 @@ ACTIVATIONS = {
 
 
 def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
-    """x [n, in] to [n, out], without autograd; and what `back` needs."""
+    """x [n, in] to [n, out], or both [k, ...] for k networks, without autograd; and what `back` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
         activation = ACTIVATIONS[name]
@@ -112,7 +108,7 @@ def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator
 
 
 def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor:
-    """x [..., in] to [..., out], with autograd.
+    """x [..., in] to [..., out], with autograd; of k networks, x [k, n, in] to [k, n, out].
 
     In inference mode it is torch's own functions: rows that are acted for keep their bits however many there are.
     """
@@ -120,12 +116,13 @@ def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor
         for (weight, bias), name in zip(layers, activations, strict=True):
             x = ACTIVATIONS[name].plain(linear(x, weight, bias))
         return x
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    apart = x.dim() == 2 or layers[0][0].dim() == 3
+    rows = x if apart else x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled():
         y: Tensor = _Layered.apply(rows, tuple(activations), *[parameter for layer in layers for parameter in layer])
     else:
         y, _ = run(rows, layers, activations)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
+    return y if apart else y.view(*x.shape[:-1], -1)
 
 
 class _Layered(torch.autograd.Function):

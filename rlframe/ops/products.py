@@ -2,7 +2,8 @@
 
 torch multiplies float32 matrices with MKL, whose kernels for AMD use half of the vector width: 256 x 256 x 256 takes
 355 us on one core of an AMD EPYC, and 172 with oneDNN, which torch carries for its convolutions, or 92 of bfloat16.
-Rounding differs in the last bits. The choice follows from shapes, so one machine computes the same again.
+Rounding differs in the last bits. The choice follows from shapes, so one machine computes the same again. A leading
+dimension, where there is one, counts networks of one shape.
 """
 
 from __future__ import annotations
@@ -37,15 +38,25 @@ _LINEAR = _one_dnn()
 
 
 def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
+    if x.dtype != torch.float32 or x.device.type != "cpu" or _LINEAR is None:
+        return False
     if torch.compiler.is_compiling():  # a program for any n must not be that of one n
         return False
-    large = n * i * o >= _LEAST and min(n, i, o) >= _SHORT
-    return large and x.device.type == "cpu" and x.dtype == torch.float32 and _LINEAR is not None
+    return n * i * o >= _LEAST and min(n, i, o) >= _SHORT
+
+
+def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+    assert _LINEAR is not None  # as _gains says
+    if x.dim() == 2:
+        return _LINEAR(x, weight, bias, then, [], "")
+    biases = [None] * len(x) if bias is None else bias
+    return torch.stack([_LINEAR(*each, then, [], "") for each in zip(x, weight, biases, strict=True)])
 
 
 def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    dtype = torch.bfloat16 if in_bf16() and _gains(x.shape[0], *weight.t().shape, weight) else weight.dtype
+    rounded = in_bf16() and _gains(x.shape[-2], weight.shape[-1], weight.shape[-2], weight)
+    dtype = torch.bfloat16 if rounded else weight.dtype
     return x.to(dtype), weight.to(dtype)
 
 
@@ -55,37 +66,51 @@ def restored(x: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a [n, k] @ b [k, m], of one type, without autograd."""
-    if not _gains(a.shape[0], a.shape[1], b.shape[1], a):
-        return a @ b
-    return _LINEAR(a, b.t(), None, "none", [], "")  # type: ignore[misc]  # not None, as _gains says
+    """a [..., n, k] @ b [..., k, m], of one type, without autograd."""
+    return _fast(a, b.mT) if _gains(a.shape[-2], a.shape[-1], b.shape[-1], a) else a @ b
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
-    """x [n, i] weight^T [i, o], of one type, + bias [o], and `then` none or relu; without autograd."""
-    if x.dtype == torch.bfloat16 or _gains(x.shape[0], x.shape[1], weight.shape[0], x):
-        return _LINEAR(x, weight, bias, then, [], "")  # type: ignore[misc]  # as_multiplied asks for it too
-    y = torch.addmm(bias, x, weight.t())
-    return y.relu_() if then == "relu" else y
+    """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o], and `then` none or relu; without autograd."""
+    rounded = x.dtype == torch.bfloat16
+    if x.dim() == 2 if rounded else _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
+        return _fast(x, weight, bias, then)
+    y = _affine(x, weight, bias.to(x.dtype))
+    if then == "relu":
+        (bits(y) if rounded else y).clamp_(min=0)
+    return y
+
+
+def bits(x: Tensor) -> Tensor:
+    """bfloat16 as the integers of its bits, which have its sign: of them, a CPU has the greater in half of the time."""
+    return x.view(torch.int16)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if x.dim() == 2:
+        return torch.addmm(bias, x, weight.t())
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient [n, o]^T @ x [n, i]: that of a weight [o, i], contiguous as it; without autograd."""
-    if x.shape[1] < _NARROW and x.dtype != torch.bfloat16:
-        return (x.t() @ gradient).t().contiguous()
-    return product(gradient.t(), x)
+    """gradient [..., n, o]^T @ x [..., n, i]: that of a weight [..., o, i], contiguous as it; without autograd."""
+    if x.shape[-1] < _NARROW and x.dtype != torch.bfloat16:
+        return (x.mT @ gradient).mT.contiguous()
+    return product(gradient.mT, x)
 
 
 def bias_gradient(gradient: Tensor) -> Tensor:
-    """Σ gradient [n, o]: that of a bias [o], in float32 or double."""
-    return restored(gradient.sum(0))
+    """Σ gradient [..., n, o]: that of a bias [..., o], in float32 or double."""
+    return restored(gradient.sum(-2))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [..., i] weight^T + bias, as F.linear, with autograd.
+    """x [..., i] weight^T + bias, as F.linear, with autograd; or of several networks, x [k, n, i], weight [k, o, i].
 
     In inference mode it is F.linear itself: rows that are acted for keep their bits however many there are.
     """
+    if weight.dim() == 3:
+        return _affine(x, weight, bias)
     n = x.numel() // x.shape[-1]
     if torch.is_inference_mode_enabled() or not _gains(n, x.shape[-1], weight.shape[0], x):
         return F.linear(x, weight, bias)

@@ -18,9 +18,9 @@ _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions a [n, d] and log π(a) [n] of standard normal noise ε [n, d]."""
     raw = torch.addcmul(mean, log_std.exp(), noise)
-    log_det = (math.log(2) - raw - F.softplus(-2 * raw)).mul_(2)
-    log_prob = (-0.5 * noise.square()).sub_(log_std).sub_(log_det).sum(-1) - noise.shape[-1] * _LOG_SQRT_TWO_PI
-    return raw.tanh_(), log_prob
+    folded = F.softplus(-2 * raw).add_(raw)  # log 2 - log(1 - a²) / 2
+    density = torch.addcmul(log_std, noise, noise, value=0.5).sub_(folded, alpha=2).sum(-1)
+    return raw.tanh_(), -noise.shape[-1] * (_LOG_SQRT_TWO_PI + 2 * math.log(2)) - density
 
 
 def squashed_gradient(
@@ -30,5 +30,5 @@ def squashed_gradient(
 
     dL/du = (1 - a²) dL/da + 2a dL/d log π;   dL/dμ = dL/du;   dL/d log σ = σ ε dL/du - dL/d log π.
     """
-    of_raw = (1 - action.square()) * of_action + 2 * action * of_log_prob
+    of_raw = torch.ops.aten.tanh_backward(of_action, action).addcmul_(action, of_log_prob, value=2)
     return of_raw, of_raw * log_std.exp() * noise - of_log_prob

@@ -11,7 +11,7 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
-from rlframe.models.perceptron import Perceptron
+from rlframe.models.perceptron import Perceptron, Stack
 from rlframe.replay import ReplayConfig, Transitions
 from rlframe.samplers import SerialSampler
 from tests.samplers.made import copied
@@ -39,7 +39,7 @@ def learner(
     return config.make_algorithm(agent, BatchSpec(*spec), n_steps, seed)
 
 
-def write_linear(perceptron: Perceptron, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
+def write_linear(perceptron: Perceptron | Stack, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
     """Make a network without hidden layers compute W x + b."""
     assert len(perceptron.layers) == 1
     with torch.no_grad():

@@ -43,8 +43,8 @@ def test_the_critic_descends_the_squared_error() -> None:
     one, two = 2.5 - TARGETS[0], 0.5 - TARGETS[1]
     assert metrics["loss"] == pytest.approx((one**2 + two**2) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx(1.5, rel=1e-5)
-    weight, bias = algo.critic.perceptrons[0].layers[0]
-    assert weight.grad.tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
+    weight, bias = algo.critic.perceptrons.stack.layers[0]
+    assert weight.grad[0].tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
     assert bias.grad.item() == pytest.approx(one + two, rel=1e-5)
 
 
@@ -52,7 +52,7 @@ def test_importance_weights_scale_a_rows_part_of_the_critics_gradient() -> None:
     algo = by_hand()
     updated(algo, replace(two_rows(), weight=torch.tensor([0.5, 0.0])))
     one = 2.5 - TARGETS[0]
-    _, bias = algo.critic.perceptrons[0].layers[0]
+    bias = algo.critic.perceptrons.biases[0]
     assert bias.grad.item() == pytest.approx(0.5 * one, rel=1e-5)
 
 

@@ -54,10 +54,10 @@ def test_targets_are_soft_and_termination_does_not_bootstrap() -> None:
     errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
     assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
-    for critic, (one, two) in zip(algo.critics.perceptrons, errors, strict=True):
-        weight, bias = critic.layers[0]
-        assert weight.grad.tolist()[0] == pytest.approx([(one + 2 * two) / 2, (0.5 * one - two) / 2], rel=1e-4)
-        assert bias.grad.item() == pytest.approx((one + two) / 2, rel=1e-4)
+    weight, bias = algo.critics.perceptrons.stack.layers[0]
+    for k, (one, two) in enumerate(errors):
+        assert weight.grad[k].tolist()[0] == pytest.approx([(one + 2 * two) / 2, (0.5 * one - two) / 2], rel=1e-4)
+        assert bias.grad[k].item() == pytest.approx((one + two) / 2, rel=1e-4)
 
 
 def test_the_actor_ascends_the_least_critic_and_its_entropy() -> None:

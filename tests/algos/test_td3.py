@@ -45,11 +45,11 @@ def test_the_critics_descend_the_squared_error_of_both() -> None:
     errors = [[q - y for q, y in zip(row, TARGETS, strict=True)] for row in Q]
     assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
-    for critic, (one, two) in zip(algo.critics.perceptrons, errors, strict=True):
-        weight, bias = critic.layers[0]
+    weight, bias = algo.critics.perceptrons.stack.layers[0]
+    for k, (one, two) in enumerate(errors):
         # d mean (Q - y)² = error * (s, a) of state 1 with action 0.5 and of state 2 with action -1, twice over 2 rows
-        assert weight.grad.tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
-        assert bias.grad.item() == pytest.approx(one + two, rel=1e-5)
+        assert weight.grad[k].tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
+        assert bias.grad[k].item() == pytest.approx(one + two, rel=1e-5)
 
 
 def test_the_actor_ascends_the_first_critic() -> None:
@@ -87,7 +87,7 @@ def test_targets_move_by_tau() -> None:
 
 def test_targets_are_copies_at_first() -> None:
     algo = learner(td3, model={"hidden": (8,)})
-    assert len(algo.online) == len(algo.targets) == 12
+    assert len(algo.online) == len(algo.targets) == 8
     for online, target in zip(algo.online, algo.targets, strict=True):
         assert torch.equal(online, target)
         assert online is not target

@@ -13,7 +13,7 @@ from rlframe.core.struct import map_tree
 from rlframe.models import ModelConfig
 from rlframe.models.actors import Actor
 from rlframe.models.critics import make_critics, make_discrete_critics
-from rlframe.models.perceptron import Perceptron, least, least_to_input
+from rlframe.models.perceptron import Perceptron, Perceptrons, least, least_to_input
 from rlframe.ops.squashed import squashed_gradient, squashed_sample
 
 ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
@@ -53,31 +53,50 @@ def test_a_pass_gives_the_gradients_of_autograd(activation: str, hidden: tuple[i
             close(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("hidden", [(), (7, 6)])
+def test_several_networks_at_once_are_each_of_them(hidden: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    several = Perceptrons(3, 4, hidden, 2, "elu")
+    x, gradient = torch.randn(3, 9, 4), torch.randn(3, 9, 2)
+    found = several.run(x)
+    of_input = found.to_all(gradient.clone())
+    for k in range(3):
+        alone = Perceptron(4, hidden, 2, "elu")
+        with torch.no_grad():
+            for own, given in zip(alone.layers, several[k].layers, strict=True):
+                for parameter, value in zip(own, given, strict=True):
+                    parameter.copy_(value)
+        run = alone.run(x[k])
+        close(found.output[k], run.output)
+        close(of_input[k], run.to_all(gradient[k].clone()))
+        for own, (weight, bias) in zip(alone.layers, several.stack.layers, strict=True):
+            close([weight.grad[k], bias.grad[k]], [each.grad for each in own])  # type: ignore[index]
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_least_of_several_gives_the_gradient_of_autograd(activation: str) -> None:
     torch.manual_seed(0)
-    networks = [Perceptron(4, (7, 6), 1, activation) for _ in range(3)]
+    networks = Perceptrons(3, 4, (7, 6), 1, activation)
     with torch.no_grad():
-        for network in networks:
-            network.layers[-1][1].zero_()
+        networks.biases[-1].zero_()
     x, gradient = (3 * torch.randn(40, 4)).requires_grad_(), torch.randn(40)
-    value = torch.stack([network(x).squeeze(-1) for network in networks]).amin(0)
+    value = networks(x.expand(3, -1, -1)).squeeze(-1).amin(0)
     (value * gradient).sum().backward()
-    passes = [network.run(x.detach()) for network in networks]
-    found, which = least(passes)
+    run = networks.run(x.detach().expand(3, -1, -1))
+    found, which = least(run)
     assert len(which.unique()) == 3
     close(found, value.detach())
-    close(least_to_input(passes, which, gradient), x.grad)
+    close(least_to_input(run, which, gradient), x.grad)
 
 
 def test_a_network_that_never_has_the_least_changes_nothing() -> None:
-    networks = [Perceptron(2, (4,), 1, "relu") for _ in range(2)]
+    networks = Perceptrons(2, 2, (4,), 1, "relu")
     with torch.no_grad():
-        networks[1].layers[-1][1].fill_(100.0)
+        networks.biases[-1][1].fill_(100.0)
     x, gradient = torch.randn(5, 2), torch.ones(5)
-    passes = [network.run(x) for network in networks]
-    _, which = least(passes)
-    close(least_to_input(passes, which, gradient), networks[0].run(x).to_input(gradient.unsqueeze(-1)))
+    run = networks.run(x.expand(2, -1, -1))
+    _, which = least(run)
+    close(least_to_input(run, which, gradient), networks[0].run(x).to_input(gradient.unsqueeze(-1)))
 
 
 @pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
@@ -128,7 +147,7 @@ def test_critics_differ_from_each_other_and_copies_do_not() -> None:
     assert not torch.allclose(q[0], q[1], atol=1e-3)
     target = copy.deepcopy(critics).requires_grad_(False)
     with torch.no_grad():
-        critics.perceptrons[0].layers[0][0].zero_()  # type: ignore[index, union-attr]
+        critics.perceptrons.weights[0][0].zero_()
     assert not torch.equal(target(torch.ones(1, 5), torch.ones(1, 2)), critics(torch.ones(1, 5), torch.ones(1, 2)))
 
 
