@@ -94,7 +94,7 @@ class APPO(Algorithm):
                 run = self.agent.run(minibatch.inputs, state, minibatch.action)
                 loss, found = self._loss(minibatch, run)
                 metrics.append({**found, "grad_norm": self.updater.step(loss, minibatch.valid, minibatch, run.back)})
-        self.agent.observe(samples.inputs[:-1].observation)
+        self.agent.observe(samples.observation)
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
 
     def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:

@@ -98,9 +98,7 @@ class PPO(Algorithm):
                 batch = self._reevaluate(samples)
             if not self._epoch(batch, samples.state, metrics):
                 break
-        self.agent.observe(
-            samples.inputs[:-1].observation
-        )  # after learning: acting and learning saw the same statistics
+        self.agent.observe(samples.observation)  # after learning: acting and learning saw the same statistics
         return {**mean_of(metrics), "explained_variance": fit, "learning_rate": self.updater.rate}
 
     def _evaluate(self, samples: Samples, value: Tensor) -> Batch:

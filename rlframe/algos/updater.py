@@ -56,8 +56,11 @@ class Updater:
             parameter.grad = None
         loss.backward()
         back()
-        loss = self._average(loss.detach(), valid)
-        grad_norm = self._descend(loss, self.parameters, batch)
+        return self.step_along(loss.detach(), valid, batch)
+
+    def step_along(self, loss: Tensor, valid: Tensor | None = None, batch: Tree = ()) -> Tensor:
+        """The same, along the gradients that the parameters have already."""
+        grad_norm = self._descend(self._average(loss, valid), self.parameters, batch)
         self.progress.updates += 1
         return grad_norm
 

@@ -31,6 +31,15 @@ class Stack:
         """Those of the layers [out, in]."""
         return [weight for weight, _ in self.layers]
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its parameters are."""
+        return self.layers[0][0].device.type == "cpu"
+
+    def then(self, other: Stack) -> Stack:
+        """This one and, of its output, the other."""
+        return Stack([*self.layers, *other.layers], (*self.activations, *other.activations))
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out], with autograd."""
         return layered(x, self.layers, self.activations) if self.layers else x
@@ -74,7 +83,7 @@ class Pass:
     @torch.no_grad()
     def to_parameters(self, gradient: Tensor) -> Tensor:
         """Set the gradient of every parameter; returns that of the first layer's affine map [n, hidden]."""
-        stack = self.stack
+        stack, of_affine = self.stack, gradient
         for i, of_affine in back(gradient, stack.weights, stack.activations, self.trace.kept):
             weight, bias = stack.layers[i]
             if weight.grad is None or bias.grad is None:

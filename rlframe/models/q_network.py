@@ -6,6 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import chz
 import numpy as np
@@ -21,11 +22,20 @@ from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
-from rlframe.ops.layers import layered, parameters
+from rlframe.models.perceptron import Stack
+from rlframe.ops.layers import parameters
 from rlframe.ops.products import linear
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One of a Q-network, to be followed by its gradient."""
+
+    values: Tensor  # [n, A, n_atoms]
+    back: Callable[[Tensor], None]  # from their gradient to those of the model's parameters
 
 
 class QModel(nn.Module, ABC):
@@ -39,6 +49,16 @@ class QModel(nn.Module, ABC):
 
         `noisy` [..., 1] or a number: how much of the noise of noisy layers is in a row, 0 for none.
         """
+
+    def run(self, inputs: AgentInputs) -> Evaluation | None:
+        """`forward` of rows [n] without autograd, where the gradient is written out; None if it is not."""
+        return None
+
+    def values(self, inputs: AgentInputs) -> Tensor:
+        """`forward`'s first result for rows [n], whose gradient nobody asks for; of a model without memory."""
+        run = self.run(inputs)
+        with torch.no_grad():
+            return run.values if run else self(inputs, ())[0]
 
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments; () without memory."""
@@ -91,12 +111,11 @@ class Stream(nn.Module):
         sizes = [n_in, *hidden, n_out]
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
-        self.activations = (*["relu"] * len(hidden), "none")
-        self.plain = [] if noisy else parameters(self.layers)
+        self.stack = None if noisy else Stack(parameters(self.layers), (*["relu"] * len(hidden), "none"))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
-        if self.plain:
-            return layered(x, self.plain, self.activations)
+        if self.stack:
+            return self.stack(x)
         for index, layer in enumerate(self.layers):
             x = layer(F.relu(x) if index else x, noisy)
         return x
@@ -111,6 +130,11 @@ class Stream(nn.Module):
             return x
 
         return forward
+
+
+def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """V(s) + A(s, a) - mean A(s, ·), of values [..., n_atoms] and advantages [..., A, n_atoms] (eq. 9)."""
+    return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
 
 
 def _linear(n_in: int, n_out: int) -> nn.Module:
@@ -161,10 +185,31 @@ class QNetwork(QModel):
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
         features, state = self.trunk(observation, inputs, state)
-        values = self.advantage(features, noisy).unflatten(-1, (self.n_actions, self.n_atoms))
-        if self.value is not None:  # eq. 9
-            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
-        return values, state
+        values = self._by_action(self.advantage(features, noisy))
+        return (_dueling(self.value(features, noisy), values) if self.value else values), state
+
+    def _by_action(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_actions, self.n_atoms))
+
+    @torch.no_grad()
+    def run(self, inputs: AgentInputs) -> Evaluation | None:
+        body, head, of_state = self.trunk.stack, self.advantage.stack, self.value.stack if self.value else None
+        if not body or not head or not head.on_cpu:
+            return None
+        features = body.run(self.trunk.vectors(self.norm(inputs.observation) if self.norm else inputs.observation))
+        advantage, value = head.run(features.output), of_state.run(features.output) if of_state else None
+        values = self._by_action(advantage.output)
+
+        @torch.no_grad()
+        def back(gradient: Tensor) -> None:
+            if value is None:
+                features.to_parameters(advantage.to_all(gradient.flatten(1)))
+                return
+            of_advantage = gradient - gradient.mean(-2, keepdim=True)
+            of_features = advantage.to_all(of_advantage.flatten(1)) + value.to_all(gradient.sum(-2))
+            features.to_parameters(of_features)
+
+        return Evaluation(_dueling(value.output, values) if value else values, back)
 
     def observe(self, observation: Tree) -> None:
         if self.norm:
