@@ -96,7 +96,8 @@ class QAgent(Agent):
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
             values, memory = forward(inputs, state.memory, noise.noisy)
             q = q_of(values)
-            first, last = (math.log(max(x, _NEVER)) for x in level.tolist())
+            first, last = level.tolist()
+            first, last = math.log(max(first, _NEVER)), math.log(max(last, _NEVER))
             epsilon = math.exp(first) if first == last else np.exp(first + (last - first) * (state.env / last_env))
             action = np.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
             return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))

@@ -20,6 +20,8 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     Raises:
         KeyError, ValueError: another tree lacks a place of `tree`.
     """
+    if not isinstance(tree, _BRANCHES):
+        return f(tree, *others)
     if isinstance(tree, Struct):
         return type(tree)(
             **{
@@ -29,13 +31,13 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         )
     if isinstance(tree, tuple):
         return tuple(map_tree(f, *branches) for branches in zip(tree, *others, strict=True))
-    if isinstance(tree, dict):
-        return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
-    return f(tree, *others)
+    return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
 
 
 def leaves(tree: Tree) -> list[Any]:
     """The arrays of a tree, in the order of their fields."""
+    if not isinstance(tree, _BRANCHES):
+        return [tree]
     found: list[Any] = []
     map_tree(found.append, tree)
     return found
@@ -129,3 +131,6 @@ class Struct:
     def zeros_like(cls, example: Self, lead: tuple[int, ...]) -> Self:
         """NumPy zeros shaped `lead + leaf.shape`."""
         return zeros_like(example, lead)
+
+
+_BRANCHES = (Struct, tuple, dict)

@@ -23,6 +23,7 @@ from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perceptron import Stack
+from rlframe.models.small import evaluate
 from rlframe.ops.layers import parameters
 from rlframe.ops.products import linear
 
@@ -35,7 +36,7 @@ class Evaluation:
     """One of a Q-network, to be followed by its gradient."""
 
     values: Tensor  # [n, A, n_atoms]
-    back: Callable[[Tensor], None]  # from their gradient to those of the model's parameters
+    back: Callable[[Tensor], object]  # from their gradient to those of the model's parameters
 
 
 class QModel(nn.Module, ABC):
@@ -177,6 +178,7 @@ class QNetwork(QModel):
         self.n_actions, self.n_atoms = int(action_space.n), n_atoms
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
+        self._stacks = self._written_out()
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
@@ -189,27 +191,40 @@ class QNetwork(QModel):
         return (_dueling(self.value(features, noisy), values) if self.value else values), state
 
     def _by_action(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.n_actions, self.n_atoms))
+        return x.view(*x.shape[:-1], self.n_actions, self.n_atoms)
+
+    def _written_out(self) -> list[Stack]:
+        """What the network is made of, where that is linear layers and no more: all in one, or the streams and then
+        the trunk."""
+        trunk, advantage = self.trunk.stack, self.advantage.stack
+        if trunk is None or advantage is None:
+            return []
+        if self.value is None:
+            return [trunk.then(advantage)]
+        assert self.value.stack  # noisy like the other or not
+        return [self.value.stack, advantage, trunk]
 
     @torch.no_grad()
     def run(self, inputs: AgentInputs) -> Evaluation | None:
-        body, head, of_state = self.trunk.stack, self.advantage.stack, self.value.stack if self.value else None
-        if not body or not head or not head.on_cpu:
+        if not self._stacks or not self._stacks[0].on_cpu:
             return None
-        features = body.run(self.trunk.vectors(self.norm(inputs.observation) if self.norm else inputs.observation))
-        advantage, value = head.run(features.output), of_state.run(features.output) if of_state else None
-        values = self._by_action(advantage.output)
+        x = self.trunk.vectors(self.norm(inputs.observation) if self.norm else inputs.observation)
+        if len(self._stacks) > 1:
+            return self._run_dueling(x)
+        run = evaluate(self._stacks[0], x)
+        return Evaluation(self._by_action(run.output), lambda gradient: run.to_parameters(gradient.flatten(1)))
+
+    def _run_dueling(self, x: Tensor) -> Evaluation:
+        of_value, of_advantage, trunk = self._stacks
+        features = evaluate(trunk, x)
+        value, advantage = evaluate(of_value, features.output), evaluate(of_advantage, features.output)
 
         @torch.no_grad()
         def back(gradient: Tensor) -> None:
-            if value is None:
-                features.to_parameters(advantage.to_all(gradient.flatten(1)))
-                return
-            of_advantage = gradient - gradient.mean(-2, keepdim=True)
-            of_features = advantage.to_all(of_advantage.flatten(1)) + value.to_all(gradient.sum(-2))
-            features.to_parameters(of_features)
+            centred = gradient - gradient.mean(-2, keepdim=True)
+            features.to_parameters(value.to_all(gradient.sum(-2)) + advantage.to_all(centred.flatten(1)))
 
-        return Evaluation(_dueling(value.output, values) if value else values, back)
+        return Evaluation(_dueling(value.output, self._by_action(advantage.output)), back)
 
     def observe(self, observation: Tree) -> None:
         if self.norm:
@@ -226,13 +241,13 @@ class QNetwork(QModel):
         norm = on_numpy.normalizer(self.norm) if self.norm else None
         advantage = self.advantage.on_numpy()
         value = self.value.on_numpy() if self.value else None
-        shape = (self.n_actions, self.n_atoms)
+        shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
             n = len(inputs.first)
             observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
             features, state = trunk(norm(observation) if norm else observation, inputs, state)
-            rows = on_numpy.in_blocks(noisy[:, None], n)
+            rows = on_numpy.in_blocks(noisy[:, None], n) if has_noise else noisy
             values = advantage(features, rows).reshape(n, *shape)
             if value:
                 values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)

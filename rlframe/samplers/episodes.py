@@ -24,7 +24,7 @@ class EpisodeTracker:
     def follow(self, rows: Rows, events: Iterable[Events]) -> None:
         """Account for a batch; finished episodes in the order of their end, then of their environment."""
         events = list(events)
-        if not rows.ended.any() and not any(each.cuts for each in events):
+        if not np.count_nonzero(rows.ended) and not any(each.cuts for each in events):
             self._go_on(rows)
             return
         diagnostics = {(note.t, note.env): note.means for each in events for note in each.diagnostics}
