@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from fractions import Fraction
 from typing import Any
 
 import chz
@@ -81,7 +80,7 @@ class _Trial:
                     made += 1
                 spent += learning * due / max(made, 1)
                 if made < due and isinstance(debt := getattr(self.algo, "debt", None), UpdateDebt):
-                    debt.owed = Fraction(0)
+                    debt.forgive()
         return spent / (progress.env_steps - before)
 
     def close(self) -> None:

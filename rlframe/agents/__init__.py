@@ -3,7 +3,7 @@
 from rlframe.agents.actor import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
 from rlframe.agents.base import Agent
 from rlframe.agents.policy import PolicyAgent, PolicyInfo, PolicyRun, make_policy_agent
-from rlframe.agents.q import QAgent, QInfo, make_q_agent
+from rlframe.agents.q import QAgent, QInfo, QRun, make_q_agent
 
 __all__ = [
     "ActorAgent",
@@ -15,6 +15,7 @@ __all__ = [
     "PolicyRun",
     "QAgent",
     "QInfo",
+    "QRun",
     "SquashedGaussian",
     "make_actor_agent",
     "make_policy_agent",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_observation_space
-from rlframe.core.struct import Struct, Tree, as_numpy, leaves
+from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import QModel, QNetwork
@@ -48,6 +49,14 @@ class QState(Struct):
     memory: Tree  # of the model; () without
 
 
+@dataclass(frozen=True)
+class QRun:
+    """The values of the actions taken, and the way back from them."""
+
+    values: Tensor  # [n, n_atoms], see models.q_values
+    back: Callable[[Tensor], None]  # sets the gradients of the model's parameters, from that of these
+
+
 class QAgent(Agent):
     """Epsilon is that of `set_epsilon`: one for all environments, or a ladder over them."""
 
@@ -66,8 +75,8 @@ class QAgent(Agent):
 
         ε_i = first^(1 - i/(N-1)) last^(i/(N-1)); n_envs: N, over all ranks.
         """
-        self.epsilon.copy_(torch.tensor([first, last]))
-        self.last_env.fill_(max(n_envs - 1, 1))
+        fill(self.epsilon, (first, last))
+        fill(self.last_env, max(n_envs - 1, 1))
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
@@ -87,7 +96,8 @@ class QAgent(Agent):
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
             values, memory = forward(inputs, state.memory, noise.noisy)
             q = q_of(values)
-            first, last = (math.log(max(x, _NEVER)) for x in level.tolist())
+            first, last = level.tolist()
+            first, last = math.log(max(first, _NEVER)), math.log(max(last, _NEVER))
             epsilon = math.exp(first) if first == last else np.exp(first + (last - first) * (state.env / last_env))
             action = np.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
             return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
@@ -97,6 +107,25 @@ class QAgent(Agent):
     def forward(self, inputs: AgentInputs, memory: Tree) -> tuple[Tensor, Tree]:
         """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers."""
         return self.model(inputs, memory)
+
+    def run(self, inputs: AgentInputs, action: Tensor) -> QRun:
+        """What a gradient step starts from: of rows [n], by a model without memory."""
+        rows, run = torch.arange(len(action), device=action.device), self.model.run(inputs)
+        if run is None:
+            taken = self.model(inputs, ())[0][rows, action]
+            return QRun(taken.detach(), partial(self._back_by_autograd, taken))
+
+        def back(of_taken: Tensor) -> None:
+            gradient = torch.zeros_like(run.values)
+            gradient[rows, action] = of_taken
+            run.back(gradient)
+
+        return QRun(run.values[rows, action], back)
+
+    def _back_by_autograd(self, taken: Tensor, gradient: Tensor) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        taken.backward(gradient)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         uniform = rng.random(lead, dtype=np.float32)

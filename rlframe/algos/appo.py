@@ -93,7 +93,7 @@ class APPO(Algorithm):
                 batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._prepared
             ):
                 metrics.append(self._descend(minibatch, state))
-        self.agent.observe(samples.inputs[:-1].observation)
+        self.agent.observe(samples.observation)
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
 
     def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
@@ -133,8 +133,7 @@ class APPO(Algorithm):
             "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
         }
         loss = found["policy_loss"] + c.value_coef * found["value_loss"] - c.entropy_coef * found["entropy"]
-        norm = self.updater.follow(loss, batch, batch.valid)
-        self.progress.updates += 1
+        norm = self.updater.step_along(loss, batch, batch.valid)
         return {**found, "grad_norm": norm}
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from rlframe.core.ranks import Ranks, current_ranks
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import Samples
 
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
@@ -47,7 +48,7 @@ class Progress:
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch, and of the other ranks' batches."""
         self.scheduled = self.env_steps
-        self.env_steps += self.ranks.sum(int(samples.valid.sum()))
+        self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
 
     def state_dict(self) -> dict[str, int]:
         """The counts."""

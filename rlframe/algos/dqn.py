@@ -14,11 +14,10 @@ from typing import Any
 import chz
 import torch
 from gymnasium import Space
-from torch import Tensor
 
-from rlframe.agents import QAgent, make_q_agent
+from rlframe.agents import QAgent, QRun, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, check_feedforward, priorities
+from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, check_feedforward, copy_into, priorities
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
@@ -27,6 +26,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.models.q_values import Categorical, Expected, Quantile, QValue
+from rlframe.ops.q_learning import QLoss
 from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
 
 
@@ -110,7 +110,7 @@ class DQN(Algorithm):
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
-        self.agent.observe(samples.inputs[:-1].observation)
+        self.agent.observe(samples.observation)
         self.debt.receive(self.progress.scheduled, self.progress.env_steps)
         self.epsilon.apply(self.agent, self.progress.env_steps)
 
@@ -120,34 +120,33 @@ class DQN(Algorithm):
     def update(self) -> UpdateMetrics:
         beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         batch = self.replay.sample(self.config.batch_size, beta)
-        loss, error, q = self._loss(batch)
-        grad_norm = self.updater.step((batch.weight * loss).mean(), batch=batch)
+        run, (loss, error, gradient) = self._loss(batch)
+        run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)  # of the weighted mean
+        mean_loss = loss.mean()
+        grad_norm = self.updater.step_along(mean_loss, batch=batch)
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error))
         if self.progress.updates % self.config.target_interval == 0:
-            self.target.load_state_dict(self.agent.model.state_dict())
+            copy_into(self.target, self.agent.model)
         self.debt.pay()
         return {
-            "loss": loss.detach().mean(),
-            "q": q.detach().mean(),
+            "loss": mean_loss,
+            "q": self.agent.kind.q(run.values).mean(),
             "grad_norm": grad_norm,
-            "epsilon": self.agent.epsilon[0].clone(),
+            "epsilon": self.epsilon.first(self.progress.env_steps),
             "learning_rate": self.updater.rate,
         }
 
-    def _loss(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss [n] and error [n] of the rows, and the Q-values [n] of their actions."""
+    def _loss(self, batch: Transitions) -> tuple[QRun, QLoss]:
+        """The values of the rows' actions, and their loss."""
         kind, rows = self.agent.kind, torch.arange(len(batch.return_), device=batch.return_.device)
         self.agent.model.resample(self.generator)
         self.target.resample(self.generator)
-        with torch.no_grad():
-            next_values, _ = self.target(batch.next_inputs, ())
-            chooser = self.agent.model(batch.next_inputs, ())[0] if self.config.double else next_values
-            target = next_values[rows, kind.q(chooser).argmax(-1)]
-        values, _ = self.agent.model(batch.inputs, ())
-        taken = values[rows, batch.action]
-        loss, error = kind.loss(taken, target, batch.return_, batch.bootstrap)
-        return loss, error, kind.q(taken)
+        next_values = self.target.values(batch.next_inputs)
+        chooser = self.agent.model.values(batch.next_inputs) if self.config.double else next_values
+        target = next_values[rows, kind.q(chooser).argmax(-1)]
+        run = self.agent.run(batch.inputs, batch.action)
+        return run, kind.loss(run.values, target, batch.return_, batch.bootstrap)
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}

@@ -72,7 +72,7 @@ class IMPALA(Algorithm):
         samples = self.samples.pop()
         loss, metrics = self._loss(samples)
         grad_norm = self.updater.step(loss, samples, samples.valid)
-        self.agent.observe(samples.inputs[:-1].observation)
+        self.agent.observe(samples.observation)
         return {**metrics, "grad_norm": grad_norm, "learning_rate": self.updater.rate}
 
     def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -51,28 +50,43 @@ class UpdateDebt:
             )
         self.ranks, self.ready = current_ranks(), False  # ready: every rank has something to learn from
         self.batch_size, self.learn_from = batch_size * self.ranks.world_size, learn_from
-        self.rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
-        self.owed = self.forgone = Fraction(0)
+        rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
+        self._share, self._whole = rate.as_integer_ratio()  # all is counted in integers: parts of which _whole are one
+        self._owed = self._forgone = 0
 
     def receive(self, before: int, after: int) -> None:
         """Count the env_steps of a batch: so many had come before it, so many after it."""
-        more = self.rate * max(after - max(before, self.learn_from), 0)
-        most = _MOST_BATCHES * max(more, 1)
-        if self.ready and self.owed > most:  # else it is not for want of time that nothing was paid
-            self.forgone += self.owed - most
-            self.owed = Fraction(most)
-        self.owed += more
+        more = self._share * max(after - max(before, self.learn_from), 0)
+        if self.ready:  # else it is not for want of time that nothing was paid
+            given_up = max(self._owed - _MOST_BATCHES * max(more, self._whole), 0)
+            self._owed -= given_up
+            self._forgone += given_up
+        self._owed += more
 
     def due(self, n_choices: int = 1) -> int:
         """Whole updates owed; none before every rank has rows to choose from (`n_choices` of this one's replay)."""
-        owed = math.floor(self.owed)
+        owed = self._owed // self._whole
         if owed and not self.ready:
             self.ready = self.ranks.every(n_choices > 0)
         return owed if self.ready else 0
 
     def pay(self) -> None:
         """An update was made."""
-        self.owed -= 1
+        self._owed -= self._whole
+
+    def forgive(self) -> None:
+        """Give up all that is owed."""
+        self._forgone, self._owed = self._forgone + self._owed, 0
+
+    @property
+    def owed(self) -> Fraction:
+        """Updates owed."""
+        return Fraction(self._owed, self._whole)
+
+    @property
+    def forgone(self) -> Fraction:
+        """Updates given up."""
+        return Fraction(self._forgone, self._whole)
 
     def reached(self, progress: Progress) -> float:
         """Rows learned from so far for each env_step since learning began; 0 before."""
@@ -81,7 +95,7 @@ class UpdateDebt:
 
     def counters(self, progress: Progress) -> dict[str, float]:
         """The ratio reached, and what was given up, for the log."""
-        forgone = {"replay/forgone": float(self.forgone)} if self.forgone else {}
+        forgone = {"replay/forgone": float(self.forgone)} if self._forgone else {}
         return {"replay/ratio": self.reached(progress), **forgone}
 
     def state_dict(self) -> dict[str, list[int]]:
@@ -90,7 +104,7 @@ class UpdateDebt:
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
         """Go on from a saved debt."""
-        self.owed, self.forgone = Fraction(*state["owed"]), Fraction(*state["forgone"])
+        self._owed, self._forgone = (int(Fraction(*state[name]) * self._whole) for name in ("owed", "forgone"))
 
 
 class EpsilonSchedule:
@@ -239,6 +253,16 @@ def priorities(error: Tensor) -> Tensor:
 def load_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state."""
     rng.bit_generator.state = state
+
+
+@torch.no_grad()
+def copy_into(target: nn.Module, online: nn.Module) -> None:
+    """Make a target network equal to the online one, statistics and noise included."""
+    torch._foreach_copy_(_tensors(target), _tensors(online))
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 @torch.no_grad()

@@ -106,9 +106,7 @@ class PPO(Algorithm):
                 batch = self._reevaluate(samples)
             if not self._epoch(batch, samples.state, rows):
                 break
-        self.agent.observe(
-            samples.inputs[:-1].observation
-        )  # after learning: acting and learning saw the same statistics
+        self.agent.observe(samples.observation)  # after learning: acting and learning saw the same statistics
         return {**self._means(rows), "explained_variance": fit, "learning_rate": self.updater.rate}
 
     def _evaluate(self, samples: Samples, value: Tensor) -> Batch:
@@ -157,8 +155,7 @@ class PPO(Algorithm):
             -c.entropy_coef * weight,
             c.value_coef * weight * of_value,
         )
-        norm = self.updater.follow(loss, batch, batch.valid)
-        self.progress.updates += 1
+        norm = self.updater.step_along(loss, batch, batch.valid)
         rows.append(Rows(surrogate, error, run.entropy, log_ratio, weight, norm))
         return True
 

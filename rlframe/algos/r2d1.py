@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, priorities
+from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, copy_into, priorities
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
@@ -109,7 +109,7 @@ class R2D1(Algorithm):
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
-        self.agent.observe(samples.inputs[:-1].observation)
+        self.agent.observe(samples.observation)
         if self.config.prioritized and len(index := self.replay.newest()):
             with torch.no_grad():  # as they would be after an update
                 self.replay.update_priorities(index, self._loss(self.replay.read(index))[1])
@@ -126,13 +126,13 @@ class R2D1(Algorithm):
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
         if self.progress.updates % self.config.target_interval == 0:
-            self.target.load_state_dict(self.agent.model.state_dict())
+            copy_into(self.target, self.agent.model)
         self.debt.pay()
         return {
             "loss": loss.detach().mean(),
             "q": q.mean(),
             "grad_norm": grad_norm,
-            "epsilon": self.agent.epsilon[0].clone(),
+            "epsilon": self.epsilon.first(self.progress.env_steps),
             "learning_rate": self.updater.rate,
         }
 

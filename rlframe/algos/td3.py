@@ -104,7 +104,7 @@ class TD3(Algorithm):
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
-        self.agent.observe(samples.inputs[:-1].observation)
+        self.agent.observe(samples.observation)
         self.debt.receive(self.progress.scheduled, self.progress.env_steps)
         self._explore()
 

@@ -43,6 +43,10 @@ class Updater:
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
+        return self.step_along(loss, batch, valid)
+
+    def step_along(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
+        """One update along the gradients that the parameters have; see `follow`."""
         norm = self.follow(loss, batch, valid)
         self.progress.updates += 1
         return norm

@@ -20,6 +20,8 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     Raises:
         KeyError, ValueError: another tree lacks a place of `tree`.
     """
+    if not isinstance(tree, _BRANCHES):
+        return f(tree, *others)
     if isinstance(tree, Struct):
         return type(tree)(
             **{
@@ -29,13 +31,13 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         )
     if isinstance(tree, tuple):
         return tuple(map_tree(f, *branches) for branches in zip(tree, *others, strict=True))
-    if isinstance(tree, dict):
-        return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
-    return f(tree, *others)
+    return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
 
 
 def leaves(tree: Tree) -> list[Any]:
     """The arrays of a tree, in the order of their fields."""
+    if not isinstance(tree, _BRANCHES):
+        return [tree]
     found: list[Any] = []
     map_tree(found.append, tree)
     return found
@@ -76,6 +78,14 @@ def as_numpy(leaf: Any) -> np.ndarray:
         return leaf.numpy()  # half the time of the general way: acting does this for each leaf of each step
     except (RuntimeError, TypeError):  # it has a gradient, or lies on another device
         return leaf.detach().cpu().numpy()
+
+
+def fill(tensor: Any, numbers: Any) -> None:
+    """Write a few numbers into a tensor without gradient; on the CPU in a fifth of the time that torch takes."""
+    if tensor.device.type == "cpu":
+        tensor.numpy()[...] = numbers
+    else:
+        tensor.copy_(tensor.new_tensor(numbers))
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -121,3 +131,6 @@ class Struct:
     def zeros_like(cls, example: Self, lead: tuple[int, ...]) -> Self:
         """NumPy zeros shaped `lead + leaf.shape`."""
         return zeros_like(example, lead)
+
+
+_BRANCHES = (Struct, tuple, dict)

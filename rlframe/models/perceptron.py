@@ -30,6 +30,15 @@ class Stack:
         """Those of the layers [out, in]."""
         return [weight for weight, _ in self.layers]
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its parameters are."""
+        return self.layers[0][0].device.type == "cpu"
+
+    def then(self, other: Stack) -> Stack:
+        """This one and, of its output, the other."""
+        return Stack([*self.layers, *other.layers], (*self.activations, *other.activations))
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out], with autograd."""
         return layered(x, self.layers, self.activations) if self.layers else x

@@ -6,6 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import chz
 import numpy as np
@@ -21,11 +22,21 @@ from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
-from rlframe.ops.layers import layered, parameters
+from rlframe.models.perceptron import Stack
+from rlframe.models.small import evaluate
+from rlframe.ops.layers import parameters
 from rlframe.ops.products import linear
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One of a Q-network, to be followed by its gradient."""
+
+    values: Tensor  # [n, A, n_atoms]
+    back: Callable[[Tensor], object]  # from their gradient to those of the model's parameters
 
 
 class QModel(nn.Module, ABC):
@@ -39,6 +50,16 @@ class QModel(nn.Module, ABC):
 
         `noisy` [..., 1] or a number: how much of the noise of noisy layers is in a row, 0 for none.
         """
+
+    def run(self, inputs: AgentInputs) -> Evaluation | None:
+        """`forward` of rows [n] without autograd, where the gradient is written out; None if it is not."""
+        return None
+
+    def values(self, inputs: AgentInputs) -> Tensor:
+        """`forward`'s first result for rows [n], whose gradient nobody asks for; of a model without memory."""
+        run = self.run(inputs)
+        with torch.no_grad():
+            return run.values if run else self(inputs, ())[0]
 
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments; () without memory."""
@@ -91,12 +112,11 @@ class Stream(nn.Module):
         sizes = [n_in, *hidden, n_out]
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
-        self.activations = (*["relu"] * len(hidden), "none")
-        self.plain = [] if noisy else parameters(self.layers)
+        self.stack = None if noisy else Stack(parameters(self.layers), (*["relu"] * len(hidden), "none"))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
-        if self.plain:
-            return layered(x, self.plain, self.activations)
+        if self.stack:
+            return self.stack(x)
         for index, layer in enumerate(self.layers):
             x = layer(F.relu(x) if index else x, noisy)
         return x
@@ -111,6 +131,11 @@ class Stream(nn.Module):
             return x
 
         return forward
+
+
+def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """V(s) + A(s, a) - mean A(s, ·), of values [..., n_atoms] and advantages [..., A, n_atoms] (eq. 9)."""
+    return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
 
 
 def _linear(n_in: int, n_out: int) -> nn.Module:
@@ -153,6 +178,7 @@ class QNetwork(QModel):
         self.n_actions, self.n_atoms = int(action_space.n), n_atoms
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
+        self._stacks = self._written_out()
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
@@ -161,10 +187,44 @@ class QNetwork(QModel):
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
         features, state = self.trunk(observation, inputs, state)
-        values = self.advantage(features, noisy).unflatten(-1, (self.n_actions, self.n_atoms))
-        if self.value is not None:  # eq. 9
-            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
-        return values, state
+        values = self._by_action(self.advantage(features, noisy))
+        return (_dueling(self.value(features, noisy), values) if self.value else values), state
+
+    def _by_action(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.n_actions, self.n_atoms)
+
+    def _written_out(self) -> list[Stack]:
+        """What the network is made of, where that is linear layers and no more: all in one, or the streams and then
+        the trunk."""
+        trunk, advantage = self.trunk.stack, self.advantage.stack
+        if trunk is None or advantage is None:
+            return []
+        if self.value is None:
+            return [trunk.then(advantage)]
+        assert self.value.stack  # noisy like the other or not
+        return [self.value.stack, advantage, trunk]
+
+    @torch.no_grad()
+    def run(self, inputs: AgentInputs) -> Evaluation | None:
+        if not self._stacks or not self._stacks[0].on_cpu:
+            return None
+        x = self.trunk.vectors(self.norm(inputs.observation) if self.norm else inputs.observation)
+        if len(self._stacks) > 1:
+            return self._run_dueling(x)
+        run = evaluate(self._stacks[0], x)
+        return Evaluation(self._by_action(run.output), lambda gradient: run.to_parameters(gradient.flatten(1)))
+
+    def _run_dueling(self, x: Tensor) -> Evaluation:
+        of_value, of_advantage, trunk = self._stacks
+        features = evaluate(trunk, x)
+        value, advantage = evaluate(of_value, features.output), evaluate(of_advantage, features.output)
+
+        @torch.no_grad()
+        def back(gradient: Tensor) -> None:
+            centred = gradient - gradient.mean(-2, keepdim=True)
+            features.to_parameters(value.to_all(gradient.sum(-2)) + advantage.to_all(centred.flatten(1)))
+
+        return Evaluation(_dueling(value.output, self._by_action(advantage.output)), back)
 
     def observe(self, observation: Tree) -> None:
         if self.norm:
@@ -181,13 +241,13 @@ class QNetwork(QModel):
         norm = on_numpy.normalizer(self.norm) if self.norm else None
         advantage = self.advantage.on_numpy()
         value = self.value.on_numpy() if self.value else None
-        shape = (self.n_actions, self.n_atoms)
+        shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
             n = len(inputs.first)
             observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
             features, state = trunk(norm(observation) if norm else observation, inputs, state)
-            rows = on_numpy.in_blocks(noisy[:, None], n)
+            rows = on_numpy.in_blocks(noisy[:, None], n) if has_noise else noisy
             values = advantage(features, rows).reshape(n, *shape)
             if value:
                 values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)

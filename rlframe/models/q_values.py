@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.ops.q_learning import categorical_loss, expected_loss, quantile_loss
+from rlframe.ops.q_learning import QLoss, categorical_loss, expected_loss, quantile_loss
 
 
 class QValue(ABC):
@@ -25,8 +25,8 @@ class QValue(ABC):
         """The same in NumPy."""
 
     @abstractmethod
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss [n] and error [n] >= 0 (see ops.q_learning).
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+        """Loss and error [n], and the gradient [n, n_atoms] (see ops.q_learning).
 
         Args:
             values: [n, n_atoms] of the action taken.    target: [n, n_atoms] of the next action.
@@ -45,8 +45,9 @@ class Expected(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0]
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        return expected_loss(values.squeeze(-1), target.squeeze(-1), return_, bootstrap)
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+        loss, error, gradient = expected_loss(values.squeeze(-1), target.squeeze(-1), return_, bootstrap)
+        return QLoss(loss, error, gradient.unsqueeze(-1))
 
 
 class Categorical(QValue):
@@ -70,7 +71,7 @@ class Categorical(QValue):
         weights = np.exp(values - values.max(-1, keepdims=True))
         return (weights * self.support.numpy()).sum(-1) / weights.sum(-1)
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
         return categorical_loss(values, target, return_, bootstrap, self.v_min, self.v_max)
 
 
@@ -91,5 +92,5 @@ class Quantile(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values.mean(-1)
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
         return quantile_loss(values, target, return_, bootstrap)

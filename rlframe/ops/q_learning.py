@@ -1,15 +1,25 @@
 """Losses of Q-learning on independent rows: for expected returns, for categorical distributions and for quantiles.
 
 Shared by every function here: `return_` and `bootstrap` [n] are the n-step return and the factor on what follows, γ^k,
-or 0 after termination. Targets are constants. Results are a loss [n] and an error [n] >= 0, by which replay may choose.
+or 0 after termination. Targets are constants. Gradients are written out: they are simpler than the losses.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+class QLoss(NamedTuple):
+    """What is learned from rows."""
+
+    loss: Tensor  # [n]
+    error: Tensor  # [n], at least 0, by which replay may choose
+    gradient: Tensor  # of each row's loss, with respect to the first argument and of its shape
+
+
+def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
     """Huber loss of the TD error, whose gradient is the error clipped to ±1.
 
     δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
@@ -17,9 +27,11 @@ def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tenso
     Args:
         q, target_q: [n], Q of the action taken and of the next one.
     Returns:
-        loss [n], |δ| [n].
+        The error is |δ|.
     """
-    return td_loss(q, return_ + bootstrap * target_q.detach())
+    error = q - torch.addcmul(return_, bootstrap, target_q.detach())
+    clipped = error.clamp(-1, 1)
+    return QLoss(clipped * (error - clipped / 2), error.abs(), clipped)
 
 
 def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +41,7 @@ def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def categorical_loss(
     logits: Tensor, target_logits: Tensor, return_: Tensor, bootstrap: Tensor, v_min: float, v_max: float
-) -> tuple[Tensor, Tensor]:
+) -> QLoss:
     """Cross-entropy with the projected target distribution; the error is their KL divergence.
 
     (Bellemare, Dabney & Munos 2017, arXiv 1707.06887, algorithm 1; the KL as priority: Hessel et al. 2018)
@@ -37,12 +49,13 @@ def categorical_loss(
     Args:
         logits, target_logits: [n, N], over returns spaced evenly from v_min to v_max.
     Returns:
-        loss [n], KL [n].
+        The error is the KL divergence.
     """
     target = project(target_logits.detach().softmax(-1), return_, bootstrap, v_min, v_max)
-    cross_entropy = -(target * logits.log_softmax(-1)).sum(-1)
+    log_p = logits.log_softmax(-1)
+    cross_entropy = -(target * log_p).sum(-1)
     entropy = -torch.special.xlogy(target, target).sum(-1)
-    return cross_entropy, (cross_entropy.detach() - entropy).clamp(min=0)
+    return QLoss(cross_entropy, (cross_entropy - entropy).clamp_(min=0), log_p.exp() - target)
 
 
 @torch.no_grad()
@@ -68,7 +81,7 @@ def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: floa
     return projected.scatter_add_(-1, index + 1, probability * share)
 
 
-def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
     """Quantile Huber loss with κ = 1, summed over quantiles and averaged over target samples; the error is |mean δ|.
 
     ρ_τ(u) = |τ - 1{u < 0}| L_1(u),   u_ij = G + γ^k θ'_j - θ_i,   τ_i = (2i + 1) / 2N
@@ -76,8 +89,6 @@ def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstra
 
     Args:
         theta, target_theta: [n, N] quantiles.
-    Returns:
-        loss [n], error [n].
     """
     n = theta.shape[-1]
     tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
@@ -85,4 +96,4 @@ def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstra
     u = target - theta.unsqueeze(-1)  # [n, N, N']
     weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
     loss = (weight * F.huber_loss(u, torch.zeros_like(u), reduction="none")).mean(-1).sum(-1)
-    return loss, u.detach().mean((-2, -1)).abs()
+    return QLoss(loss, u.mean((-2, -1)).abs(), -(weight * u.clamp(-1, 1)).mean(-1))

@@ -22,7 +22,7 @@ class ReplayBuffer(Generic[Drawn]):
         """`size`: how large it gets, in words, for the log."""
         self.size = size
         self._storage, self._selector, self._reader = storage, selector, reader
-        self._ones = storage.memory.send(np.ones(1, np.float32))
+        self._ones = storage.memory.send(np.ones(0, np.float32))  # as many as were drawn last
 
     @property
     def n_rows(self) -> int:
@@ -60,7 +60,12 @@ class ReplayBuffer(Generic[Drawn]):
             )
         drawn = self._selector.draw(choices, n)
         weight = self._selector.weight(choices, drawn, beta)
-        return self._reader.read(drawn, self._ones.expand(n) if weight is None else self._storage.memory.send(weight))
+        return self._reader.read(drawn, self._equal(n) if weight is None else self._storage.memory.send(weight))
+
+    def _equal(self, n: int) -> Tensor:
+        if len(self._ones) != n:
+            self._ones = self._storage.memory.send(np.ones(n, np.float32))
+        return self._ones
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
         """Set the priorities [n] of rows by the `index` they were sampled with; overwritten rows are passed over.
@@ -75,7 +80,7 @@ class ReplayBuffer(Generic[Drawn]):
 
     def read(self, index: np.ndarray) -> Drawn:
         """What is at the rows with these numbers, which may be drawn; its weights are 1."""
-        return self._reader.read(self._reader.choice(index), self._ones.expand(len(index)))
+        return self._reader.read(self._reader.choice(index), self._equal(len(index)))
 
     def newest(self) -> np.ndarray:
         """Numbers of the rows that the last `append` has made ready to be drawn, with the highest priority so far."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.ops.returns import n_step_return
-from rlframe.replay.ring import Choices
+from rlframe.replay.ring import Choices, read_rows, spans, write_rows
 from rlframe.replay.storage import Storage
 from rlframe.replay.types import Sequences, Transitions
 
@@ -120,25 +120,26 @@ class NStepReader(Reader[Transitions]):
         hi = max(lo, ring.t + 1 - self._n)
         complete = max(lo, self.choices.hi // B)
         self._sum(complete, hi)
-        return self.choices.move(lo * B, hi * B, storage.valid[ring.places(complete, hi)].reshape(-1))
+        return self.choices.move(lo * B, hi * B, read_rows(storage.valid, complete, hi - complete).reshape(-1))
 
     def _sum(self, complete: int, hi: int) -> None:
         """Returns of the times from `complete` to hi - 1."""
-        storage, places = self._storage, self._storage.ring.places(complete, self._storage.ring.t)
+        storage, n = self._storage, self._storage.ring.t - complete
+        if n <= 0:
+            return
         if self._n == 1:
-            self._bootstrap[places] = self._discount * ~storage.terminated[places]
+            for places, _ in spans(complete, n, storage.ring.L):
+                self._bootstrap[places] = self._discount * ~storage.terminated[places]
             return
         reward, terminated, truncated, valid = (
-            torch.from_numpy(array[places])
+            torch.from_numpy(read_rows(array, complete, n))
             for array in (storage.reward, storage.terminated, storage.truncated, storage.valid)
         )
-        if not len(reward):
-            return
         return_, bootstrap, index = n_step_return(reward, terminated, truncated, valid, self._discount, self._n)
-        done, n_done = places[: hi - complete], hi - complete
-        self._return[done] = return_[:n_done].numpy()
-        self._bootstrap[done] = bootstrap[:n_done].numpy()
-        self._steps[done] = (index - torch.arange(len(index))[:, None])[:n_done].numpy()
+        done = slice(0, hi - complete)
+        write_rows(self._return, complete, return_[done].numpy())
+        write_rows(self._bootstrap, complete, bootstrap[done].numpy())
+        write_rows(self._steps, complete, (index - torch.arange(len(index))[:, None])[done].numpy())
 
     def read(self, drawn: np.ndarray, weight: Tensor) -> Transitions:
         storage, B = self._storage, self._storage.ring.B

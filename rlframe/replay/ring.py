@@ -28,10 +28,6 @@ class Ring:
         """Time steps of the ring that hold something, from its beginning."""
         return min(self.t + 1, self.L)
 
-    def places(self, start: int, stop: int) -> np.ndarray:
-        """Where in the ring the times start..stop-1 are."""
-        return np.arange(start, stop) % self.L
-
 
 def spans(time: int, n: int, L: int) -> list[tuple[slice, slice]]:
     """Where to write n time steps from `time` on: one or two pairs of (places in the ring, part of the n)."""
@@ -45,6 +41,12 @@ def write_rows(grid: np.ndarray, time: int, values: Any) -> None:
     """Write values [n, ...] from `time` on into a ring of len(grid) time steps."""
     for places, part in spans(time, len(values), len(grid)):
         grid[places] = values[part]
+
+
+def read_rows(grid: np.ndarray, time: int, n: int) -> np.ndarray:
+    """n time steps [n, ...] from `time` on; a view, unless they go round the end of the ring."""
+    parts = [grid[places] for places, _ in spans(time, n, len(grid))]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class Choices:
@@ -63,14 +65,16 @@ class Choices:
         Args:
             eligible: [hi - max(lo, hi before)] bool, of the new numbers.
         """
-        gone = np.arange(self.lo, min(lo, self.hi)) % self.n_slots
-        new = np.arange(max(lo, self.hi), hi)
-        self.newest = new[eligible]
-        self.n += len(self.newest) - int(np.count_nonzero(self.eligible[gone]))
-        self.eligible[gone] = False
-        self.eligible[new % self.n_slots] = eligible
+        first, last = self.lo, min(lo, self.hi)
+        for places, _ in spans(first, max(0, last - first), self.n_slots):
+            self.n -= int(np.count_nonzero(self.eligible[places]))
+            self.eligible[places] = False
+        new = max(lo, self.hi)
+        write_rows(self.eligible, new, eligible)
+        self.newest = np.flatnonzero(eligible) + new
+        self.n += len(self.newest)
         self.lo, self.hi = lo, hi
-        return gone
+        return np.arange(first, last) % self.n_slots
 
     def among(self, numbers: np.ndarray) -> np.ndarray:
         """Which of `numbers` may be drawn: [n] bool."""

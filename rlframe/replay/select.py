@@ -64,11 +64,10 @@ class Uniform(Selector):
 
     def draw(self, choices: Choices, n: int) -> np.ndarray:
         drawn = self._anywhere(choices, n)
-        fits = choices.eligible.take(drawn % choices.n_slots)
-        while not fits.all():
-            wrong = np.flatnonzero(~fits)
-            drawn[wrong] = self._anywhere(choices, len(wrong))
-            fits = choices.eligible.take(drawn % choices.n_slots)
+        wrong = np.flatnonzero(~choices.eligible.take(drawn % choices.n_slots))
+        while len(wrong):
+            drawn[wrong] = again = self._anywhere(choices, len(wrong))
+            wrong = wrong[~choices.eligible.take(again % choices.n_slots)]
         return drawn
 
     def _anywhere(self, choices: Choices, n: int) -> np.ndarray:

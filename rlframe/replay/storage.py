@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
-from rlframe.replay.memory import Memory
+from rlframe.replay.memory import Column, Memory
 from rlframe.replay.observations import At, Kept
-from rlframe.replay.ring import Ring, write_rows
+from rlframe.replay.ring import Ring, spans, write_rows
 
 _FLAGS = ("reward", "terminated", "truncated", "valid", "first")
 
@@ -37,8 +38,10 @@ class Storage:
         self.terminated, self.truncated, self.valid, self.first = (np.zeros((L, B), np.bool_) for _ in range(4))
         self.n_rows = 0  # valid ones
         self.last = example.map(np.copy)  # where the next batch starts
-        self._no_actions = map_tree(np.zeros_like, example.prev_action)
-        self._null = AgentInputs((), *(map_tree(lambda x: memory.send(x[:1].copy()), x) for x in _parts(example)[1:]))
+        self._kept: list[Kept] = leaves(observation)
+        self._columns: list[Column] = leaves(self.action)
+        self._last: list[np.ndarray] = leaves(self.last)
+        self._null = replace(example, observation=()).map(lambda x: memory.send(x[:1].copy()))
         self._nulls: dict[tuple[int, ...], AgentInputs] = {}
 
     def append(self, samples: Samples) -> int:
@@ -47,22 +50,23 @@ class Storage:
         Raises:
             ValueError: its stacks of frames cannot be rebuilt (see Frames), or B differs.
         """
-        inputs = AgentInputs(*(map_tree(as_numpy, part) for part in _parts(samples.inputs)))
-        action = map_tree(as_numpy, samples.action)
+        inputs, action = _arrays(self.last, samples.inputs), _leaves(self.last.prev_action, samples.action)
         reward, terminated, truncated, valid = (
             as_numpy(x) for x in (samples.reward, samples.terminated, samples.truncated, samples.valid)
         )
         self._check(valid)
         if not self.ring.t or not self._goes_on(inputs):
             self._begin(inputs)
-        start, T = self.ring.t, len(valid)
-        map_tree(lambda kept, rows: kept.extend(start, rows, ~valid), self.observation, inputs.observation)
-        self._forget(start + 1, start + T + 1)
-        self._truncate(start - 1, ~valid[0])  # without an end where a worker died between batches
+        start, T, reset = self.ring.t, len(valid), ~valid
+        for kept, rows in zip(self._kept, inputs.observation, strict=True):
+            kept.extend(start, rows, reset)
+        self._forget(start + 1, T)
+        if reset[0].any():
+            self._truncate(start - 1, reset[0])  # without an end where a worker died between batches
         self._write(start, action, reward, terminated, truncated, valid)
-        write_rows(self.first, start + 1, inputs.first[1:])
-        for last, rows in zip(_parts(self.last), _parts(inputs), strict=True):
-            map_tree(lambda to, x: np.copyto(to, x[-1]), last, rows)
+        write_rows(self.first, start + 1, inputs.first[0][1:])
+        for to, rows in zip(self._last, _flat(inputs), strict=True):
+            to[...] = rows[-1]
         self.ring.t = start + T
         return start
 
@@ -71,49 +75,53 @@ class Storage:
         if valid.shape != (T, B) or T + 2 * self.rows_before + 2 > L:
             raise ValueError(f"a batch of {list(valid.shape)} rows [T, B] does not fit replay of {[L, B]}")
 
-    def _goes_on(self, inputs: AgentInputs) -> bool:
-        began = self.last.first & inputs.first[0]  # an episode: whoever reads the row nulls what came before
+    def _goes_on(self, inputs: _Arrays) -> bool:
+        """Whether row 0 is the last one, bit by bit, so that NaN is NaN."""
+        if all(rows[0].tobytes() == row.tobytes() for rows, row in zip(_flat(inputs), self._last, strict=True)):
+            return True
+        began = self.last.first & inputs.first[0][0]  # an episode: whoever reads the row nulls what came before
         anywhere = np.zeros_like(began)
-        parts = zip(_parts(inputs), _parts(self.last), (anywhere, began, began, anywhere), strict=True)
+        last = _arrays(self.last, self.last)
         return all(
-            all(leaves(map_tree(lambda x, y, but=but: _begins_with(x, y, but), rows, last)))
-            for rows, last, but in parts
+            _begins_with(rows, row, but)
+            for part, before, but in zip(inputs, last, (anywhere, began, began, anywhere), strict=True)
+            for rows, row in zip(part, before, strict=True)
         )
 
-    def _begin(self, inputs: AgentInputs) -> None:
+    def _begin(self, inputs: _Arrays) -> None:
         """Make row `ring.t` the batch's row 0, after rows for what it needs of those before it."""
         ring, n = self.ring, self.rows_before
         time = ring.t
         if time:
             self._truncate(time - 1, np.ones(ring.B, np.bool_))
             n += 1
-        self._forget(time + 1, time + n + 1)
+        self._forget(time + 1, n)
         no = np.zeros((n, ring.B), np.bool_)
-        action = map_tree(lambda x: np.repeat(x[None], n, axis=0), self._no_actions)
+        action = [np.zeros((n, *x.shape[1:]), x.dtype) for x in inputs.prev_action]
         reward = no.astype(np.float32)
-        if n:
-            write(map_tree(lambda x: x[-1], action), map_tree(lambda x: x[0], inputs.prev_action))
-            reward[-1] = inputs.prev_reward[0]
+        for to, rows in zip([*action, reward], [*inputs.prev_action, *inputs.prev_reward], strict=True):
+            to[-1:] = rows[0]
         self._write(time, action, reward, no, no, no)
         ring.t = time + n
-        map_tree(lambda kept, rows: kept.begin(ring.t, rows[0]), self.observation, inputs.observation)
-        write_rows(self.first, ring.t, inputs.first[:1])
+        for kept, rows in zip(self._kept, inputs.observation, strict=True):
+            kept.begin(ring.t, rows[0])
+        write_rows(self.first, ring.t, inputs.first[0][:1])
 
     def _truncate(self, time: int, envs: np.ndarray) -> None:
         """Where the row is an episode's and did not end it; `envs` [B] bool."""
         place = time % self.ring.L
         self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
 
-    def _forget(self, start: int, stop: int) -> None:
-        """The rows that are about to be overwritten by those of times start..stop-1."""
-        places = self.ring.places(start, stop)
-        self.n_rows -= int(np.count_nonzero(self.valid[places]))
-        self.valid[places] = False
+    def _forget(self, start: int, n: int) -> None:
+        """The rows that are about to be overwritten by those of n times from `start` on."""
+        for places, _ in spans(start, n, self.ring.L):
+            self.n_rows -= int(np.count_nonzero(self.valid[places]))
+            self.valid[places] = False
 
     def _write(
         self,
         time: int,
-        action: Tree,
+        action: list[np.ndarray],
         reward: np.ndarray,
         terminated: np.ndarray,
         truncated: np.ndarray,
@@ -121,11 +129,11 @@ class Storage:
     ) -> None:
         if not len(valid):
             return
-        map_tree(lambda column, rows: column.write(time, rows), self.action, action)
-        write_rows(self.reward, time, reward)
-        write_rows(self.terminated, time, terminated)
-        write_rows(self.truncated, time, truncated)
-        write_rows(self.valid, time, valid)
+        for column, rows in zip(self._columns, action, strict=True):
+            column.write(time, rows)
+        for places, part in spans(time, len(valid), self.ring.L):
+            self.reward[places], self.terminated[places] = reward[part], terminated[part]
+            self.truncated[places], self.valid[places] = truncated[part], valid[part]
         self.n_rows += int(np.count_nonzero(valid))
 
     def at(self, numbers: np.ndarray) -> At:
@@ -204,12 +212,38 @@ class _Pair:
         self.one, self.other = one, other
 
 
-def _parts(inputs: AgentInputs) -> tuple[Tree, Tree, Tree, Tree]:
-    """Its fields. Struct's own loops over them would add 20 us to the 60 that appending a single row takes."""
-    return inputs.observation, inputs.prev_action, inputs.prev_reward, inputs.first
+class _Arrays(NamedTuple):
+    """The leaves of AgentInputs. Loops over a Struct would double the time that appending a single row takes."""
+
+    observation: list[np.ndarray]
+    prev_action: list[np.ndarray]
+    prev_reward: list[np.ndarray]
+    first: list[np.ndarray]
+
+
+def _arrays(own: AgentInputs, inputs: AgentInputs) -> _Arrays:
+    return _Arrays(
+        _leaves(own.observation, inputs.observation),
+        _leaves(own.prev_action, inputs.prev_action),
+        [as_numpy(inputs.prev_reward)],
+        [as_numpy(inputs.first)],
+    )
+
+
+def _leaves(own: Tree, tree: Tree) -> list[np.ndarray]:
+    """In the order of our own tree: keys of a dict may come in another one."""
+    if isinstance(own, np.ndarray):
+        return [as_numpy(tree)]
+    found: list[np.ndarray] = []
+    map_tree(lambda _, x: found.append(as_numpy(x)), own, tree)
+    return found
+
+
+def _flat(arrays: _Arrays) -> list[np.ndarray]:
+    return [x for part in arrays for x in part]
 
 
 def _begins_with(rows: np.ndarray, row: np.ndarray, but: np.ndarray) -> bool:
-    """Whether rows[0] is `row`, but for some environments [B]; bit by bit, so that NaN is NaN."""
+    """Whether rows[0] is `row`, but for some environments [B]."""
     same = np.ascontiguousarray(rows[0]).view(np.uint8) == row.view(np.uint8)
-    return bool(same.all()) or bool((same.reshape(len(but), -1).all(1) | but).all())
+    return bool((same.reshape(len(but), -1).all(1) | but).all())

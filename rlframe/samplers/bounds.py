@@ -40,7 +40,7 @@ class BoundsWatch:
 
     def _look(self, array: np.ndarray, name: str, box: Any) -> None:
         outside = (array < box.low) | (array > box.high)
-        if not outside.any():
+        if not np.count_nonzero(outside):
             return
         by_env = outside.reshape(*array.shape[:2], -1).any(axis=(0, 2))
         if self.n_outside == 0:

@@ -23,6 +23,10 @@ class EpisodeTracker:
 
     def follow(self, rows: Rows, events: Iterable[Events]) -> None:
         """Account for a batch; finished episodes in the order of their end, then of their environment."""
+        events = list(events)
+        if not np.count_nonzero(rows.ended) and not any(each.cuts for each in events):
+            self._go_on(rows)
+            return
         diagnostics = {(note.t, note.env): note.means for each in events for note in each.diagnostics}
         cuts = {(cut.t, env) for each in events for cut in each.cuts for env in range(cut.lo, cut.hi)}
         ends = [(int(t), int(env)) for t, env in np.argwhere(rows.ended)]
@@ -35,12 +39,13 @@ class EpisodeTracker:
                 terminated = bool(rows.terminated[t, env])
                 self.finished.append(Trajectory(return_, length, terminated, env, diagnostics.get((t, env), {})))
             self.return_[env], self.length[env], self.partial[env] = 0.0, 0, False
-        if not start.any():
-            self.return_ += rows.score.sum(axis=0, dtype=np.float64)
-            self.length += rows.valid.sum(axis=0)
-            return
         for env, begin in enumerate(start.tolist()):
             self._add(rows, env, begin, rows.T)
+
+    def _go_on(self, rows: Rows) -> None:
+        """All episodes."""
+        self.return_ += np.add.reduce(rows.score, axis=0, dtype=np.float64)
+        self.length += np.add.reduce(rows.valid, axis=0, dtype=np.int64)
 
     def _add(self, rows: Rows, env: int, start: int, end: int) -> None:
         self.return_[env] += rows.score[start:end, env].sum(dtype=np.float64)

@@ -55,6 +55,34 @@ def test_numpy_acts_as_torch(kind: Any, dueling: bool, noisy: bool, memory: str)
         state = expected.state
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize(("hidden", "dueling"), [((16, 8), False), ((16, 8), True), ((8,), True)])
+def test_gradients_are_those_of_autograd(kind: Any, hidden: tuple[int, ...], dueling: bool) -> None:
+    agent = agent_for(kind, dueling, hidden=hidden, normalize_observation=True)
+    inputs, action = inputs_for(VECTOR, ACTION, 8).torch(), torch.arange(8) % 3
+    agent.observe(inputs.observation)
+    run, expected = agent.run(inputs, action), agent(inputs, ())[0][torch.arange(8), action]
+    torch.testing.assert_close(run.values, expected.detach())
+    gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+    run.back(gradient)
+    found = [parameter.grad for parameter in agent.model.parameters()]
+    for written, other in zip(found, torch.autograd.grad(expected, agent.model.parameters(), gradient), strict=True):
+        assert written is not None
+        torch.testing.assert_close(written, other)
+
+
+@pytest.mark.parametrize("space", [VECTOR, MIXED], ids=["vector", "mixed"])
+def test_a_second_way_back_sets_gradients_anew(space: Any) -> None:
+    agent = make_q_agent(space, ACTION, ModelConfig(hidden=(8,), image_hidden=(8,)), Expected())
+    inputs, action = inputs_for(space, ACTION, 4).torch(), torch.arange(4) % 3
+    found = []
+    for _ in range(2):
+        agent.run(inputs, action).back(torch.ones(4, 1))
+        found.append([parameter.grad.clone() for parameter in agent.model.parameters() if parameter.grad is not None])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_a_network_of_any_observation_acts() -> None:
     agent = make_q_agent(MIXED, ACTION, ModelConfig(), Expected())
     step = agent.numpy_step()

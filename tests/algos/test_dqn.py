@@ -154,17 +154,17 @@ def test_the_single_target_takes_the_largest_value_and_the_double_that_of_the_on
         with torch.no_grad():
             algo.agent.model.table[1, :, 0] = torch.tensor([5.0, 4.0])  # the online network prefers action 0
             algo.target.table[1, :, 0] = torch.tensor([2.0, 8.0])
-        loss, error, q = algo._loss(batch)
+        run, (loss, error, _) = algo._loss(batch)
         torch.testing.assert_close(error, torch.tensor([1.0 + 0.5 * q_next, 1.0]))  # Q(0, .) = 0; row 1 terminated
         torch.testing.assert_close(loss, torch.tensor([0.5 + 0.5 * q_next, 0.5]))
-        torch.testing.assert_close(q, torch.zeros(2))
+        torch.testing.assert_close(run.values, torch.zeros(2, 1))
 
 
 @pytest.mark.parametrize("value", ["categorical", "quantile"])
 def test_a_distribution_is_learned_of_the_action_taken_only(value: str) -> None:
     algo = algo_for(value=value, n_atoms=3, v_min=0.0, v_max=2.0)
-    loss, _, _ = algo._loss(transitions([0], [1], [2.0], [0.0], [1]))
-    loss.sum().backward()
+    run, loss = algo._loss(transitions([0], [1], [2.0], [0.0], [1]))
+    run.back(loss.gradient)
     grad = algo.agent.model.table.grad
     assert (grad[0, 1] != 0).any()
     assert (grad[0, 0] == 0).all()

@@ -1,0 +1,46 @@
+"""Networks of vectors as they are learned: the small ones in NumPy, the others in torch, with one interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlframe.models.perceptron import Pass, Stack
+from rlframe.ops import arrays
+
+
+@dataclass(frozen=True)
+class ArrayPass:
+    """A `Pass` in NumPy: tensors of the CPU come in and go out, as views."""
+
+    stack: Stack
+    weights: list[np.ndarray]
+    output: Tensor  # [n, out_size]
+    trace: arrays.Trace
+
+    def to_parameters(self, gradient: Tensor) -> Tensor:
+        """Set the gradient of every parameter; returns that of the first layer's affine map [n, hidden]."""
+        of_affine = gradient.numpy()
+        for i, of_affine in arrays.back(of_affine, self.weights, self.stack.activations, self.trace):  # noqa: B020
+            weight, bias = self.stack.layers[i]
+            if weight.grad is None or bias.grad is None:
+                weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
+            np.matmul(of_affine.T, self.trace.seen[i], out=weight.grad.numpy())
+            np.add.reduce(of_affine, 0, out=bias.grad.numpy())
+        return torch.from_numpy(of_affine)
+
+    def to_all(self, gradient: Tensor) -> Tensor:
+        """The same, and the gradient of the input [n, in_size]."""
+        return torch.from_numpy(np.matmul(self.to_parameters(gradient).numpy(), self.weights[0]))
+
+
+def evaluate(stack: Stack, x: Tensor) -> Pass | ArrayPass:
+    """`stack.run(x)`, in NumPy where every product is small: x [n, in] float32 on the CPU."""
+    if x.dtype != torch.float32 or len(x) * max((w.numel() for w, _ in stack.layers), default=0) >= arrays.LARGE:
+        return stack.run(x)
+    layers = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in stack.layers]
+    y, trace = arrays.run(x.numpy(), layers, stack.activations)
+    return ArrayPass(stack, [weight for weight, _ in layers], torch.from_numpy(y), trace)
