@@ -89,7 +89,7 @@ class Deterministic(ActorPolicy):
 
     def gradient(self, action: Tensor, of_action: Tensor) -> Tensor:
         """dL/dx [n, P] = (1 - a²) dL/da."""
-        return torch.ops.aten.tanh_backward(of_action, action).reshape(-1, self.param_size)  # type: ignore[no-any-return]
+        return torch.ops.aten.tanh_backward(of_action, action).reshape(-1, self.param_size)
 
 
 class SquashedGaussian(ActorPolicy):

@@ -57,10 +57,10 @@ class UpdateDebt:
     def receive(self, before: int, after: int) -> None:
         """Count the env_steps of a batch: so many had come before it, so many after it."""
         more = self.rate * max(after - max(before, self.learn_from), 0)
-        most = _MOST_BATCHES * max(more, 1)
+        most = _MOST_BATCHES * max(more, Fraction(1))
         if self.ready and self.owed > most:  # else it is not for want of time that nothing was paid
             self.forgone += self.owed - most
-            self.owed = Fraction(most)
+            self.owed = most
         self.owed += more
 
     def due(self, n_choices: int = 1) -> int:

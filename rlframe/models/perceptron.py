@@ -113,6 +113,7 @@ class Pass:
             bias.grad = bias_gradient(of_affine)
         return of_affine
 
+    @torch.no_grad()
     def to_all(self, gradient: Tensor) -> Tensor:
         """The same, and the gradient of the input [n, in_size]."""
         return restored(product(self.to_parameters(gradient), self.trace.weights[0]))

@@ -70,7 +70,7 @@ def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
     if g.dtype == torch.bfloat16:
         _aten.threshold_backward.grad_input(bits(g), bits(y), 0, grad_input=bits(g))
         return g
-    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)  # type: ignore[no-any-return]
+    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)
 
 
 _aten = torch.ops.aten
