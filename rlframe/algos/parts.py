@@ -232,7 +232,9 @@ def load_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     rng.bit_generator.state = state
 
 
-@torch.no_grad()
 def soft_update(targets: list[nn.Parameter], onlines: list[nn.Parameter], tau: float) -> None:
-    """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1)."""
+    """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1).
+
+    To be called where autograd is off.
+    """
     torch._foreach_lerp_(targets, onlines, tau)  # type: ignore[arg-type]  # which takes lists of tensors

@@ -125,13 +125,11 @@ class Pass:
         return restored(product(of_first, self.trace.weights[0]))
 
 
-@torch.no_grad()
 def least(run: Pass) -> tuple[Tensor, Tensor]:
     """The least of several networks' single outputs [n], and which has it [n]."""
     return run.output.squeeze(-1).min(0)
 
 
-@torch.no_grad()
 def least_to_input(run: Pass, which: Tensor, gradient: Tensor) -> Tensor:
     """From dL/d least [n] to that of an input [n, in_size] that all see: a row's is that of the network with its least.
 
