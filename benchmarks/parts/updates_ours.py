@@ -15,6 +15,7 @@ from rlframe.algos import dqn, sac, td3
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.models import ModelConfig
+from rlframe.ops.precision import choose_precision, learning_in
 from rlframe.replay import ReplayConfig
 
 UPDATES = 10  # in one unit
@@ -45,7 +46,8 @@ class Case:
 
 
 def updates(case: Case, stack: ExitStack) -> Unit:
-    """Sample, and update everything."""
+    """Sample, and update everything, in the precision that launch chooses."""
+    stack.enter_context(learning_in(choose_precision("auto", torch.device("cpu"))))
     replay = ReplayConfig(size=case.rows + 100)
     settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learn_from": 0}
     config = _MODULES[case.algo].Config(**settings)

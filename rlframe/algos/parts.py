@@ -265,7 +265,9 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-@torch.no_grad()
 def soft_update(targets: list[nn.Parameter], onlines: list[nn.Parameter], tau: float) -> None:
-    """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1)."""
+    """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1).
+
+    To be called where autograd is off.
+    """
     torch._foreach_lerp_(targets, onlines, tau)  # type: ignore[arg-type]  # which takes lists of tensors

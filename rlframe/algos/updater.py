@@ -122,9 +122,11 @@ class Adam(torch.optim.Adam):
         self._moments = []
         super().load_state_dict(state_dict)
 
-    @torch.no_grad()
     def advance(self) -> None:
-        """As torch's `step`, which is also made up of hooks; all parameters that ever had a gradient have one again."""
+        """As torch's `step`, whose hooks take their time too, where autograd is off.
+
+        All parameters that ever had a gradient have one again.
+        """
         group = self.param_groups[0]
         gradients = [parameter.grad for parameter in group["params"]]
         if not self._gathered(group["params"], gradients):
@@ -160,14 +162,12 @@ class Adam(torch.optim.Adam):
         return bool(self._moments)
 
 
-@torch.no_grad()
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """The global norm of their gradients."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
-@torch.no_grad()
 def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float) -> None:
     """Scale gradients whose global norm is `norm` so that it is at most `max_norm`.
 

@@ -122,6 +122,7 @@ class Pass:
             bias.grad = bias_gradient(of_affine)
         return of_affine
 
+    @torch.no_grad()
     def to_all(self, gradient: Tensor) -> Tensor:
         """The same, and the gradient of the input [n, in_size]."""
         return restored(product(self.to_parameters(gradient), self.trace.weights[0]))
@@ -133,13 +134,11 @@ class Pass:
         return restored(product(of_first, self.trace.weights[0]))
 
 
-@torch.no_grad()
 def least(run: Pass) -> tuple[Tensor, Tensor]:
     """The least of several networks' single outputs [n], and which has it [n]."""
     return run.output.squeeze(-1).min(0)
 
 
-@torch.no_grad()
 def least_to_input(run: Pass, which: Tensor, gradient: Tensor) -> Tensor:
     """From dL/d least [n] to that of an input [n, in_size] that all see: a row's is that of the network with its least.
 

@@ -12,6 +12,7 @@ from gymnasium import Space, spaces
 from rlframe.algos import ddpg, sac, td3
 from rlframe.core.struct import leaves, map_tree
 from rlframe.envs import probe
+from rlframe.ops.precision import has_bf16_units, learning_in
 from rlframe.record.chunks import Chunked
 from rlframe.record.tree import decode, encode
 from tests.algos.learners import LEVEL, collected, learn, learner
@@ -172,11 +173,32 @@ def test_the_same_seed_gives_the_same_result_and_another_another(module: Any, ac
     assert_same(everything(algos[0]), everything(algos[1]))
 
 
+PRECISIONS = [
+    pytest.param("fp32", 7, MODEL, id="fp32"),
+    pytest.param(  # large enough for products to take bfloat16
+        "bf16",
+        200,
+        MODEL | {"hidden": (64, 64)},
+        id="bf16",
+        marks=pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16"),
+    ),
+]
+
+
 @every_kind
-def test_training_goes_on_exactly_in_new_objects(module: Any, action: Space) -> None:
+@pytest.mark.parametrize(("precision", "batch_size", "model"), PRECISIONS)
+def test_training_goes_on_exactly_in_new_objects(
+    module: Any, action: Space, precision: str, batch_size: int, model: dict[str, Any]
+) -> None:
+    with learning_in(precision):
+        check_goes_on(module, action, batch_size, model)
+
+
+def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, Any]) -> None:
     def made() -> Any:
-        settings = {"n_step": 2, "batch_size": 7, "learning_rate_schedule": "linear", "learn_from": 5}
-        return learner(module, SEEN, action, model=MODEL, n_steps=100, size=40, **settings)
+        settings = {"n_step": 2, "learning_rate_schedule": "linear", "learn_from": 5}
+        settings |= {"batch_size": batch_size, "replay_ratio": batch_size}
+        return learner(module, SEEN, action, model=model, n_steps=100, size=40, **settings)
 
     whole, half, resumed = made(), made(), made()
     batches = collected(Sees, whole.agent, 12, (4, 2), observation=SEEN, action=action)

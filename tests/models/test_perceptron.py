@@ -14,8 +14,10 @@ from rlframe.models import ModelConfig
 from rlframe.models.actors import Actor
 from rlframe.models.critics import make_critics, make_discrete_critics
 from rlframe.models.perceptron import Perceptron, Perceptrons, least, least_to_input
+from rlframe.ops.precision import has_bf16_units, learning_in
 from rlframe.ops.squashed import squashed_gradient, squashed_sample
 
+needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
 ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
 VECTOR, IMAGE = spaces.Box(-9, 9, (5,), np.float32), spaces.Box(0, 255, (12, 12, 3), np.uint8)
 MIXED = spaces.Dict({"image": IMAGE, "place": VECTOR, "which": spaces.Discrete(3)})
@@ -51,6 +53,36 @@ def test_a_pass_gives_the_gradients_of_autograd(activation: str, hidden: tuple[i
         close(found.to_all(gradient.clone()), x.grad)
         for one, other in zip(network.parameters(), plain.parameters(), strict=True):
             close(one.grad, other.grad)
+
+
+@needs_units
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_in_bfloat16_gradients_are_those_of_float32_but_for_rounding(k: int, activation: str) -> None:
+    torch.manual_seed(0)
+    network = Perceptrons(k, 20, (256, 256), 1, activation)
+    x, gradient = torch.randn(k, 256, 20), torch.randn(k, 256, 1)
+    found = []
+    for precision in ("fp32", "bf16"):
+        with learning_in(precision):
+            run = network.run(x)
+            of_input = run.to_all(gradient.clone())
+        found.append([run.output, of_input, *(parameter.grad for parameter in network.parameters())])
+    assert not torch.equal(found[0][1], found[1][1])
+    for exact, rounded in zip(*found, strict=True):
+        assert rounded.dtype == torch.float32
+        assert (rounded - exact).norm() < 0.1 * exact.norm()  # a few units of relu change sides
+
+
+def test_gradients_lie_in_memory_as_their_parameters() -> None:
+    for network, x in (
+        (Perceptron(20, (256, 12), 3, "relu"), torch.randn(256, 20)),
+        (Perceptrons(2, 20, (256, 12), 3, "relu"), torch.randn(2, 256, 20)),
+    ):
+        network.run(x).to_parameters(torch.randn(*x.shape[:-1], 3))
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.stride() == parameter.stride()
 
 
 @pytest.mark.parametrize("hidden", [(), (7, 6)])
