@@ -1,4 +1,4 @@
-"""Networks of vectors as they are learned: the small ones in NumPy, the others in torch, with one interface."""
+"""Q-networks of vectors as they are learned: the small ones in NumPy, the others in torch, with one interface."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ArrayPass:
 
     def to_parameters(self, gradient: Tensor) -> Tensor:
         """Set the gradient of every parameter; returns that of the first layer's affine map [n, hidden]."""
-        of_affine = gradient.numpy()
-        for i, of_affine in arrays.back(of_affine, self.weights, self.stack.activations, self.trace):  # noqa: B020
+        array = of_affine = gradient.numpy()
+        for i, of_affine in arrays.back(array, self.weights, self.stack.activations, self.trace):
             weight, bias = self.stack.layers[i]
             if weight.grad is None or bias.grad is None:
                 weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
