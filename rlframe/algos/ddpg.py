@@ -182,4 +182,4 @@ class DDPG(Algorithm):
         self.target_critic.load_state_dict(state["target_critic"])
         self.target_actor.load_state_dict(state["target_actor"])
         self.actor_updater.load_state_dict(state["actor_updater"])
-        self.critic_updater.load_state_dict(state["critic_updater"])
+        self.critic_updater.load_state_dict(self.critic.moments(state["critic_updater"]))

@@ -284,6 +284,6 @@ class SAC(Algorithm):
         self.target_critics.load_state_dict(state["target_critics"])
         self.log_temperature.copy_(state["log_temperature"])
         self.actor_updater.load_state_dict(state["actor_updater"])
-        self.critic_updater.load_state_dict(state["critic_updater"])
+        self.critic_updater.load_state_dict(self.critics.moments(state["critic_updater"]))
         self.temperature_updater.load_state_dict(state["temperature_updater"])
         self.generator.set_state(state["generator"].cpu())

@@ -185,5 +185,5 @@ class TD3(Algorithm):
         self.target_critics.load_state_dict(state["target_critics"])
         self.target_actor.load_state_dict(state["target_actor"])
         self.actor_updater.load_state_dict(state["actor_updater"])
-        self.critic_updater.load_state_dict(state["critic_updater"])
+        self.critic_updater.load_state_dict(self.critics.moments(state["critic_updater"]))
         self.generator.set_state(state["generator"].cpu())

@@ -6,6 +6,7 @@ Their gradients are asked for one by one, as the losses of DDPG, TD3 and SAC nee
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gymnasium import Space
@@ -40,6 +41,19 @@ class Critics(nn.Module):
         """Q(s, a) [n, rows]."""
         features = [encoder(observation) for encoder in self.encoders]
         return self.perceptrons(self._inputs(features, action, len(self.perceptrons))).squeeze(-1)
+
+    def moments(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The state of an Adam for all parameters, also one of when each network had parameters of its own."""
+        k, n, first = len(self.perceptrons), len(self.perceptrons.joined), len(list(self.encoders.parameters()))
+        states, group = saved["state"], saved["param_groups"][0]
+        if first not in states or states[first]["exp_avg"].dim() == 3:  # it has made no step, or [k, out, in]
+            return {**saved, "param_groups": [{**group, "params": list(range(first + n))}]}
+        joined = {i: states[i] for i in range(first)}
+        for j in range(n):
+            apart = [states[first + i * n + j] for i in range(k)]
+            both = {name: torch.stack([each[name] for each in apart]) for name in ("exp_avg", "exp_avg_sq")}
+            joined[first + j] = {"step": apart[0]["step"], **both}
+        return {"state": joined, "param_groups": [{**group, "params": list(joined)}]}
 
     def _inputs(self, features: list[Tensor], action: Tensor, n: int) -> Tensor:
         flat = self.action(action)
@@ -117,6 +131,10 @@ class DiscreteCritics(nn.Module):
         perceptrons = [Perceptron(size_of(e), config.hidden, n_actions, config.activation) for e in encoders]
         self.encoders, self.perceptrons = nn.ModuleList(encoders), nn.ModuleList(perceptrons)
         self._networks = list(zip(encoders, perceptrons, strict=True))
+
+    def moments(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The state of an Adam for all parameters."""
+        return saved
 
     def forward(self, observation: Tree) -> Tensor:
         """Q(s, ·) [n, rows, n_actions]."""

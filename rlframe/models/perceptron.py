@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,12 +84,11 @@ class Perceptrons(nn.Module):
         apart = [Perceptron(in_size, hidden, out_size, activation).stack for _ in range(k)]
         layers = zip(*[stack.layers for stack in apart], strict=True)
         both = [[nn.Parameter(torch.stack(of_all).detach()) for of_all in zip(*layer, strict=True)] for layer in layers]
-        self.weights = nn.ParameterList(weight for weight, _ in both)  # [k, out, in]
-        self.biases = nn.ParameterList(bias for _, bias in both)  # [k, out]
-        self.stack = Stack(list(zip(self.weights, self.biases, strict=True)), apart[0].activations)
+        self.joined = nn.ParameterList(itertools.chain(*both))  # [k, out, in], [k, out], ...
+        self.stack = Stack([(weight, bias) for weight, bias in both], apart[0].activations)
 
     def __len__(self) -> int:
-        return len(self.weights[0])
+        return len(self.joined[0])
 
     def __getitem__(self, index: int | slice) -> Stack:
         """One of them, or several: views of their parameters."""
@@ -100,6 +100,15 @@ class Perceptrons(nn.Module):
     def run(self, x: Tensor) -> Pass:
         """`forward` without autograd, to be followed by what a `Pass` can do."""
         return self.stack.run(x)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Also what was saved while each network had parameters of its own."""
+        for j in range(len(self.joined)):
+            name = f"linears.{j // 2}.{'bias' if j % 2 else 'weight'}"
+            apart = [f"{prefix}{i}.{name}" for i in range(len(self))]
+            if apart[0] in state_dict:
+                state_dict[f"{prefix}joined.{j}"] = torch.stack([state_dict.pop(key) for key in apart])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 @dataclass(frozen=True)

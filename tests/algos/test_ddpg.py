@@ -52,7 +52,7 @@ def test_importance_weights_scale_a_rows_part_of_the_critics_gradient() -> None:
     algo = by_hand()
     updated(algo, replace(two_rows(), weight=torch.tensor([0.5, 0.0])))
     one = 2.5 - TARGETS[0]
-    bias = algo.critic.perceptrons.biases[0]
+    bias = algo.critic.perceptrons.joined[1]
     assert bias.grad.item() == pytest.approx(0.5 * one, rel=1e-5)
 
 

@@ -110,7 +110,7 @@ def test_the_least_of_several_gives_the_gradient_of_autograd(activation: str) ->
     torch.manual_seed(0)
     networks = Perceptrons(3, 4, (7, 6), 1, activation)
     with torch.no_grad():
-        networks.biases[-1].zero_()
+        networks.joined[-1].zero_()
     x, gradient = (3 * torch.randn(40, 4)).requires_grad_(), torch.randn(40)
     value = networks(x.expand(3, -1, -1)).squeeze(-1).amin(0)
     (value * gradient).sum().backward()
@@ -124,7 +124,7 @@ def test_the_least_of_several_gives_the_gradient_of_autograd(activation: str) ->
 def test_a_network_that_never_has_the_least_changes_nothing() -> None:
     networks = Perceptrons(2, 2, (4,), 1, "relu")
     with torch.no_grad():
-        networks.biases[-1][1].fill_(100.0)
+        networks.joined[-1][1].fill_(100.0)
     x, gradient = torch.randn(5, 2), torch.ones(5)
     run = networks.run(x.expand(2, -1, -1))
     _, which = least(run)
@@ -179,7 +179,7 @@ def test_critics_differ_from_each_other_and_copies_do_not() -> None:
     assert not torch.allclose(q[0], q[1], atol=1e-3)
     target = copy.deepcopy(critics).requires_grad_(False)
     with torch.no_grad():
-        critics.perceptrons.weights[0][0].zero_()
+        critics.perceptrons.joined[0][0].zero_()
     assert not torch.equal(target(torch.ones(1, 5), torch.ones(1, 2)), critics(torch.ones(1, 5), torch.ones(1, 2)))
 
 
