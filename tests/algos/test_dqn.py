@@ -5,14 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
 from rlframe.algos.base import Progress
-from rlframe.algos.parts import UpdateDebt
+from rlframe.algos.parts import UpdateDebt, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, probe
 from rlframe.models import ModelConfig
+from rlframe.models.q_values import Expected
 from rlframe.replay import ReplayConfig
 from rlframe.samplers import EvalConfig, Evaluator, serial
 from tests.algos.q_table import inputs_at, table_agent, transitions
@@ -145,6 +148,16 @@ def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
     algo.update()
     for one, other in zip(algo.target.parameters(), agent.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_copy_has_statistics_and_noise_too() -> None:
+    space, config = spaces.Box(-1.0, 1.0, (3,), np.float32), ModelConfig(normalize_observation=True)
+    one, other = (make_q_agent(space, spaces.Discrete(2), config, Expected(), seed, noisy=True) for seed in (0, 1))
+    one.observe(torch.ones(4, 3))
+    one.model.resample(torch.Generator().manual_seed(0))
+    copy_into(other.model, one.model)
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(other.model.state_dict()[name], tensor), name
 
 
 def test_the_single_target_takes_the_largest_value_and_the_double_that_of_the_online_choice() -> None:
