@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"algos", "samplers"},
     {"runners"},
     {"experiment"},
-    {"trust"},
+    {"trust", "tuning"},
     {"hardware"},
     {"study"},
     {"trained", "greedy"},

@@ -56,7 +56,7 @@ def test_each_rank_keeps_its_own_rows_and_learns_with_all_networks(told: list[di
     for of_rank in told:
         found = of_rank["off policy"][name]
         assert found["rows"] == found["n_valid"]
-        assert found["n_learned"] == {"dqn": 8, "r2d1": 14, "ddpg": 8, "td3": 12, "sac": 13}[name]
+        assert found["n_learned"] == {"dqn": 8, "r2d1": 14, "ddpg": 8, "td3": 8, "sac": 9}[name]
 
 
 @pytest.mark.parametrize("name", ["dqn", "r2d1"])
@@ -97,7 +97,8 @@ def test_an_update_that_is_not_finite_on_one_rank_is_made_on_none(told: list[dic
     assert of_ranks[0]["refused"] == of_ranks[1]["refused"] >= 1
     assert of_ranks[0]["kept"] == of_ranks[1]["kept"]
     assert name == "sac" or all(of_ranks[0]["kept"]), "SAC's actor learns from the critics as they were"
-    assert "NaN or Inf in no value of the batch" in of_ranks[0]["told"]
+    spread = "advantage" if name == "ppo" else "no value of the batch"  # which PPO normalises over all ranks
+    assert f"NaN or Inf in {spread}" in of_ranks[0]["told"]
     assert "reward" in of_ranks[1]["told"] or "return_" in of_ranks[1]["told"]
 
 
