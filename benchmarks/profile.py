@@ -94,7 +94,7 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
 
         runner.iterate = looked_at  # type: ignore[method-assign]
         with suppress(Enough):
-            runner.train()
+            built.train()
     progress = runner.algo.progress
     return Profile(stacks.seconds, progress.env_steps - begin[0], progress.updates - begin[1])
 

@@ -13,6 +13,7 @@ from rlframe import hardware
 from rlframe.core.seeding import Role, generators
 from rlframe.envs import EnvConfig
 from rlframe.experiment import Built, build, from_flat, part_name
+from rlframe.ops.precision import learning_in
 from rlframe.record import logger_context
 from rlframe.samplers import serial
 from rlframe.samplers.actor import Actor, block_of
@@ -84,7 +85,8 @@ def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:
     settled = hardware.settle(from_flat(words))
     built = build(settled.experiment, settled.affinity)
     stack.callback(built.close)
-    chosen = [part_name(settled.experiment.sampler, "rlframe.samplers") + " sampler", built.runner.sampler.backend]
+    sampler = part_name(settled.experiment.sampler, "rlframe.samplers") + " sampler"
+    chosen = [sampler, built.runner.sampler.backend, built.precision]
     return built, ", ".join([*chosen, *(f"{key}={value}" for key, value in more.items())])
 
 
@@ -102,7 +104,7 @@ def train(more: Words, row: Row, gate: Gate) -> None:
             iterate()
 
         runner.iterate = gated  # type: ignore[method-assign]
-        runner.train()
+        built.train()
 
 
 def acting(row: Row, more: Words, stack: ExitStack) -> Unit:
@@ -128,9 +130,10 @@ def learning(row: Row, more: Words, stack: ExitStack) -> Unit:
     samples = runner.sampler.collect()
 
     def unit() -> int:
-        runner.algo.receive(samples)
-        while runner.algo.updates_due():
-            runner.algo.update()
+        with learning_in(built.precision):
+            runner.algo.receive(samples)
+            while runner.algo.updates_due():
+                runner.algo.update()
         return samples.reward.numel()
 
     return unit
