@@ -173,13 +173,17 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
         raise ConfigError(str(error)) from None
 
 
+# What a command line may have beside the config's keys.
+_BESIDE = ("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries", "stall_s", "seeds")
+
+
 def _readable(message: str) -> str:
     """The line that matters of chz's explanation."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown:
         near = re.search(r"Did you mean '([^']+)'", message)
-        hint = f"did you mean {near[1]}? " if near else ""
-        return f"unknown key {unknown[1]}; {hint}(--help lists the keys)"
+        hint = f"; did you mean {near[1]}?" if near else nearest(unknown[1], _BESIDE)
+        return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
     bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
     if not bad or len(reasons) != 2:
