@@ -84,7 +84,7 @@ def test_one_seed_gives_one_result_and_another_seed_another(tmp_path, algo):
 REFUSED = [
     (["algo=pppo"], "did you mean ppo"),
     (["algo.learning_rte=1"], "did you mean algo.learning_rate?"),
-    (["resum=runs/run_0"], "unknown key resum; did you mean resume?"),
+    (["resum=runs/run_0"], "unknown key resum; did you mean resume"),
     (["runner.n_steps=abc"], "'abc' is not a number"),
     (["runner.n_steps=1.5"], "not a whole number"),
     (["env=CartPol-v1"], "did you mean CartPole-v1"),
