@@ -59,7 +59,7 @@ def test_the_cost_of_snapshots_is_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_runners_are_measured_on_the_same_work(tmp_path: Path) -> None:
     found = smoke(tmp_path, "balanced,impala", "runners")
-    assert len(found["rates"]) == 5
+    assert len(found["rates"]) == 7
     assert [ratio["asked"] for ratio in found["ratios"]] == [1.6, 0.0, 0.8]
 
 
