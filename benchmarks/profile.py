@@ -12,7 +12,7 @@ workers that step or act, shows as the time it waits for them.
 How: a timer interrupts the main thread every millisecond, and the time since the interrupt before counts for the part
 that the stack is in (benchmarks/parts/stacks.py says which functions belong to which). A call into C or torch cannot
 be interrupted; it counts whole, for whoever made it. So parts of less than a millisecond are right in the mean over
-many, not one by one. It costs about 1% (10 us for a look), which counts for the part looked at; printed beside it is
+many, not one by one. What a look costs counts for the part looked at; printed beside it is
 the rate at which the training went meanwhile. On a GPU work is queued: its time shows where the loop waits for it.
 """
 
