@@ -122,7 +122,7 @@ class APPO(Algorithm):
         free, clipped = ratio * advantage, ratio.clamp(1 - c.clip, 1 + c.clip) * advantage
         difference = run.value - batch.return_
         run.back(
-            -weight * free * (free <= clipped),  # d r / d log π = r, and what is clipped does not change
+            -weight * torch.where(free <= clipped, free, 0.0),  # d r / d log π = r, and what is clipped stays
             -c.entropy_coef * weight,
             c.value_coef * weight * difference,
         )

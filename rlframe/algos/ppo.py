@@ -143,21 +143,21 @@ class PPO(Algorithm):
         run = self.agent.run(batch.inputs, state, batch.action)
         log_ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
         ratio = log_ratio.exp()
-        if self._moved_too_far(ratio, log_ratio, weight):
-            return False
         clip = self.clip(self.progress.scheduled)
         free, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
         surrogate = torch.min(free, clipped)  # eq. 7
         error, of_value = self._value_error(run.value, batch)
         loss = (weight * (c.value_coef * error - surrogate - c.entropy_coef * run.entropy)).sum()
-        run.back(
-            -weight * free * (free <= clipped),  # d r / d log π = r, and what is clipped does not change
-            -c.entropy_coef * weight,
-            c.value_coef * weight * of_value,
-        )
-        norm = self.updater.step_along(loss, batch, batch.valid)
+        goes_on, norm = not self._moved_too_far(ratio, log_ratio, weight), torch.zeros_like(loss)
+        if goes_on:
+            run.back(
+                -weight * torch.where(free <= clipped, free, 0.0),  # d r / d log π = r, and what is clipped stays
+                -c.entropy_coef * weight,
+                c.value_coef * weight * of_value,
+            )
+            norm = self.updater.step_along(loss, batch, batch.valid)
         rows.append(Rows(surrogate, error, run.entropy, log_ratio, weight, norm))
-        return True
+        return goes_on
 
     def _moved_too_far(self, ratio: Tensor, log_ratio: Tensor, weight: Tensor) -> bool:
         """Whether the mean KL over ranks, which stop together, passes the target."""

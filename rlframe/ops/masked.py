@@ -25,7 +25,7 @@ def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
 def mean_weights(valid: Tensor) -> Tensor:
     """By which rows [..., n] are weighted in means over the valid ones, float32 [..., n]; 0 for the others.
 
-    For what is finite on all rows, a dot product with these does what `masked_mean` does, in a third of the time.
+    For what is finite on all rows, a dot product with these does what `masked_mean` does, in fewer steps.
     """
     return valid / valid.sum(-1, keepdim=True).clamp(min=1)
 

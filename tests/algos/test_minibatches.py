@@ -127,6 +127,18 @@ def test_ppo_stops_its_epochs_at_the_target_kl() -> None:
     assert algo.updates_due() == 1, "it stops this batch, not the training"
 
 
+def test_ppo_tells_of_a_batch_whose_first_minibatch_is_beyond_the_target_kl_and_learns_nothing() -> None:
+    algo, samples = ppo(epochs=2, minibatches=2, target_kl=1e-6)
+    with torch.no_grad():  # another policy than that which acted
+        for parameter in algo.agent.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    algo.receive(samples)
+    found = algo.update()
+    assert float(found["kl"]) > 1.5e-6
+    assert float(found["grad_norm"]) == 0
+    assert algo.progress.updates == 0
+
+
 def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_with_the_old() -> None:
     algo, samples = ppo(epochs=2, minibatches=1, learning_rate=1e-1, recompute_advantage=True)
     algo.receive(samples)
