@@ -54,10 +54,11 @@ import chz
 from benchmarks.parts import bare, gate, solve
 from benchmarks.parts.chart import draw
 from benchmarks.parts.chosen import chosen
-from benchmarks.parts.frameworks import OURS, QUIET, Framework, all_frameworks, threads_variables
+from benchmarks.parts.frameworks import OURS, Framework, all_frameworks, threads_variables
 from benchmarks.parts.machine import PACKAGES, machine
 from benchmarks.parts.rows import NEEDS, PPO, ROWS, Row
 from benchmarks.parts.turns import Comparison, Contender, Line, Remote, line, measured, show
+from rlframe.system import threads
 
 SOLVE = "solve_cartpole"
 LIMIT = ("limit: environment", "limit: acting", "limit: learning")
@@ -113,7 +114,7 @@ def limit(row: Row, words: Mapping[str, str]) -> list[Contender]:
         partial(ours.acting, row, words),
         partial(ours.learning, row, words),
     )
-    variables = {**threads_variables(n), **QUIET}
+    variables = {**threads_variables(n), **threads.VARIABLES}
     return [Contender(name, make, n, n, variables=variables) for name, make in zip(LIMIT, makes, strict=True)]
 
 

@@ -12,10 +12,9 @@ from typing import Any
 from benchmarks.parts.gate import Gate, Train
 from benchmarks.parts.rows import Row
 from benchmarks.parts.turns import Contender
+from rlframe.system import threads
 
 OURS = "rlframe"
-# As rlframe.launch sets them for itself before torch is loaded (rlframe.system.threads.limit_threads).
-QUIET: Mapping[str, str] = {"GOMP_SPINCOUNT": "1000", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,13 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
     of_sb3 = "benchmarks.parts.train_sb3"
     return {
         OURS: Framework(
-            "rlframe", "rlframe", ("rlframe",), "pip install rlframe", "benchmarks.parts.train_rlframe", (words,), QUIET
+            "rlframe",
+            "rlframe",
+            ("rlframe",),
+            "pip install rlframe",
+            "benchmarks.parts.train_rlframe",
+            (words,),
+            threads.VARIABLES,  # as launch sets them for itself before torch is loaded
         ),
         "sb3": Framework(
             "Stable-Baselines3",
