@@ -16,7 +16,7 @@ from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
-from rlframe.core.struct import Struct, Tree, map_tree
+from rlframe.core.struct import Struct, Tree, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
@@ -197,8 +197,8 @@ class ActorAgent(Agent):
 
     def set_levels(self, random: float, exploration: float) -> None:
         """From the next refresh on, act at random (1.0) or not (0.0), and with such noise."""
-        self.random.fill_(random)
-        self.exploration.fill_(exploration)
+        fill(self.random, random)
+        fill(self.exploration, exploration)
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import nn
 
-from rlframe.core.struct import Tree, leaves, map_tree, write, zeros_like
+from rlframe.core.struct import Tree, leaves, map_tree, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 
 NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
@@ -53,9 +53,9 @@ class NoiseBuffer:
         self.agent, self.T, self.rngs = agent, T, rngs
         example = agent.noise(np.random.default_rng(0), ())
         self.arrays = zeros_like(example, (T, B))
-        self.columns = [map_tree(lambda x, env=env: x[:, env], self.arrays) for env in range(len(rngs))]
+        self._write = [writer(map_tree(lambda x, env=env: x[:, env], self.arrays)) for env in range(len(rngs))]
 
     def draw(self) -> None:
         """Fill with the next T draws of every environment."""
-        for column, rng in zip(self.columns, self.rngs, strict=True):
-            write(column, self.agent.noise(rng, (self.T,)))
+        for write, rng in zip(self._write, self.rngs, strict=True):
+            write(self.agent.noise(rng, (self.T,)))

@@ -25,7 +25,7 @@ from rlframe.core.schedule import Linear, annealed
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.models.q_values import Categorical, Expected, Quantile, QValue
+from rlframe.models.q_values import Categorical, Expected, Quantile, QValue, of_actions
 from rlframe.ops.q_learning import QLoss
 from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
 
@@ -139,12 +139,12 @@ class DQN(Algorithm):
 
     def _loss(self, batch: Transitions) -> tuple[QRun, QLoss]:
         """The values of the rows' actions, and their loss."""
-        kind, rows = self.agent.kind, torch.arange(len(batch.return_), device=batch.return_.device)
+        kind = self.agent.kind
         self.agent.model.resample(self.generator)
         self.target.resample(self.generator)
         next_values = self.target.values(batch.next_inputs)
         chooser = self.agent.model.values(batch.next_inputs) if self.config.double else next_values
-        target = next_values[rows, kind.q(chooser).argmax(-1)]
+        target = of_actions(next_values, kind.q(chooser).argmax(-1))
         run = self.agent.run(batch.inputs, batch.action)
         return run, kind.loss(run.values, target, batch.return_, batch.bootstrap)
 

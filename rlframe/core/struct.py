@@ -68,6 +68,32 @@ def write(target: Tree, source: Tree) -> None:
         target[...] = target.new_tensor(source) if isinstance(source, np.ndarray) else source
 
 
+def writer(target: Tree) -> Callable[[Tree], None]:
+    """`write` into this tree of NumPy arrays, for many times: what it is made of is looked at once."""
+    if isinstance(target, np.ndarray):
+
+        def write_array(source: Any) -> None:
+            target[...] = source if isinstance(source, np.ndarray) else as_numpy(source)
+
+        return write_array
+    if isinstance(target, Struct):
+        fields_ = [(name, writer(getattr(target, name))) for name in target.__dataclass_fields__]
+
+        def write_fields(source: Any) -> None:
+            for name, write_field in fields_:
+                write_field(getattr(source, name))
+
+        return write_fields
+    items = target.items() if isinstance(target, dict) else enumerate(target)
+    parts = [(key, writer(part)) for key, part in items]
+
+    def write_items(source: Any) -> None:
+        for key, write_item in parts:
+            write_item(source[key])
+
+    return write_items
+
+
 def as_numpy(leaf: Any) -> np.ndarray:
     """A NumPy view of an array or CPU tensor; a tensor of another device is copied."""
     if isinstance(leaf, np.ndarray):

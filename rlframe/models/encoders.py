@@ -184,6 +184,7 @@ class Encoder(nn.Module):
         hidden = config.image_hidden if any(self.order) else config.hidden
         self.mlp = Mlp(size, hidden, "relu" if any(self.order) else config.activation)
         self.size = hidden[-1] if hidden else size
+        self._vectors = list(self.leaves) if self.order == [False] else []  # the one there is; the list is no module
 
     def _add(self, space: Space, kind: str) -> None:
         match space:
@@ -201,12 +202,13 @@ class Encoder(nn.Module):
                 self.leaves.append(Vector(space))
 
     def forward(self, observation: Tree) -> Tensor:
-        return self.mlp(self.features(observation))
+        features = self.features(observation)
+        return self.mlp(features) if self.mlp.stack.layers else features
 
     def features(self, observation: Tree) -> Tensor:
         """What the MLP sees."""
-        if self.order == [False]:
-            return self.leaves[0](observation)
+        if self._vectors:
+            return self._vectors[0](observation)
         found = leaves(observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
         parts = [

@@ -19,7 +19,7 @@ from rlframe.ops.layers import Trace, back, layered, parameters, run
 from rlframe.ops.products import bias_gradient, product, restored, weight_gradient
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stack:
     """Linear layers with an activation after each, without the modules that the parameters belong to."""
 

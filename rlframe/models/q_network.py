@@ -251,6 +251,6 @@ class QNetwork(QModel):
             values = advantage(features, rows).reshape(n, *shape)
             if value:
                 values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)
-            return values, on_numpy.in_rows(state)
+            return values, on_numpy.in_rows(state, n)
 
         return forward

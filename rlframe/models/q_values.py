@@ -34,6 +34,11 @@ class QValue(ABC):
         """
 
 
+def of_actions(values: Tensor, action: Tensor) -> Tensor:
+    """The numbers [n, n_atoms] of an action [n] each, of those of all actions [n, A, n_atoms]."""
+    return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])).squeeze(1)
+
+
 class Expected(QValue):
     """The expected return itself (Mnih et al. 2015)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from rlframe.models.perceptron import Pass, Stack
 from rlframe.ops import arrays
+
+Views = list[tuple[np.ndarray, np.ndarray]]
+_known: WeakKeyDictionary[Stack, tuple[int, Views]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class ArrayPass:
             if weight.grad is None or bias.grad is None:
                 weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
             np.matmul(of_affine.T, self.trace.seen[i], out=weight.grad.numpy())
-            np.add.reduce(of_affine, 0, out=bias.grad.numpy())
+            ones = np.ones(len(of_affine), np.float32)
+            np.dot(ones, of_affine, out=bias.grad.numpy())  # the sum, in a third of the time
         return torch.from_numpy(of_affine)
 
     def to_all(self, gradient: Tensor) -> Tensor:
@@ -41,6 +46,16 @@ def evaluate(stack: Stack, x: Tensor) -> Pass | ArrayPass:
     """`stack.run(x)`, in NumPy where every product is small: x [n, in] float32 on the CPU."""
     if x.dtype != torch.float32 or len(x) * max((w.numel() for w, _ in stack.layers), default=0) >= arrays.LARGE:
         return stack.run(x)
-    layers = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in stack.layers]
+    layers = _views(stack)
     y, trace = arrays.run(x.numpy(), layers, stack.activations)
     return ArrayPass(stack, [weight for weight, _ in layers], torch.from_numpy(y), trace)
+
+
+def _views(stack: Stack) -> Views:
+    """Its parameters as arrays of the same memory, made anew where that is another than last time."""
+    first = stack.layers[0][0].data_ptr() if stack.layers else 0
+    known = _known.get(stack)
+    if known is None or known[0] != first:
+        views = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in stack.layers]
+        known = _known[stack] = first, views
+    return known[1]

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 Array = np.ndarray
+_ZERO = np.float32(0)
+_MANY = 2_000  # numbers: of 15,000 NumPy takes the greater than 0 in 5.9 us, torch in 1.7, and torch's call alone 1.1
 LARGE = 2**21  # multiplications in a product: from here on the libraries that torch has gain more than its calls cost
 
 
@@ -44,6 +47,12 @@ def _by_output(function: Callable[[Array], Array], backward: Callable[[Array, Ar
     return Activation(forward, backward)
 
 
+def _relu(x: Array) -> Array:
+    if x.size < _MANY:
+        return np.maximum(x, _ZERO, out=x)
+    return torch.from_numpy(x).relu_().numpy()
+
+
 def _silu_backward(g: Array, x: Array) -> Array:
     s = sigmoid(x)
     return g * s * (1 + x * (1 - s))
@@ -51,7 +60,7 @@ def _silu_backward(g: Array, x: Array) -> Array:
 
 ACTIVATIONS = {
     "tanh": _by_output(lambda x: np.tanh(x, out=x), lambda g, y: np.multiply(g, 1 - y * y, out=g)),
-    "relu": _by_output(lambda x: np.maximum(x, 0, out=x), lambda g, y: np.multiply(g, y > 0, out=g)),
+    "relu": _by_output(_relu, lambda g, y: np.multiply(g, y > 0, out=g)),
     "elu": _by_output(
         lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), lambda g, y: g * (np.minimum(y, 0) + 1)
     ),

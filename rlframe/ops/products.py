@@ -38,11 +38,11 @@ _LINEAR = _one_dnn()
 
 
 def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
-    if x.dtype != torch.float32 or x.device.type != "cpu" or _LINEAR is None:
+    if n * i * o < _LEAST or min(n, i, o) < _SHORT:
         return False
-    if torch.compiler.is_compiling():  # a program for any n must not be that of one n
+    if not x.is_cpu or x.dtype != torch.float32 or _LINEAR is None:
         return False
-    return n * i * o >= _LEAST and min(n, i, o) >= _SHORT
+    return not torch.compiler.is_compiling()  # a program for any n must not be that of one n
 
 
 def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:

@@ -1,7 +1,6 @@
 """Where the time goes: seconds per part of the loop, and the throughput that follows, evaluation excluded."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from time import perf_counter
 
 PARTS = ("sampling", "learning", "evaluating", "recording")
@@ -22,18 +21,19 @@ class Clock:
         self._inner: list[float] = []  # seconds of nested parts, one entry an open part
         self._env_steps, self._updates = 0, 0
 
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
+    def __call__(self, part: str) -> AbstractContextManager[None]:
         """Count the time inside as `part`'s."""
-        start = perf_counter()
+        return _Part(self, part)
+
+    def enter(self) -> None:
+        """A part begins."""
         self._inner.append(0.0)
-        try:
-            yield
-        finally:
-            duration = perf_counter() - start
-            self._seconds[part] = self._seconds.get(part, 0.0) + duration - self._inner.pop()
-            if self._inner:
-                self._inner[-1] += duration
+
+    def leave(self, part: str, duration: float) -> None:
+        """The part that began last ends, after `duration` seconds."""
+        self._seconds[part] = self._seconds.get(part, 0.0) + duration - self._inner.pop()
+        if self._inner:
+            self._inner[-1] += duration
 
     def elapsed_s(self) -> float:
         """Wall time of the run so far, everything included."""
@@ -66,3 +66,19 @@ class Clock:
         }
         self.begin(env_steps, updates)
         return row
+
+
+class _Part(AbstractContextManager[None]):
+    """One stretch of a part; a generator's would cost three times as much, and iterations may last microseconds."""
+
+    __slots__ = ("clock", "name", "start")
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self.clock, self.name = clock, name
+
+    def __enter__(self) -> None:
+        self.clock.enter()
+        self.start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.clock.leave(self.name, perf_counter() - self.start)

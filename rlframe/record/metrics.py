@@ -110,9 +110,11 @@ class Metrics:
         for name, value in values.items():
             self._counts[name] = self._counts.get(name, 0) + 1
             if isinstance(value, Tensor):
-                self._add_tensor(name, value)
-            else:
-                self._floats[name] = self._floats.get(name, 0.0) + float(value)
+                if not value.is_cpu or value.numel() != 1:
+                    self._add_tensor(name, value)
+                    continue
+                value = value.item()  # nobody waits for it
+            self._floats[name] = self._floats.get(name, 0.0) + float(value)
 
     def _add_tensor(self, name: str, value: Tensor) -> None:
         if value.numel() != 1:

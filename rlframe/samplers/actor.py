@@ -11,7 +11,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
-from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer
 from rlframe.core.types import AgentInputs
 from rlframe.models import on_numpy
 from rlframe.samplers.batch import Batch
@@ -44,8 +44,8 @@ class Actor:
         self.noise = NoiseBuffer(agent, T, self.n_rows, rngs)
         inputs = batch.inputs()
         self._inputs = [inputs[t] for t in range(T)]
-        self._actions = batch.rows.actions()
-        self._infos = [map_tree(lambda x, t=t: x[t], batch.answers.info) for t in range(T)]
+        self._write_action = [writer(action) for action in batch.rows.actions()]
+        self._write_info = [writer(map_tree(lambda x, t=t: x[t], batch.answers.info)) for t in range(T)]
         env_ids = [lo + min(row, self.n - 1) for row in range(self.n_rows)]
         block_inputs = inputs[0].map(lambda x: np.zeros((self.n_rows, *x.shape[1:]), x.dtype))
         self._device = device = next(agent.parameters()).device
@@ -97,8 +97,8 @@ class Actor:
         else:
             write(self._own_inputs, self._inputs[t])
             action, info = self._step(self._noises[t])
-        write(self._actions[t], self._own(action))
-        write(self._infos[t], self._own(info))
+        self._write_action[t](self._own(action))
+        self._write_info[t](self._own(info))
 
     def _own(self, answer: Tree) -> Tree:
         """Without the rows that fill up the block."""

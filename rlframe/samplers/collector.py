@@ -10,7 +10,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core import spaces
-from rlframe.core.struct import map_tree, write
+from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
 from rlframe.envs.remote import remote_steppers
@@ -34,7 +34,8 @@ class Collector:
         self.actors, self.steppers = list(actors), list(steppers)
         self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsWatch(observation_space)
         self.whole = True  # the batch is complete, and every environment stands at its last row
-        self._last, self._next = batch.inputs()[-1], batch.inputs()[0]
+        inputs = batch.inputs()
+        self._rows = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
 
     def collect(self) -> Samples:
         """Fill the batch and follow its episodes."""
@@ -48,7 +49,8 @@ class Collector:
 
     def begin(self) -> None:
         """Row T of the last batch becomes row 0 of this one, and the agent's state the one it starts from."""
-        write(self._next, self._last)
+        for to, row in self._rows:
+            to[...] = row
         for actor in self.actors:
             actor.begin()
 

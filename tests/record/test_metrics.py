@@ -34,8 +34,9 @@ def test_a_value_overwritten_later_counts_as_it_was() -> None:
     assert metrics.flush() == {"a": 1.0}
 
 
-def test_nothing_is_made_a_float_before_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_a_device_still_computes_is_made_a_float_before_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
 
     def forbidden(_: torch.Tensor) -> float:
         raise AssertionError("a tensor was read")
