@@ -5,7 +5,9 @@ Their gradients are asked for one by one, as the losses of DDPG, TD3 and SAC nee
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from rlframe.core.struct import Tree
 from rlframe.models.actors import EncodedPass, encode, features_of, size_of
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, has_images
-from rlframe.models.perceptron import Pass, Perceptron, Perceptrons, Stack, least, least_to_input
+from rlframe.models.perceptron import Pass, Perceptron, Perceptrons, least, least_to_input
 
 
 class Critics(nn.Module):
@@ -66,20 +68,20 @@ class Critics(nn.Module):
         inputs = self._inputs([each.detach() for each in features], action, len(self.perceptrons))
         return CriticPasses(self.encoders, features, self.perceptrons.run(inputs))
 
-    def least(self, observation: Tree, action: Tensor) -> LeastQ:
+    @torch.no_grad()
+    def least(self, observation: Tree, action: Tensor) -> ActionPass:
         """min_i Q_i(s, a), to be followed by its gradient with respect to the action; the critics are constant."""
-        return self._least(self.perceptrons.stack, observation, action)
-
-    def first(self, observation: Tree, action: Tensor) -> LeastQ:
-        """Q_1(s, a), likewise."""
-        return self._least(self.perceptrons[:1], observation, action)
+        features = [encoder(observation) for encoder in self.encoders]
+        run = self.perceptrons.run(self._inputs(features, action, len(self.perceptrons)))
+        q, which = least(run)
+        return ActionPass(q, partial(least_to_input, run, which), self.n_features, self.action_shape)
 
     @torch.no_grad()
-    def _least(self, stack: Stack, observation: Tree, action: Tensor) -> LeastQ:
-        n = len(stack.weights[0])
-        features = [encoder(observation) for _, encoder in zip(range(n), self.encoders, strict=False)]
-        run = stack.run(self._inputs(features, action, n))
-        return LeastQ(run, *least(run), self.n_features, self.action_shape)
+    def first(self, observation: Tree, action: Tensor) -> ActionPass:
+        """Q_1(s, a), likewise."""
+        run = self.perceptrons[0].run(torch.cat([self.encoders[0](observation), self.action(action)], -1))
+        q = run.output.squeeze(-1)
+        return ActionPass(q, lambda of_q: run.to_input(of_q.unsqueeze(-1)), self.n_features, self.action_shape)
 
 
 @dataclass(frozen=True)
@@ -107,19 +109,17 @@ class CriticPasses:
 
 
 @dataclass(frozen=True)
-class LeastQ:
-    """The least of some critics' values."""
+class ActionPass:
+    """One evaluation of constant critics, for the gradient of their value with respect to the action."""
 
-    run: Pass
     q: Tensor  # [rows]
-    which: Tensor  # [rows] the critic that has it
+    to_input: Callable[[Tensor], Tensor]  # from dL/dq [rows] to dL/d features and action [rows, n]
     n_features: int
     action_shape: tuple[int, ...]
 
     def to_action(self, gradient: Tensor) -> Tensor:
         """The action's gradient [rows, *act] from dL/dq [rows]."""
-        found = least_to_input(self.run, self.which, gradient)
-        return found[:, self.n_features :].reshape(-1, *self.action_shape)
+        return self.to_input(gradient)[:, self.n_features :].reshape(-1, *self.action_shape)
 
 
 class DiscreteCritics(nn.Module):

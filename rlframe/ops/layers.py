@@ -87,14 +87,19 @@ def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tens
     """x [n, in] to [n, out], or both [k, ...] for k networks, without autograd; and what `back` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
-        activation = ACTIVATIONS[name]
         x, weight = as_multiplied(x, weight)
-        y = affine(x, weight, bias, activation.in_affine)
         trace.weights.append(weight)
         trace.seen.append(x)
-        x, keep = activation.forward(y if activation.in_affine == name else restored(y))
+        x, keep = _one(x, weight, bias, name)
         trace.kept.append(keep)
     return restored(x), trace
+
+
+def _one(x: Tensor, weight: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """A layer and its activation: the output, and what the activation's gradient is a function of."""
+    activation = ACTIVATIONS[name]
+    y = affine(x, weight, bias, activation.in_affine)
+    return activation.forward(y if activation.in_affine == name else restored(y))
 
 
 def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:
@@ -121,7 +126,10 @@ def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor
     if torch.is_grad_enabled():
         y: Tensor = _Layered.apply(rows, tuple(activations), *[parameter for layer in layers for parameter in layer])
     else:
-        y, _ = run(rows, layers, activations)
+        y = rows
+        for (weight, bias), name in zip(layers, activations, strict=True):  # whose memory is free again at once
+            y, _ = _one(*as_multiplied(y, weight), bias, name)
+        y = restored(y)
     return y if apart else y.view(*x.shape[:-1], -1)
 
 
