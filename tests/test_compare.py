@@ -18,7 +18,7 @@ from benchmarks.parts.frameworks import Framework, all_frameworks
 from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
 from benchmarks.parts.train_rlframe import words_of
-from benchmarks.parts.turns import Ready, line
+from benchmarks.parts.turns import Ready, environment, line
 from rlframe.experiment import from_flat
 
 ROOT = Path(__file__).parents[1]
@@ -165,3 +165,12 @@ def test_rlframe_alone_is_measured_for_real(tmp_path: Path) -> None:
     assert "1 torch thread" in rate["where"]
     assert found["machine"]["cpu"]
     assert "ppo_cartpole" in done.stdout
+
+
+def test_a_contender_has_the_kernels_that_its_libraries_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("RLFRAME_TEST", "kept")
+    found = environment({"OMP_NUM_THREADS": "1"})
+    assert (found["OMP_NUM_THREADS"], found["RLFRAME_TEST"]) == ("1", "kept")
+    assert "OPENBLAS_CORETYPE" not in found

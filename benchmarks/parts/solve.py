@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.parts.turns import environment
+
 SOLVED = 475.0  # mean return
 EPISODES = 100
 EVERY = 10_000  # env steps between evaluations
@@ -76,7 +78,7 @@ def seconds(command: Command, variables: Mapping[str, str]) -> float:
         words,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, **variables},
+        env=environment(variables),
         preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
     )
     try:

@@ -111,11 +111,21 @@ def serve(contender: Contender[Make], cores: list[int], connection: Connection) 
             connection.send(steps / passed)
 
 
+_OF_LIBRARIES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "XLA_")
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's, and `variables`, without what else it says of how numerical libraries compute: the kernels and
+    threads that they choose by themselves are what a user has."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_LIBRARIES)} | dict(variables)
+
+
 @contextlib.contextmanager
 def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """With these in the environment, which processes inherit."""
+    """In that environment, which processes inherit."""
     before = dict(os.environ)
-    os.environ.update(variables)
+    os.environ.clear()
+    os.environ.update(environment(variables))
     try:
         yield
     finally:
