@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.core.struct import Struct, Tree, as_numpy, leaves, map_tree, write, zeros_like
+from rlframe.core.struct import Struct, Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
 
 
@@ -173,6 +173,27 @@ class TestWrite:
     def test_a_missing_place_is_refused(self) -> None:
         with pytest.raises(KeyError):
             write({"k": np.zeros(1)}, {})
+
+
+class TestWriter:
+    def test_writes_as_write_does_as_often_as_asked(self) -> None:
+        one, other = example(), example()
+        fill_one = writer(one)
+        for more in (1, 2):
+            source = example().map(lambda x, more=more: x + more)
+            fill_one(source)
+            write(other, source)
+            for a, b in zip(leaves(one), leaves(other), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+    def test_dicts_are_matched_by_key_and_may_have_more(self) -> None:
+        target = {"a": np.zeros(1), "b": np.zeros(1)}
+        writer(target)({"b": torch.tensor([2.0]), "more": np.zeros(3), "a": 1})
+        assert (target["a"].tolist(), target["b"].tolist()) == ([1], [2])
+
+    def test_a_missing_place_is_refused(self) -> None:
+        with pytest.raises(KeyError):
+            writer({"k": np.zeros(1)})({})
 
 
 def sampled(T: int = 4, B: int = 2) -> Samples:

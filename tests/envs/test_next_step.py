@@ -113,6 +113,21 @@ def test_an_environment_depends_on_its_seed_and_not_on_its_place() -> None:
     np.testing.assert_array_equal(pair.start[1], alone.start[0])
 
 
+@pytest.mark.parametrize(("length", "limit"), [(3, 0), (9, 4), (4, 4)])
+@pytest.mark.parametrize("script", ["plain", "numpy", "array_reward"])
+def test_one_environment_writes_the_flags_that_it_writes_among_others(script: str, length: int, limit: int) -> None:
+    def scripted() -> gymnasium.Env:
+        return Scripted(length=length, script=script)
+
+    alone = walk(PythonEnvs([scripted], [0], limit), 14)
+    among = walk(PythonEnvs([scripted, scripted], [0, 1], limit), 14)
+    check_rows(alone)
+    for name in ("first", "reward", "terminated", "truncated", "valid", "score", "ended"):
+        one, all_ = getattr(alone, name), getattr(among, name)
+        assert one.dtype == all_.dtype
+        np.testing.assert_array_equal(one[:, 0], all_[:, 0], err_msg=name)
+
+
 def test_a_batch_steps_as_the_plain_environment_does() -> None:
     plain = gymnasium.make("CartPole-v1")
     observation, _ = plain.reset(seed=10)

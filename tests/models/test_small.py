@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -25,3 +27,20 @@ def test_both_ways_give_the_same(hidden: tuple[int, ...]) -> None:
         found.append([run.output, of_input, *(p.grad.clone() for p in network.parameters() if p.grad is not None)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_parameters_are_seen_as_they_are_now_wherever_they_lie() -> None:
+    network, x = Perceptron(3, (4,), 2, "relu"), torch.randn(5, 3)
+    evaluate(network.stack, x)
+    with torch.no_grad():
+        network.layers[0][0].mul_(2)  # in place
+    torch.testing.assert_close(evaluate(network.stack, x).output, network.run(x).output)
+    network.share_memory()  # elsewhere
+    with torch.no_grad():
+        network.layers[0][0].mul_(2)
+    torch.testing.assert_close(evaluate(network.stack, x).output, network.run(x).output)
+    twin = copy.deepcopy(network)
+    with torch.no_grad():
+        twin.layers[0][0].mul_(2)
+    torch.testing.assert_close(evaluate(twin.stack, x).output, twin.run(x).output)
+    torch.testing.assert_close(evaluate(network.stack, x).output, network.run(x).output)
