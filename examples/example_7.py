@@ -19,7 +19,6 @@ from rlframe.record import logger_context
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
-from rlframe.system.memory import keep_freed_memory
 
 
 def train(
@@ -32,7 +31,6 @@ def train(
 ) -> None:
     """Train SAC for `n_steps` env steps, the first `learn_from` of them with random actions."""
     torch.set_num_threads(1)  # enough for networks of this size
-    keep_freed_memory()
     env_config, log_interval_steps = EnvConfig(env), max(1, n_steps // 20)
     model = ModelConfig(hidden=(256, 256), activation="relu")
     config = sac.Config(replay=ReplayConfig(size=max(n_steps, 1000)), critic_learning_rate=1e-3, learn_from=learn_from)

@@ -27,7 +27,7 @@ from rlframe.record.snapshot import NotRecorded, Part, SnapshotError, write_part
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize
-from rlframe.system.memory import resident_bytes
+from rlframe.system.memory import keep_freed_memory, resident_bytes
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over
@@ -152,6 +152,7 @@ class Runner(ABC):
             EnvError: an environment failed; a snapshot was written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
         """
+        keep_freed_memory()
         row: dict[str, float] = {}
         asked = 0
         with stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.pass_on) as self.stop:
