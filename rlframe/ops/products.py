@@ -38,11 +38,11 @@ _LINEAR = _one_dnn()
 
 
 def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # a program for any n must not be that of one n, nor ask how many n are
+        return False
     if n * i * o < _LEAST or min(n, i, o) < _SHORT:
         return False
-    if not x.is_cpu or x.dtype != torch.float32 or _LINEAR is None:
-        return False
-    return not torch.compiler.is_compiling()  # a program for any n must not be that of one n
+    return x.is_cpu and x.dtype == torch.float32 and _LINEAR is not None
 
 
 def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
