@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from benchmarks.parts.frameworks import Framework, all_frameworks
 from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
 from benchmarks.parts.train_rlframe import words_of
-from benchmarks.parts.turns import Ready, environment, line
+from benchmarks.parts.turns import Ready, _variables, line
 from rlframe.experiment import from_flat
 
 ROOT = Path(__file__).parents[1]
@@ -171,6 +172,8 @@ def test_a_contender_has_the_kernels_that_its_libraries_choose(monkeypatch: pyte
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("RLFRAME_TEST", "kept")
-    found = environment({"OMP_NUM_THREADS": "1"})
+    with _variables({"OMP_NUM_THREADS": "1"}):
+        found = dict(os.environ)
+    assert os.environ["OMP_NUM_THREADS"] == "7"
     assert (found["OMP_NUM_THREADS"], found["RLFRAME_TEST"]) == ("1", "kept")
     assert "OPENBLAS_CORETYPE" not in found

@@ -123,9 +123,9 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _variables(variables: Mapping[str, str]) -> Iterator[None]:
     """In that environment, which processes inherit."""
-    before = dict(os.environ)
+    before, inside = dict(os.environ), environment(variables)
     os.environ.clear()
-    os.environ.update(environment(variables))
+    os.environ.update(inside)
     try:
         yield
     finally:

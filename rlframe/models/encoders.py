@@ -208,7 +208,7 @@ class Encoder(nn.Module):
     def features(self, observation: Tree) -> Tensor:
         """What the MLP sees."""
         if self._vectors:
-            return self._vectors[0](observation)
+            return self._vectors[0](*leaves(observation))
         found = leaves(observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
         parts = [

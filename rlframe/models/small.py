@@ -13,7 +13,7 @@ from rlframe.models.perceptron import Pass, Stack
 from rlframe.ops import arrays
 
 Views = list[tuple[np.ndarray, np.ndarray]]
-_known: WeakKeyDictionary[Stack, tuple[int, Views]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Stack, tuple[list[int], Views]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def evaluate(stack: Stack, x: Tensor) -> Pass | ArrayPass:
 
 def _views(stack: Stack) -> Views:
     """Its parameters as arrays of the same memory, made anew where that is another than last time."""
-    first = stack.layers[0][0].data_ptr() if stack.layers else 0
+    places = [parameter.data_ptr() for layer in stack.layers for parameter in layer]
     known = _known.get(stack)
-    if known is None or known[0] != first:
+    if known is None or known[0] != places:
         views = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in stack.layers]
-        known = _known[stack] = first, views
+        known = _known[stack] = places, views
     return known[1]

@@ -174,6 +174,13 @@ def test_a_dict_puts_every_part_into_the_features() -> None:
         assert not torch.allclose(encoder(changed), before), key
 
 
+@pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Box(-1, 1, (3,))), spaces.Tuple([spaces.Box(-1, 1, (3,))])])
+def test_a_dict_or_tuple_of_one_vector_has_that_vectors_features(space: Space) -> None:
+    encoder, x = Encoder(space, ModelConfig(hidden=(4,))), torch.rand(2, 3)
+    observation = {"a": x} if isinstance(space, spaces.Dict) else (x,)
+    torch.testing.assert_close(encoder(observation), encoder.mlp(x))
+
+
 def test_a_small_image_gets_a_network_that_fits() -> None:
     encoder = make_encoder(pixels(10, 12, 3), ModelConfig())
     assert isinstance(encoder, Encoder)

@@ -39,6 +39,8 @@ def test_parameters_are_seen_as_they_are_now_wherever_they_lie() -> None:
     with torch.no_grad():
         network.layers[0][0].mul_(2)
     torch.testing.assert_close(evaluate(network.stack, x).output, network.run(x).output)
+    network.layers[-1][0].data = torch.randn(2, 4)  # of one layer only
+    torch.testing.assert_close(evaluate(network.stack, x).output, network.run(x).output)
     twin = copy.deepcopy(network)
     with torch.no_grad():
         twin.layers[0][0].mul_(2)
