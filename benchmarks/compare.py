@@ -114,7 +114,7 @@ def limit(row: Row, words: Mapping[str, str]) -> list[Contender]:
         partial(ours.acting, row, words),
         partial(ours.learning, row, words),
     )
-    variables = {**threads_variables(n), **threads.VARIABLES}
+    variables = {**threads_variables(n), **threads.variables(env_threads=True)}
     return [Contender(name, make, n, n, variables=variables) for name, make in zip(LIMIT, makes, strict=True)]
 
 

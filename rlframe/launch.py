@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shlex
@@ -70,7 +71,7 @@ def _help() -> int:
 
 def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
-    limit_threads()
+    limit_threads(_env_threads(words.rest))
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.study.sweep import is_study, run_sweep
@@ -203,6 +204,15 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: P
 def _is_fixed(key: str) -> bool:
     """Whether a resumed run cannot change it."""
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
+
+
+def _env_threads(words: Mapping[str, str]) -> bool:
+    """Whether environments probably step on threads of their own; asked before anything is loaded that would know."""
+    told = " ".join(words.values())
+    if "resume" in words:
+        with contextlib.suppress(OSError, ValueError):  # whoever reads it for its content tells what is wrong with it
+            told += (Path(words["resume"]) / "params.json").read_text(encoding="utf-8")
+    return any(name in told for name in ("ALE/", "atari", "envpool"))
 
 
 def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from benchmarks.parts.gate import Gate, Train
-from benchmarks.parts.rows import Row
+from benchmarks.parts.rows import PONG, Row
 from benchmarks.parts.turns import Contender
 from rlframe.system import threads
 
@@ -27,7 +27,7 @@ class Framework:
     install: str
     module: str  # with `train(*arguments, row, gate)`, imported in the framework's own process only
     arguments: tuple[Any, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Callable[[Row], Mapping[str, str]] = lambda row: {}  # of the environment that a process starts with
 
     def installed(self) -> bool:
         """Whether it can be measured here."""
@@ -40,7 +40,7 @@ class Framework:
             partial(_train, self.module, self.arguments, row),
             row.n_threads,
             row.n_threads,
-            variables={**threads_variables(row.n_threads), **self.variables},
+            variables={**threads_variables(row.n_threads), **self.variables(row)},
             warm_up=row.work.warm_up(),
         )
 
@@ -65,7 +65,7 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
             "pip install rlframe",
             "benchmarks.parts.train_rlframe",
             (words,),
-            threads.VARIABLES,  # as launch sets them for itself before torch is loaded
+            lambda row: threads.variables(row.env == PONG),  # as launch sets them for itself before torch is loaded
         ),
         "sb3": Framework(
             "Stable-Baselines3",

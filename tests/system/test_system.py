@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from rlframe.core.errors import Interrupted
+from rlframe.launch import _env_threads
 from rlframe.system.memory import keep_freed_memory
 from rlframe.system.signals import stop_request
-from rlframe.system.threads import limit_threads
+from rlframe.system.threads import limit_threads, variables
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -54,6 +55,15 @@ def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     limit_threads()
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_torch_waits_asleep_where_environments_have_threads_of_their_own(tmp_path):
+    assert int(variables(env_threads=True)["GOMP_SPINCOUNT"]) < int(variables(env_threads=False)["GOMP_SPINCOUNT"])
+    (tmp_path / "params.json").write_text('{"env": "ALE/Pong-v5"}')
+    for words in ({"env": "ALE/Pong-v5"}, {"experiment": "atari/ppo_pong"}, {"resume": str(tmp_path)}):
+        assert _env_threads(words)
+    for words in ({}, {"env": "HalfCheetah-v5"}, {"resume": str(tmp_path / "none")}):
+        assert not _env_threads(words)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
