@@ -54,11 +54,10 @@ import chz
 from benchmarks.parts import bare, gate, solve
 from benchmarks.parts.chart import draw
 from benchmarks.parts.chosen import chosen
-from benchmarks.parts.frameworks import OURS, Framework, all_frameworks, threads_variables
+from benchmarks.parts.frameworks import OURS, Framework, all_frameworks
 from benchmarks.parts.machine import PACKAGES, machine
 from benchmarks.parts.rows import NEEDS, PPO, ROWS, Row
 from benchmarks.parts.turns import Comparison, Contender, Line, Remote, line, measured, show
-from rlframe.system import threads
 
 SOLVE = "solve_cartpole"
 LIMIT = ("limit: environment", "limit: acting", "limit: learning")
@@ -93,7 +92,7 @@ def train(name: str, row: Row, known: Frameworks, n_rounds: int, seconds: float,
             except (SystemExit, TimeoutError) as failure:
                 found.notes.append(f"{name}: left out, as it failed: {failure}")
         if row.of_limit and OURS in remotes:
-            parts = limit(row, known[OURS].arguments[0])
+            parts = limit(row, known[OURS])
             remotes |= {part.name: stack.enter_context(closing(Remote(part))) for part in parts}
         rounds = [{key: measured(remote, seconds) for key, remote in remotes.items()} for _ in range(n_rounds)]
         for key, remote in remotes.items():
@@ -103,18 +102,18 @@ def train(name: str, row: Row, known: Frameworks, n_rounds: int, seconds: float,
         found.ratios.append(line(name, each.name, each.ratios(rounds), asked=each.asked))
 
 
-def limit(row: Row, words: Mapping[str, str]) -> list[Contender]:
+def limit(row: Row, framework: Framework) -> list[Contender]:
     """rlframe's parts, each alone."""
     from benchmarks.parts import train_rlframe as ours
 
-    work, n = row.work, row.n_threads
+    work, n, (words,) = row.work, row.n_threads, framework.arguments
     assert isinstance(work, PPO)
     makes = (
         partial(bare.pong_stepping, work.n_envs, n, work.T),
         partial(ours.acting, row, words),
         partial(ours.learning, row, words),
     )
-    variables = {**threads_variables(n), **threads.variables(env_threads=True)}
+    variables = framework.contender(row).variables
     return [Contender(name, make, n, n, variables=variables) for name, make in zip(LIMIT, makes, strict=True)]
 
 

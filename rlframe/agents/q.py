@@ -20,7 +20,7 @@ from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import QModel, QNetwork
-from rlframe.models.q_values import QValue, of_actions
+from rlframe.models.q_values import QValue, of_actions, to_actions
 
 _NEVER = 1e-12  # an epsilon that float32 cannot tell from 0
 
@@ -117,8 +117,7 @@ class QAgent(Agent):
             return QRun(taken.detach(), partial(self._back_by_autograd, taken))
 
         def back(of_taken: Tensor) -> None:
-            index = action.view(-1, 1, 1).expand(-1, 1, run.values.shape[-1])
-            run.back(torch.zeros_like(run.values).scatter_(1, index, of_taken.unsqueeze(1)))
+            run.back(to_actions(run.values, action, of_taken))
 
         return QRun(of_actions(run.values, action), back)
 

@@ -53,23 +53,11 @@ def write(target: Tree, source: Tree) -> None:
 
     NumPy targets take tensors of any device, and the other way round. One row costs about 0.6 us a leaf.
     """
-    if isinstance(target, np.ndarray):
-        target[...] = source if isinstance(source, np.ndarray) else as_numpy(source)
-    elif isinstance(target, dict):
-        for key, leaf in target.items():
-            write(leaf, source[key])
-    elif isinstance(target, tuple):
-        for leaf, value in zip(target, source, strict=True):
-            write(leaf, value)
-    elif isinstance(target, Struct):
-        for name in target.__dataclass_fields__:
-            write(getattr(target, name), getattr(source, name))
-    else:
-        target[...] = target.new_tensor(source) if isinstance(source, np.ndarray) else source
+    writer(target)(source)
 
 
 def writer(target: Tree) -> Callable[[Tree], None]:
-    """`write` into this tree of NumPy arrays, for many times: what it is made of is looked at once."""
+    """`write` into this tree, for many times: what it is made of is looked at once."""
     if isinstance(target, np.ndarray):
 
         def write_array(source: Any) -> None:
@@ -84,14 +72,27 @@ def writer(target: Tree) -> Callable[[Tree], None]:
                 write_field(getattr(source, name))
 
         return write_fields
-    items = target.items() if isinstance(target, dict) else enumerate(target)
-    parts = [(key, writer(part)) for key, part in items]
+    if isinstance(target, tuple):
+        parts = [writer(part) for part in target]
 
-    def write_items(source: Any) -> None:
-        for key, write_item in parts:
-            write_item(source[key])
+        def write_parts(source: Any) -> None:
+            for write_part, part in zip(parts, source, strict=True):
+                write_part(part)
 
-    return write_items
+        return write_parts
+    if isinstance(target, dict):
+        items = [(key, writer(part)) for key, part in target.items()]
+
+        def write_items(source: Any) -> None:
+            for key, write_item in items:
+                write_item(source[key])
+
+        return write_items
+
+    def write_tensor(source: Any) -> None:
+        target[...] = target.new_tensor(source) if isinstance(source, np.ndarray) else source
+
+    return write_tensor
 
 
 def as_numpy(leaf: Any) -> np.ndarray:

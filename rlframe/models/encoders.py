@@ -184,7 +184,7 @@ class Encoder(nn.Module):
         hidden = config.image_hidden if any(self.order) else config.hidden
         self.mlp = Mlp(size, hidden, "relu" if any(self.order) else config.activation)
         self.size = hidden[-1] if hidden else size
-        self._vectors = list(self.leaves) if self.order == [False] else []  # the one there is; the list is no module
+        self._only = list(self.leaves) if self.order == [False] else []  # a vector; the list is no module
 
     def _add(self, space: Space, kind: str) -> None:
         match space:
@@ -207,8 +207,8 @@ class Encoder(nn.Module):
 
     def features(self, observation: Tree) -> Tensor:
         """What the MLP sees."""
-        if self._vectors:
-            return self._vectors[0](*leaves(observation))
+        if self._only:
+            return self._only[0](*leaves(observation))
         found = leaves(observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
         parts = [

@@ -36,7 +36,16 @@ class QValue(ABC):
 
 def of_actions(values: Tensor, action: Tensor) -> Tensor:
     """The numbers [n, n_atoms] of an action [n] each, of those of all actions [n, A, n_atoms]."""
-    return values.gather(1, action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])).squeeze(1)
+    return values.gather(1, _places(values, action)).squeeze(1)
+
+
+def to_actions(values: Tensor, action: Tensor, gradient: Tensor) -> Tensor:
+    """From the gradient of `of_actions` [n, n_atoms] that of the values [n, A, n_atoms]."""
+    return torch.zeros_like(values).scatter_(1, _places(values, action), gradient.unsqueeze(1))
+
+
+def _places(values: Tensor, action: Tensor) -> Tensor:
+    return action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
 
 
 class Expected(QValue):

@@ -61,7 +61,7 @@ class Actor:
             state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids))
             self._noises = self._noise_rows(self._on_device)
             self._step = DeviceStep(agent, block_inputs, state, self._noises[0])
-        self._own_inputs = self._step.inputs[: self.n]
+        self._write_inputs = writer(self._step.inputs[: self.n])
         self.has_state = bool(leaves(self._step.state))
 
     def _noise_rows(self, seen: Callable[[Tree], Tree]) -> list[Tree]:
@@ -95,7 +95,7 @@ class Actor:
         if self._direct:  # the agent sees the batch itself
             action, info = self._direct[t](self._noises[t])
         else:
-            write(self._own_inputs, self._inputs[t])
+            self._write_inputs(self._inputs[t])
             action, info = self._step(self._noises[t])
         self._write_action[t](self._own(action))
         self._write_info[t](self._own(info))

@@ -221,8 +221,9 @@ def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU
         ranks = Group(place, timeout_s, on_gpus)
         with as_current(ranks):
             yield ranks
-        with contextlib.suppress(RuntimeError):  # all is done, whoever is gone already
-            dist.barrier()  # so that nobody ends while another still holds a connection to it
+        # Nobody ends while another still has a connection to it. All is done by now, so who is gone already is no loss.
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 

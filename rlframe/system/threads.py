@@ -9,8 +9,8 @@ def variables(env_threads: bool = True) -> Mapping[str, str]:
     """For the environment of a process that trains. NumPy has one thread: what it multiplies, for acting, is small.
 
     OpenMP's threads wait awake between the operations of one update, and sleep soon after it: with two of them SAC on
-    HalfCheetah takes 240 steps/s, and 160 where they sleep at once. They do sleep at once with `env_threads`, where
-    environments step on threads of their own, as Atari's and EnvPool's: PPO on Pong takes 910 steps/s, not 780.
+    HalfCheetah takes 200 steps/s, and 140 where they sleep at once. They do sleep at once with `env_threads`, where
+    environments step on threads of their own, as Atari's and EnvPool's: PPO on Pong takes 910 steps/s, not 770.
     """
     return {"GOMP_SPINCOUNT": "1000" if env_threads else "10000", "OPENBLAS_NUM_THREADS": "1"}
 

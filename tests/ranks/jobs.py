@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -205,6 +206,16 @@ def failing(place: Place, how: str) -> None:
             if how == "kill while rank 0 is busy":
                 time.sleep(1000)
             ranks.sum(1)
+
+
+def leaving(place: Place, worked: Path) -> bool:
+    """Rank 1 works longer; whether this rank has waited for it."""
+    with join(place, timeout_s=60.0) as ranks:
+        ranks.sum(1)
+        if place.rank:
+            time.sleep(0.5)
+            worked.touch()
+    return worked.exists()
 
 
 if __name__ == "__main__":

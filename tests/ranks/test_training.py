@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ ROOT = Path(__file__).parents[2]
 def told() -> list[dict[str, Any]]:
     """What each of two ranks tells of its trainings."""
     return in_ranks(jobs.everything, 2)
+
+
+def test_a_rank_that_is_done_waits_for_the_others(tmp_path: Path) -> None:
+    assert in_ranks(partial(jobs.leaving, worked=tmp_path / "worked"), 2)
 
 
 @pytest.mark.parametrize("name", jobs.ON_POLICY)
