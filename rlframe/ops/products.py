@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rlframe.ops.precision import in_bf16
 
@@ -53,11 +54,23 @@ def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "no
     return torch.stack([_LINEAR(*each, then, [], "") for each in zip(x, weight, biases, strict=True)])
 
 
+_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of weights that do not learn: (version, in bfloat16)
+
+
 def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    rounded = in_bf16() and _gains(x.shape[-2], weight.shape[-1], weight.shape[-2], weight)
-    dtype = torch.bfloat16 if rounded else weight.dtype
-    return x.to(dtype), weight.to(dtype)
+    if not (in_bf16() and _gains(x.shape[-2], weight.shape[-1], weight.shape[-2], weight)):
+        return x.to(weight.dtype), weight
+    return x.bfloat16(), weight.bfloat16() if weight.requires_grad else _rounded_once(weight)
+
+
+def _rounded_once(weight: Tensor) -> Tensor:
+    """In bfloat16, until torch changes it: those of a target network may stay for thousands of updates."""
+    version, rounded = _kept.get(weight, (-1, weight))
+    if version != weight._version:
+        rounded = weight.bfloat16()
+        _kept[weight] = weight._version, rounded
+    return rounded
 
 
 def restored(x: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from rlframe.ops import products
-from rlframe.ops.products import affine, linear, product, weight_gradient
+from rlframe.ops.precision import learning_in
+from rlframe.ops.products import affine, as_multiplied, linear, product, weight_gradient
 
 SIZES = [(256, 256, 256), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
 needs_one_dnn = pytest.mark.skipif(products._LINEAR is None, reason="torch was built without oneDNN")
@@ -62,3 +63,15 @@ def test_without_gradients_the_result_is_the_same_as_with() -> None:
     with torch.no_grad():
         without = linear(x, weight, bias)
     assert torch.equal(without, linear(x, weight, bias).detach())
+
+
+def test_a_weight_that_does_not_learn_is_rounded_again_only_when_it_changes() -> None:
+    x, weight = numbers(256, 256), numbers(256, 256)
+    with learning_in("bf16"):
+        _, first = as_multiplied(x, weight)
+        assert as_multiplied(x, weight)[1] is first
+        torch._foreach_copy_([weight], [numbers(256, 256, seed=1)])
+        _, second = as_multiplied(x, weight)
+        torch.testing.assert_close(second, numbers(256, 256, seed=1).bfloat16(), rtol=0, atol=0)
+        learns = weight.clone().requires_grad_()
+        assert as_multiplied(x, learns)[1] is not as_multiplied(x, learns)[1]
