@@ -16,6 +16,7 @@ from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.system.affinity import pin
+from rlframe.system.memory import loading
 from rlframe.system.threads import limit_threads
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ def main(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    import chz
+    with loading():
+        import chz
 
-    from rlframe.experiment import Experiment, preset_names
+        from rlframe.experiment import Experiment, preset_names
 
     print(_USAGE)
     print(f"presets: {', '.join(preset_names())}\n")
@@ -72,10 +74,11 @@ def _help() -> int:
 def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
     limit_threads(_env_threads(words.rest))
-    from rlframe import experiment as experiments
-    from rlframe import hardware
-    from rlframe.study.sweep import is_study, run_sweep
-    from rlframe.system import distributed
+    with loading():
+        from rlframe import experiment as experiments
+        from rlframe import hardware
+        from rlframe.study.sweep import is_study, run_sweep
+        from rlframe.system import distributed
 
     if is_study(words.rest):
         return run_sweep(words, _checked)

@@ -1,5 +1,6 @@
 """Tests of signals, threads and memory: what the process asks of the machine, and what is asked of the process."""
 
+import gc
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from rlframe.core.errors import Interrupted
 from rlframe.launch import _env_threads
-from rlframe.system.memory import keep_freed_memory
+from rlframe.system.memory import keep_freed_memory, loading
 from rlframe.system.signals import stop_request
 from rlframe.system.threads import limit_threads, variables
 
@@ -67,5 +68,20 @@ def test_torch_waits_asleep_where_environments_have_threads_of_their_own(tmp_pat
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
+def test_what_is_loaded_is_not_searched_for_garbage_and_what_comes_later_is():
+    try:
+        with loading():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        gc.disable()
+        with loading():
+            pass
+        assert not gc.isenabled(), "who has turned it off keeps it so"
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
 def test_freed_memory_is_kept_where_the_c_library_can():
     assert keep_freed_memory()
