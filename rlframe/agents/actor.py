@@ -16,7 +16,7 @@ from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space
-from rlframe.core.struct import Struct, Tree, fill, map_tree
+from rlframe.core.struct import Struct, Tree, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
@@ -226,7 +226,7 @@ class ActorAgent(Agent):
 
     def observe(self, observation: Tree) -> None:
         if self.model.norm:
-            self.model.norm.update(map_tree(lambda x: x.to(self.random.device), observation))
+            self.model.norm.update(observation)
 
 
 def make_actor_agent(

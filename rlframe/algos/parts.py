@@ -20,6 +20,7 @@ from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import mean_weights
+from rlframe.ops.transfer import sent
 
 _MOST_BATCHES = 8  # that UpdateDebt carries on, in what the newest of them calls for
 NO_INPUTS = AgentInputs((), (), (), ())
@@ -177,7 +178,7 @@ def minibatches(
         flat = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
         yield replace(batch, advantage=prepared(*flat).view(T, B), weight=mean_weights(flat[1]).view(T, B)), state
     elif recurrent:
-        order = torch.from_numpy(rng.permutation(B)).to(device).view(n, -1)
+        order = sent(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
         parts = [batch[:, columns] for columns in order]
         advantage, valid = (
             torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid")
@@ -188,7 +189,7 @@ def minibatches(
             yield changed, map_tree(lambda x, i=columns: x[i], state)
     else:
         rows = batch.map(lambda x: x.flatten(0, 1))
-        order = torch.from_numpy(rng.permutation(T * B)).to(device).view(n, -1)
+        order = sent(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
         numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
         advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
         numbers = replace(numbers, advantage=advantage, weight=weight)

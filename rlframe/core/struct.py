@@ -108,11 +108,17 @@ def as_numpy(leaf: Any) -> np.ndarray:
 
 
 def fill(tensor: Any, numbers: Any) -> None:
-    """Write a few numbers into a tensor without gradient; on the CPU in a fifth of the time that torch takes."""
+    """Write a number, or a few in a tuple, into a tensor [] or [n] without gradient, and wait for no device.
+
+    On the CPU in a fifth of the time that torch takes.
+    """
     if tensor.device.type == "cpu":
         tensor.numpy()[...] = numbers
+    elif isinstance(numbers, tuple):
+        for place, number in zip(tensor, numbers, strict=True):
+            place.fill_(number)
     else:
-        tensor.copy_(tensor.new_tensor(numbers))
+        tensor.fill_(numbers)
 
 
 def _is_tensor(leaf: Any) -> bool:

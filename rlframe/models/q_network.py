@@ -26,6 +26,7 @@ from rlframe.models.perceptron import Stack
 from rlframe.models.small import evaluate
 from rlframe.ops.layers import parameters
 from rlframe.ops.products import linear
+from rlframe.ops.transfer import sent
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
@@ -93,10 +94,10 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(n_out))
 
     def resample(self, generator: torch.Generator) -> None:
-        """Draw ε anew."""
+        """Draw ε anew, on the CPU."""
         for noise in (self.noise_in, self.noise_out):
             drawn = torch.randn(noise.shape, generator=generator)
-            noise.copy_(drawn.sign() * drawn.abs().sqrt())
+            noise.copy_(sent(drawn.sign() * drawn.abs().sqrt(), noise.device))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x): no second weight matrix is made

@@ -79,7 +79,10 @@ class Categorical(QValue):
         self.support = torch.linspace(v_min, v_max, n_atoms)  # z
 
     def q(self, values: Tensor) -> Tensor:
-        return values.softmax(-1) @ self.support.to(values.device)
+        if values.is_cpu:
+            return values.softmax(-1) @ self.support
+        # Copied to a GPU, the support would be waited for at each update.
+        return values.softmax(-1) @ torch.linspace(self.v_min, self.v_max, self.n_atoms, device=values.device)
 
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         weights = np.exp(values - values.max(-1, keepdims=True))

@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from rlframe.ops.transfer import sent
 from rlframe.record.chunks import Chunked, Digests, by_rows
 from rlframe.replay.ring import spans
 
@@ -63,9 +64,9 @@ class Memory(ABC):
         """Bytes that columns may take."""
 
     def send(self, array: np.ndarray) -> Tensor:
-        """A fresh array as a tensor on the learner's device."""
+        """A fresh array as a tensor on the learner's device, for which nobody waits."""
         tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+        return tensor if self.device.type == "cpu" else sent(tensor, self.device)
 
 
 class ArrayColumn(Column):
@@ -115,7 +116,7 @@ class TensorColumn(Column):
     def write(self, time: int, values: np.ndarray) -> None:
         tensor = torch.from_numpy(values)
         for places, part in spans(time, len(values), len(self._grid)):
-            self._grid[places].copy_(tensor[part])
+            self._grid[places].copy_(sent(tensor[part], self._grid.device))
             self._digests.forget(places)
 
     def take(self, at: Any) -> Tensor:

@@ -1,0 +1,49 @@
+"""Copies between host and GPU: complete when they are read, and nothing at all where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlframe.core.struct import fill
+from rlframe.ops.transfer import fetched, sent
+
+CPU = torch.device("cpu")
+
+
+def test_what_is_there_already_is_not_copied() -> None:
+    tensor = torch.ones(3)
+    assert sent(tensor, CPU) is tensor
+
+
+def test_what_was_fetched_stays_while_its_place_is_written_anew() -> None:
+    place = torch.tensor([1.0, 2.0])
+    wait = fetched(place)
+    place.fill_(0.0)
+    assert wait().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.gpu
+def test_copies_to_a_gpu_and_back_are_complete_when_they_are_read() -> None:
+    device = torch.device("cuda")
+    there = []
+    for i in range(200):
+        row = torch.full((1000,), float(i))
+        there.append(sent(row, device))
+        row.fill_(-1.0)  # ordinary memory may be written again at once
+    assert [x.mean().item() for x in there] == list(range(200))
+    waits = []
+    for i in range(200):
+        there[0].fill_(i)
+        waits.append(fetched(there[0]))
+    assert [wait().mean().item() for wait in waits] == list(range(200))
+    assert sent(there[0], device) is there[0] or sent(there[0], device).data_ptr() == there[0].data_ptr()
+
+
+@pytest.mark.gpu
+def test_numbers_are_filled_in_on_a_gpu_as_on_a_cpu() -> None:
+    one, two = torch.zeros((), device="cuda"), torch.zeros(2, device="cuda")
+    fill(one, 0.5)
+    fill(two, (1.0, 2.0))
+    assert one.item() == 0.5
+    assert two.tolist() == [1.0, 2.0]
