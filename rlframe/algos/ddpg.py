@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import UpdateDebt, priorities, soft_update
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
@@ -96,6 +97,7 @@ class DDPG(Algorithm):
         self.online = [*agent.model.parameters(), *self.critic.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
         self.exploration = Linear(config.exploration, config.exploration_final, n_steps)
+        self.learn = graphed(self._learn, self.device, [self.critic_updater, self.actor_updater])
         self._explore()
 
     def _explore(self) -> None:
@@ -112,15 +114,23 @@ class DDPG(Algorithm):
     def updates_due(self) -> int:
         return self.debt.due(self.replay.n_choices)
 
-    @torch.no_grad()
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
-        observation = self.agent.model.normalized(batch.inputs.observation)
-        metrics = {**self._update_critic(batch, observation), **self._update_actor(observation)}
-        soft_update(self.targets, self.online, self.config.tau)
+        metrics, error = self.learn(batch)
         self.progress.updates += 1
+        if self.config.prioritized:
+            self.replay.update_priorities(batch.index, priorities(error.abs()))
         self.debt.pay()
         return {**metrics, "learning_rate": self.actor_updater.rate}
+
+    @torch.no_grad()
+    def _learn(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor]:
+        """One step each of critic and actor, and of their targets after them; also returns the errors Q - y [n]."""
+        observation = self.agent.model.normalized(batch.inputs.observation)
+        metrics, error = self._update_critic(batch, observation)
+        metrics |= self._update_actor(observation)
+        soft_update(self.targets, self.online, self.config.tau)
+        return metrics, error
 
     def _target_q(self, batch: Transitions) -> Tensor:
         """y = r + γ Q'(s', μ'(s'))   (algorithm 1)."""
@@ -128,8 +138,11 @@ class DDPG(Algorithm):
         action = self.policy.action(self.target_actor.params(observation))
         return batch.return_ + batch.bootstrap * self.target_critic(observation, action)[0]
 
-    def _update_critic(self, batch: Transitions, observation: Tree) -> dict[str, Tensor]:
-        """Descend mean w (Q(s, a) - y)²: its gradient in Q is 2 w (Q - y) / n. Without priorities, w is 1."""
+    def _update_critic(self, batch: Transitions, observation: Tree) -> tuple[dict[str, Tensor], Tensor]:
+        """Descend mean w (Q(s, a) - y)²: its gradient in Q is 2 w (Q - y) / n. Without priorities, w is 1.
+
+        Also returns Q - y [n].
+        """
         target_q = self._target_q(batch)
         critic = self.critic.run(observation, batch.action)
         q = critic.q  # [1, n]
@@ -137,9 +150,7 @@ class DDPG(Algorithm):
         critic.to_parameters(error * (batch.weight * (2 / len(target_q))))
         loss = error.square().mean()
         self.critic_updater.follow(loss, batch)
-        if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(error[0].abs()))
-        return {"loss": loss, "q": q.mean()}
+        return {"loss": loss, "q": q.mean()}, error[0]
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q(s, μ(s)): the deterministic policy gradient, mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""

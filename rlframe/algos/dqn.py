@@ -14,9 +14,11 @@ from typing import Any
 import chz
 import torch
 from gymnasium import Space
+from torch import Tensor
 
 from rlframe.agents import QAgent, QRun, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, check_feedforward, copy_into, priorities
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
@@ -95,6 +97,7 @@ class DQN(Algorithm):
         self.updater = Updater(parameters, "adam", rate, c.max_grad_norm, self.progress, c.adam_epsilon)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
+        self.learn = graphed(self._learn, agent.epsilon.device, [self.updater])
         self.replay = make_replay(
             c.replay,
             agent.observation_space,
@@ -120,28 +123,34 @@ class DQN(Algorithm):
     def update(self) -> UpdateMetrics:
         beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         batch = self.replay.sample(self.config.batch_size, beta)
-        run, (loss, error, gradient) = self._loss(batch)
-        run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)  # of the weighted mean
-        mean_loss = loss.mean()
-        grad_norm = self.updater.step_along(mean_loss, batch=batch)
+        self.agent.model.resample(self.generator)
+        self.target.resample(self.generator)
+        loss, q, grad_norm, error = self.learn(batch)
+        self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error))
         if self.progress.updates % self.config.target_interval == 0:
             copy_into(self.target, self.agent.model)
         self.debt.pay()
         return {
-            "loss": mean_loss,
-            "q": self.agent.kind.q(run.values).mean(),
+            "loss": loss,
+            "q": q,
             "grad_norm": grad_norm,
             "epsilon": self.epsilon.first(self.progress.env_steps),
             "learning_rate": self.updater.rate,
         }
 
+    def _learn(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Descend the weighted mean of the loss; returns the mean loss, Q and gradient norm [], and the error [n]."""
+        run, (loss, error, gradient) = self._loss(batch)
+        run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)
+        mean_loss = loss.mean()
+        grad_norm = self.updater.follow(mean_loss, batch)
+        return mean_loss, self.agent.kind.q(run.values).mean(), grad_norm, error
+
     def _loss(self, batch: Transitions) -> tuple[QRun, QLoss]:
         """The values of the rows' actions, and their loss."""
         kind = self.agent.kind
-        self.agent.model.resample(self.generator)
-        self.target.resample(self.generator)
         next_values = self.target.values(batch.next_inputs)
         chooser = self.agent.model.values(batch.next_inputs) if self.config.double else next_values
         target = of_actions(next_values, kind.q(chooser).argmax(-1))

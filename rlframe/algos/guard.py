@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,53 +11,53 @@ from torch import Tensor, nn
 
 from rlframe.algos.base import Progress, Refusal
 from rlframe.core.struct import Tree
+from rlframe.ops.transfer import fetched
 
 
 @dataclass(frozen=True)
 class _Pending:
     """A step whose outcome is still on its way from the GPU."""
 
-    numbers: Tensor  # loss and norm, in pinned memory
-    arrived: torch.cuda.Event
+    numbers: Callable[[], Tensor]  # waits for loss and norm
     updates: int
     batch: Tree
 
 
 class Guard:
-    """Asked before every step of one optimizer. Refusals go to `progress`, for the runner to act on."""
+    """Asked before every step of one optimizer. Refusals go to `progress`, for the runner to act on.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], progress: Progress) -> None:
-        self.optimizer, self.parameters, self.progress = optimizer, parameters, progress
-        self._skips = isinstance(optimizer, torch.optim.Adam)  # fused: where `found_inf` is 1 it changes nothing
+    Where the step may wait for loss and norm, `allows` looks at them. Where it may not, `mark` tells the optimizer's
+    kernel, and `watch`, once the step was launched, the host: one step later, when the answer has long arrived.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], progress: Progress) -> None:
+        self.parameters, self.progress = parameters, progress
+        self._numbers = torch.zeros(2, device=parameters[0].device)  # loss and norm of the newest step, in one place
         self._pending: list[_Pending] = []  # at most one
 
     def allows(self, loss: Tensor, norm: Tensor, batch: Tree) -> bool:
-        """Whether the step may be made: loss and gradient norm, of all ranks, are finite.
+        """Whether the step may be made: loss and gradient norm, of all ranks, are finite."""
+        numbers = loss.item(), norm.item()
+        finite = math.isfinite(numbers[0] + numbers[1])
+        if not finite:
+            wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
+            self._refuse(*numbers, self.progress.updates, batch, wrong)
+        return finite
 
-        On a GPU the answer is yes, and Adam's kernel leaves parameters and moments alone by what it finds there; what
-        it did is read one step later, when it has long arrived.
-        """
-        if norm.device.type == "cpu" or not self._skips:
-            numbers = loss.item(), norm.item()
-            finite = math.isfinite(numbers[0] + numbers[1])
-            if not finite:
-                wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
-                self._refuse(*numbers, self.progress.updates, batch, wrong)
-            return finite
+    def mark(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """1.0 where the step may not be made, else 0.0 [], on the device; a CUDA graph may hold this."""
+        torch.stack([loss.float(), norm.float()], out=self._numbers)
+        return (~(loss + norm).isfinite()).float()
+
+    def watch(self, batch: Tree) -> None:
+        """The step that was marked last is launched: look at the one before, and later at this one."""
         self.settle()
-        self.optimizer.found_inf = (~(loss + norm).isfinite()).float()  # type: ignore[attr-defined]  # Adam looks for it
-        numbers_there = torch.stack([loss.float(), norm.float()])
-        here = torch.empty(2, pin_memory=True).copy_(numbers_there, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        self._pending = [_Pending(here, arrived, self.progress.updates, batch)]
-        return True
+        self._pending = [_Pending(fetched(self._numbers), self.progress.updates, batch)]
 
     def settle(self) -> None:
         """Learn what became of the step before, if that is not known yet."""
         for step in self._pending:
-            step.arrived.synchronize()
-            loss, norm = step.numbers.tolist()
+            loss, norm = step.numbers().tolist()
             if not math.isfinite(loss + norm):
                 self._refuse(loss, norm, step.updates, step.batch, [])
         self._pending = []

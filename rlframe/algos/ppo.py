@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import (
     Batch,
     check_minibatches,
@@ -87,6 +88,8 @@ class PPO(Algorithm):
         self.clip = annealed(self.config.clip_schedule, self.config.clip, n_steps)
         rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
         self.updater = Updater(agent.parameters(), "adam", rate, self.config.max_grad_norm, self.progress)
+        looks = agent.recurrent or math.isfinite(self.config.target_kl)  # at where episodes begin, or at the KL
+        self.learn = graphed(self._learn, next(agent.parameters()).device, [self.updater], changes=looks)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
@@ -131,19 +134,29 @@ class PPO(Algorithm):
         parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng, self._prepared)
         return all(self._descend(minibatch, minibatch_state, rows) for minibatch, minibatch_state in parts)
 
+    def _descend(self, batch: Batch, state: Tree, rows: list[Rows]) -> bool:
+        """Learn from a minibatch; False if the KL says stop instead."""
+        found, goes_on = self.learn((batch, state, self.clip(self.progress.scheduled)))
+        self.progress.updates += goes_on
+        rows.append(found)
+        return goes_on
+
     def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """The advantages [minibatches, rows] to learn from."""
         if not self.config.normalize_advantage:
             return advantage
         return masked_normalize(advantage, valid, self.progress.ranks.total, dim=1)
 
-    def _descend(self, batch: Batch, state: Tree, rows: list[Rows]) -> bool:
-        """One gradient step on eq. 9, its gradient written out for each row; False if the KL says stop instead."""
+    def _learn(self, inputs: tuple[Batch, Tree, float]) -> tuple[Rows, bool]:
+        """One gradient step on eq. 9, its gradient written out for each row; False if the KL says stop instead.
+
+        From a minibatch, the state before it and the clip of now.
+        """
+        batch, state, clip = inputs
         c, weight, advantage = self.config, batch.weight, batch.advantage
         run = self.agent.run(batch.inputs, state, batch.action)
         log_ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
         ratio = log_ratio.exp()
-        clip = self.clip(self.progress.scheduled)
         free, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
         surrogate = torch.min(free, clipped)  # eq. 7
         error, of_value = self._value_error(run.value, batch)
@@ -155,9 +168,8 @@ class PPO(Algorithm):
                 -c.entropy_coef * weight,
                 c.value_coef * weight * of_value,
             )
-            norm = self.updater.step_along(loss, batch, batch.valid)
-        rows.append(Rows(surrogate, error, run.entropy, log_ratio, weight, norm))
-        return goes_on
+            norm = self.updater.follow(loss, batch, batch.valid)
+        return Rows(surrogate, error, run.entropy, log_ratio, weight, norm), goes_on
 
     def _moved_too_far(self, ratio: Tensor, log_ratio: Tensor, weight: Tensor) -> bool:
         """Whether the mean KL over ranks, which stop together, passes the target."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import UpdateDebt, soft_update
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
@@ -199,6 +200,8 @@ class SAC(Algorithm):
         self.actor_updater = Updater(agent.parameters(), "adam", rate, clip, self.progress, 1e-8)
         self.critic_updater = Updater(self.critics.parameters(), "adam", critic_rate, clip, self.progress, 1e-8)
         self.temperature_updater = Updater([self.log_temperature], "adam", rate, clip, self.progress, 1e-8)
+        updaters = [self.critic_updater, self.actor_updater, self.temperature_updater]
+        self.learn = graphed(self._learn, self.device, updaters, [self.generator])
         self._explore()
 
     def _explore(self) -> None:
@@ -214,9 +217,15 @@ class SAC(Algorithm):
     def updates_due(self) -> int:
         return self.debt.due(self.replay.n_choices)
 
-    @torch.no_grad()
     def update(self) -> UpdateMetrics:
-        batch = self.replay.sample(self.config.batch_size)
+        metrics = self.learn(self.replay.sample(self.config.batch_size))
+        self.progress.updates += 1
+        self.debt.pay()
+        return {**metrics, "learning_rate": self.actor_updater.rate}
+
+    @torch.no_grad()
+    def _learn(self, batch: Transitions) -> dict[str, Tensor]:
+        """One step each of the critics, the policy and the temperature, and of the target critics after them."""
         observation = self.agent.model.normalized(batch.inputs.observation)
         temperature = self.log_temperature.exp()
         metrics = self._update_critics(batch, observation, temperature)
@@ -224,9 +233,7 @@ class SAC(Algorithm):
         if self.config.learn_temperature:
             self._update_temperature(log_prob)
         soft_update(self.targets, self.online, self.config.tau)
-        self.progress.updates += 1
-        self.debt.pay()
-        return {**metrics, **policy_metrics, "temperature": temperature, "learning_rate": self.actor_updater.rate}
+        return {**metrics, **policy_metrics, "temperature": temperature}
 
     def _update_critics(self, batch: Transitions, observation: Tree, temperature: Tensor) -> dict[str, Tensor]:
         """Descend Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6 of the second paper)."""

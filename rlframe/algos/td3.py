@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import UpdateDebt, soft_update
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
@@ -95,6 +96,9 @@ class TD3(Algorithm):
         self.targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
         self.exploration = Linear(config.exploration, config.exploration_final, n_steps)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
+        of_critics, of_all = [self.critic_updater], [self.critic_updater, self.actor_updater]
+        self.learn_critics = graphed(self._learn_critics, self.device, of_critics, [self.generator])
+        self.learn_all = graphed(self._learn_all, self.device, of_all, [self.generator])
         self._explore()
 
     def _explore(self) -> None:
@@ -111,17 +115,26 @@ class TD3(Algorithm):
     def updates_due(self) -> int:
         return self.debt.due(self.replay.n_choices)
 
-    @torch.no_grad()
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size)
-        observation = self.agent.model.normalized(batch.inputs.observation)
-        metrics = self._update_critics(batch, observation)
+        delayed = (self.progress.updates + 1) % self.config.policy_delay
+        metrics = self.learn_critics(batch) if delayed else self.learn_all(batch)
         self.progress.updates += 1
-        if self.progress.updates % self.config.policy_delay == 0:
-            metrics |= self._update_actor(observation)
-            soft_update(self.targets, self.online, self.config.tau)
         self.debt.pay()
         return {**metrics, "learning_rate": self.actor_updater.rate}
+
+    @torch.no_grad()
+    def _learn_critics(self, batch: Transitions) -> dict[str, Tensor]:
+        """One step of the critics; the policy and the targets wait."""
+        return self._update_critics(batch, self.agent.model.normalized(batch.inputs.observation))
+
+    @torch.no_grad()
+    def _learn_all(self, batch: Transitions) -> dict[str, Tensor]:
+        """One step of the critics, then one of the policy, and the targets after them."""
+        observation = self.agent.model.normalized(batch.inputs.observation)
+        metrics = self._update_critics(batch, observation) | self._update_actor(observation)
+        soft_update(self.targets, self.online, self.config.tau)
+        return metrics
 
     def _target_q(self, batch: Transitions) -> Tensor:
         """y = r + γ min_i Q'_i(s', a~),  a~ = π'(s') + clip(ε, -c, c),  ε ~ N(0, σ)   (algorithm 1)."""

@@ -20,6 +20,8 @@ class Updater:
 
     The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal. Where loss
     or gradient are not finite no step is made, on any rank (see guard.Guard).
+
+    On a GPU a step of Adam is launched and not waited for, and may be part of a CUDA graph (see graphed).
     """
 
     def __init__(
@@ -36,7 +38,12 @@ class Updater:
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
         self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
         self._step = self.optimizer.advance if isinstance(self.optimizer, Adam) else self.optimizer.step
-        self.guard = Guard(self.optimizer, self.parameters, progress)
+        self.guard = Guard(self.parameters, progress)
+        device = self.parameters[0].device
+        self.waits = device.type != "cuda" or optimizer != "adam"  # for loss and norm, before the step is made
+        self.is_captured = False  # now, into a CUDA graph: what the host does for a step is then done around that
+        self.n_loads = 0  # of saved states, whose tensors are others than those a graph has seen
+        self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
 
     def step(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
         """One update along the gradient of `loss`, by autograd; see `follow`."""
@@ -61,7 +68,8 @@ class Updater:
             valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
                 is then the mean over the rows of all ranks.
         """
-        return self._descend(self._average(loss.detach(), valid), batch)
+        loss = self._average(loss.detach(), valid)
+        return self._descend(loss, batch) if self.waits else self._launch(loss, batch)
 
     def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
         """Over ranks, all parameters and the loss at once; those without a gradient have none on any rank."""
@@ -83,6 +91,31 @@ class Updater:
             self._step()
         return norm
 
+    @torch.no_grad()
+    def _launch(self, loss: Tensor, batch: Tree) -> Tensor:
+        """`_descend` without a look at anything: the optimizer's kernel does nothing where the guard marks the step."""
+        assert isinstance(self.optimizer, Adam)  # as `waits` says
+        if not self.is_captured:
+            self.begin()
+        norm = gradient_norm(self.parameters)
+        refused = self.guard.mark(loss, norm)
+        if math.isfinite(self.max_grad_norm):
+            clip_gradient(self.parameters, norm, self.max_grad_norm, waits=False)
+        self.optimizer.advance(self._rate, refused)
+        if not self.is_captured:
+            self.end(batch)
+        return norm
+
+    def begin(self) -> None:
+        """Before a step is launched: put the rate of now to where the kernel reads it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+        self._rate.fill_(self.rate)
+
+    def end(self, batch: Tree) -> None:
+        """After a step was launched, along what `batch` gave: see to it that its outcome becomes known."""
+        self.guard.watch(batch)
+
     @property
     def rate(self) -> float:
         """The learning rate now."""
@@ -90,11 +123,13 @@ class Updater:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state."""
+        self.guard.settle()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self.optimizer.load_state_dict(state)
+        self.n_loads += 1
 
 
 def _optimizer(
@@ -108,9 +143,11 @@ def _optimizer(
 
 
 class Adam(torch.optim.Adam):
-    """Torch's own, fused (Kingma & Ba 2015), with a step on a CPU that does not gather and check what stays the same.
+    """Torch's own, fused (Kingma & Ba 2015), with a step that does not gather and check what stays the same.
 
-    That takes longer than the step itself: 71 us instead of 30 for the twelve parameters of two networks of 64x64.
+    On a CPU that takes longer than the step itself: 71 us instead of 30 for the twelve parameters of two networks of
+    64x64. A CUDA graph may hold the step from the third on: `capturable`, of which torch warns outside of graphs, is
+    about torch's own `step`. So saved states are the same on every device.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -122,14 +159,19 @@ class Adam(torch.optim.Adam):
         self._moments = []
         super().load_state_dict(state_dict)
 
-    def advance(self) -> None:
+    def advance(self, rate: Tensor | None = None, refused: Tensor | None = None) -> None:
         """As torch's `step`, whose hooks take their time too, where autograd is off.
 
         All parameters that ever had a gradient have one again.
+
+        Args:
+            rate: float32 [] on the parameters' device, in the place of the group's, of which it is a copy.
+            refused: float32 [] there, 1.0 where nothing is to be changed.
         """
         group = self.param_groups[0]
         gradients = [parameter.grad for parameter in group["params"]]
         if not self._gathered(group["params"], gradients):
+            self.found_inf = refused  # which torch looks for
             self.step()
             return
         means, squares, steps = self._moments
@@ -141,17 +183,20 @@ class Adam(torch.optim.Adam):
             squares,
             [],
             steps,
-            lr=group["lr"],
+            lr=group["lr"] if rate is None else rate,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=0.0,
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            found_inf=refused,
         )
+        if refused is not None:
+            self._steps -= refused
 
     def _gathered(self, parameters: list[Tensor], gradients: list[Tensor | None]) -> bool:
-        if parameters[0].device.type != "cpu" or any(gradient is None for gradient in gradients):
+        if any(gradient is None for gradient in gradients):
             return False
         if not self._moments and all(parameter in self.state for parameter in parameters):
             states = [self.state[parameter] for parameter in parameters]
@@ -168,13 +213,13 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
-def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`.
+def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float, waits: bool = True) -> None:
+    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`, perhaps without a look at `norm`.
 
     As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if norm.device.type != "cpu":  # whose norm nobody waits for
+    if not waits:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
     elif (scale := max_norm / (norm.item() + 1e-6)) < 1:
         torch._foreach_mul_(gradients, scale)

@@ -30,12 +30,13 @@ def learner(
     seed: int = 0,
     model: dict[str, Any] | None = None,
     size: int = 1000,
+    device: str = "cpu",
     **settings: Any,
 ) -> Any:
     """An algorithm and its agent."""
     config = module.Config(replay=ReplayConfig(size=size), **SMALL | settings)
     network = ModelConfig(**{"hidden": (), "activation": "relu"} | (model or {}))
-    agent = config.make_agent(observation_space, action_space, network, seed)
+    agent = config.make_agent(observation_space, action_space, network, seed).to(device)
     return config.make_algorithm(agent, BatchSpec(*spec), n_steps, seed)
 
 

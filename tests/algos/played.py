@@ -1,0 +1,114 @@
+"""A CUDA graph on the CPU, as strict as a real one: what torch does is recorded, undone and done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlframe.algos.graphed import Graph, Graphed
+from rlframe.core.struct import Tree
+
+LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
+
+
+class _Recording(TorchDispatchMode):
+    """Inside, every operation of torch is kept, with the tensors it was given and those it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, Any, Any, Any]] = []
+        self.before: list[tuple[Tensor, Tensor]] = []  # what was written to, and its values
+        self.generators: dict[torch.Generator, Tensor] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in LOOKS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        for generator in (x for x in kwargs.values() if isinstance(x, torch.Generator)):
+            self.generators.setdefault(generator, generator.get_state())
+        for tensor in _written(function, args, kwargs):
+            self.before.append((tensor, tensor.clone()))
+        result = function(*args, **kwargs)
+        self.done.append((function, args, kwargs, result))
+        return result
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        for tensor, values in reversed(self.before):
+            tensor.copy_(values)
+        for generator, state in self.generators.items():
+            generator.set_state(state)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for function, args, kwargs, result in self.done:
+            if function.is_view:  # of memory that is written anew by itself
+                continue
+            again = function(*args, **kwargs)
+            if not _written(function, args, kwargs):
+                for place, value in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                    if isinstance(place, Tensor):
+                        place.copy_(value)
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a call writes into."""
+    named = {a.name: x for a, x in zip(function._schema.arguments, args, strict=False)} | kwargs
+    written = [named.get(a.name) for a in function._schema.arguments if a.alias_info and a.alias_info.is_write]
+    if function is torch.ops.aten._fused_adam_.tensor_lr:
+        written = written[:1] + written[2:]  # gradients are only written to with a scale
+    return [x for x in tree_leaves(written) if isinstance(x, Tensor)]
+
+
+class PlayedGraph(Graph):
+    """Raises where the function looks at a value, as a capture does."""
+
+    def __init__(self) -> None:
+        self.n = {"warm_up": 0, "capture": 0, "replay": 0}
+        self._recording = _Recording()
+
+    def warm_up(self, run: Callable[[], Tree]) -> Tree:
+        self.n["warm_up"] += 1
+        return run()
+
+    def capture(self, run: Callable[[], Tree]) -> Tree:
+        self.n["capture"] += 1
+        self._recording = _Recording()
+        try:
+            with self._recording:
+                return run()
+        finally:
+            self._recording.undo()
+
+    def replay(self) -> None:
+        self.n["replay"] += 1
+        self._recording.replay()
+
+
+def updaters_of(algo: Any) -> list[Any]:
+    """Its updaters, by their attributes."""
+    return [value for name, value in vars(algo).items() if name.endswith("updater")]
+
+
+def launch(algo: Any) -> None:
+    """Let its steps be launched, as they are on a GPU, and not waited for."""
+    for updater in updaters_of(algo):
+        updater.waits = False
+
+
+def play(algo: Any) -> dict[str, Graphed]:
+    """Let its functions be graphs, as they are on a GPU; by name."""
+    launch(algo)
+    of = {"learn_critics": ["critic_updater"]}
+    found = {}
+    for name in ("learn", "learn_critics", "learn_all"):
+        if name in vars(algo):
+            updaters = [getattr(algo, each) for each in of[name]] if name in of else updaters_of(algo)
+            found[name] = Graphed(getattr(algo, f"_{name}"), updaters, PlayedGraph())
+            setattr(algo, name, found[name])
+    return found

@@ -1,0 +1,285 @@
+"""Updates as graphs: those of every algorithm learn what they learn without, on the CPU played, on a GPU really."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from torch import Tensor
+
+from rlframe.algos import ddpg, dqn, ppo, sac, td3
+from rlframe.algos.graphed import Graphed, graphed
+from rlframe.core.struct import leaves
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
+from rlframe.models.perceptron import Stack
+from rlframe.record.tree import decode
+from tests.algos.learners import collected, learner
+from tests.algos.played import PlayedGraph, launch, play, updaters_of
+from tests.algos.test_sac_td3_ddpg import kept
+
+NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
+ANNEALED = {"learning_rate_schedule": "linear", "n_steps": 96}
+CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "dqn": (dqn, "CartPole-v1", {"target_interval": 3, "double": True}),
+    "rainbow": (
+        dqn,
+        "CartPole-v1",
+        {"noisy": True, "dueling": True, "value": "categorical", "prioritized": True, "n_step": 2, "v_max": 9.0},
+    ),
+    "sac": (sac, "Pendulum-v1", {"max_grad_norm": 1.0}),
+    "sac_discrete": (sac, "CartPole-v1", {}),
+    "td3": (td3, "Pendulum-v1", {}),
+    "ddpg": (ddpg, "Pendulum-v1", {"prioritized": True}),
+    "ppo": (ppo, "Pendulum-v1", {"clip_schedule": "linear", "minibatches": 2, "epochs": 3, "value_clip": 0.2}),
+}
+every = pytest.mark.parametrize("name", CASES)
+
+
+def made(name: str, device: str = "cpu", **more: Any) -> Any:
+    """An algorithm whose rates and clips change with every batch."""
+    module, env, settings = CASES[name]
+    spaces = gymnasium.make(env)
+    arguments = (spaces.observation_space, spaces.action_space)
+    if module is not ppo:
+        return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
+    config = ppo.Config(learning_rate_schedule="linear", **settings, **more)
+    agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)
+    return config.make_algorithm(agent, BatchSpec(4, 2), ANNEALED["n_steps"], 0)
+
+
+def batches(name: str, n: int = 8) -> list[Samples]:
+    return collected(CASES[name][1], made(name).agent, n, (4, 2))
+
+
+def learned(algo: Any, data: list[Samples]) -> list[dict[str, Any]]:
+    """The metrics of every update, as they are given."""
+    found = []
+    for samples in data:
+        algo.receive(samples)
+        while algo.updates_due():
+            found.append(dict(algo.update()))
+    return found
+
+
+def assert_alike(one: Any, other: Any, **tolerance: float) -> None:
+    """Parameters, targets and optimizers."""
+    for mine, its in ((one.agent.state_dict(), other.agent.state_dict()), (trained(one), trained(other))):
+        torch.testing.assert_close(mine, its, **tolerance)
+
+
+def trained(algo: Any) -> dict[str, Any]:
+    return {name: value for name, value in algo.state_dict().items() if name not in ("replay", "generator")}
+
+
+@pytest.fixture
+def by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose Q-networks and policies nobody runs in NumPy or without autograd."""
+    monkeypatch.setattr(Stack, "on_cpu", False)
+
+
+@every
+def test_on_a_cpu_nothing_is_in_between(name: str) -> None:
+    algo = made(name)
+    names = ["learn_critics", "learn_all"] if name == "td3" else ["learn"]
+    assert all(vars(algo)[each] == getattr(algo, f"_{each}") for each in names)
+
+
+@every
+def test_graphs_learn_what_is_learned_without(name: str, by_autograd: None) -> None:
+    data, eager, algo = batches(name), made(name), made(name)
+    launch(eager)
+    graphs = play(algo)
+    expected, found = learned(eager, data), learned(algo, data)
+    assert len(found) == len(expected) >= 8
+    torch.testing.assert_close([dict(x) for x in found], [dict(x) for x in expected], rtol=0, atol=0)
+    assert_alike(algo, eager, rtol=0, atol=0)
+    for graph in graphs.values():
+        assert graph._graph.n["capture"] == 1
+        assert graph._graph.n["replay"] >= 3
+        assert graph._graph.n["warm_up"] == 3
+
+
+@every
+def test_steps_that_are_launched_are_those_that_are_waited_for(name: str) -> None:
+    data, waits, algo = batches(name), made(name), made(name)
+    launch(algo)
+    assert_alike_metrics(learned(algo, data), learned(waits, data))
+    assert_alike(algo, waits, rtol=1e-4, atol=1e-5)
+
+
+def assert_alike_metrics(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+    for mine, its in zip(one, other, strict=True):
+        as_floats = [{name: float(x) for name, x in each.items()} for each in (mine, its)]
+        assert as_floats[0] == pytest.approx(as_floats[1], rel=1e-3, abs=1e-4)
+
+
+@every
+def test_metrics_stay_what_they_were_while_others_are_learned(name: str, by_autograd: None) -> None:
+    data, algo = batches(name), made(name)
+    play(algo)
+    found: list[tuple[dict[str, Any], dict[str, float]]] = []
+    for samples in data:
+        for metrics in learned(algo, [samples]):
+            found += [(metrics, {key: float(x) for key, x in metrics.items()})]
+    assert all(float(metrics[key]) == value for metrics, then in found for key, value in then.items())
+    assert len({then["value_loss" if name == "ppo" else "loss"] for _, then in found}) == len(found)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo"])
+def test_a_graph_refuses_what_is_not_finite_and_tells_of_it_one_update_later(name: str, by_autograd: None) -> None:
+    data, waits, algo = batches(name), made(name), made(name)
+    play(algo)
+    learned(waits, data[:6])
+    learned(algo, data[:6])
+    before = {key: value.clone() for key, value in algo.agent.named_parameters()}
+    data[6].reward[1] = torch.nan
+    refused = []
+    for samples in data[6:]:
+        for each in (waits, algo):
+            learned(each, [samples])
+        refused.append((algo.progress.refused, waits.progress.refused))
+    for updater in updaters_of(algo):
+        updater.guard.settle()
+    assert algo.progress.refused == waits.progress.refused >= 1
+    first = algo.progress.refusals[0]
+    assert first.updates == waits.progress.refusals[0].updates
+    assert any(not x.isfinite().all() for x in leaves(first.batch) if isinstance(x, Tensor))
+    assert all(bool(x.isfinite().all()) for x in algo.agent.parameters())
+    assert algo.progress.updates == waits.progress.updates
+    assert set(before) == set(dict(algo.agent.named_parameters()))
+    assert_alike(algo, waits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "ppo"])
+def test_a_graph_is_captured_anew_after_a_saved_state_was_loaded(name: str, by_autograd: None) -> None:
+    data, eager, algo = batches(name, 14), made(name), made(name)
+    launch(eager)
+    graphs = play(algo)
+    for each in (eager, algo):
+        learned(each, data[:6])
+    state = decode(*kept({"agent": algo.agent.state_dict(), "algo": algo.state_dict()}))
+    for each in (eager, algo):
+        learned(each, data[6:8])
+        own = copy.deepcopy(state)  # whose tensors optimizers take for their own
+        each.agent.load_state_dict(own["agent"])
+        each.load_state_dict(own["algo"])
+        learned(each, data[8:])
+    assert_alike(algo, eager, rtol=0, atol=0)
+    assert all(graph._graph.n["capture"] == 2 for graph in graphs.values())
+
+
+@every
+def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str) -> None:
+    data, waits, algo = batches(name, 4), made(name), made(name)
+    launch(algo)
+    for each in (waits, algo):
+        learned(each, data)
+    for mine, its in zip(updaters_of(algo), updaters_of(waits), strict=True):
+        groups = [updater.state_dict()["param_groups"] for updater in (mine, its)]
+        assert groups[0] == groups[1]
+        assert type(groups[0][0]["lr"]) is float
+        its.load_state_dict(decode(*kept(mine.state_dict())))
+        torch.testing.assert_close(its.state_dict()["state"], mine.state_dict()["state"], rtol=0, atol=0)
+
+
+class Adds:
+    """A function with a place of its own: returns what it was given, times what is there, plus a number."""
+
+    def __init__(self) -> None:
+        self.factor, self.calls = torch.ones(2), 0
+
+    def __call__(self, inputs: tuple[Tensor, float]) -> tuple[Tensor, bool]:
+        self.calls += 1
+        self.factor += 1
+        return inputs[0] * self.factor + inputs[1], True
+
+
+def called(graph: Callable[..., Any], n: int, size: Callable[[int], int] = lambda i: 2) -> list[Tensor]:
+    return [graph((torch.full((size(i),), float(i)), float(10 * i)))[0] for i in range(n)]
+
+
+def test_inputs_and_numbers_are_copied_to_where_the_graph_reads_them() -> None:
+    adds = Adds()
+    graph = Graphed(adds, [], PlayedGraph())
+    assert [x.tolist() for x in called(graph, 7)] == [x.tolist() for x in called(Adds(), 7)]
+    assert adds.calls == 4, "three to warm up and the one that was captured"
+    assert graph((torch.zeros(2), 0.0))[1] is True
+
+
+def test_what_changes_its_shape_is_never_captured() -> None:
+    graph = Graphed(Adds(), [], PlayedGraph())
+    sizes = lambda i: 1 + i % 2  # noqa: E731
+    assert [x.tolist() for x in called(graph, 12, sizes)] == [x.tolist() for x in called(Adds(), 12, sizes)]
+    assert not graph.captured
+
+
+def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Looks(Adds):
+        def __call__(self, inputs: Any) -> Any:
+            found = super().__call__(inputs)
+            return found if float(inputs[0][0]) >= 0 else (inputs[0], False)
+
+    graph = Graphed(Looks(), [], PlayedGraph())
+    with caplog.at_level(logging.WARNING, "rlframe"):
+        assert [x.tolist() for x in called(graph, 8)] == [x.tolist() for x in called(Adds(), 8)]
+    assert [record.message for record in caplog.records] == [
+        "updates run without a CUDA graph, for they cannot be captured: "
+        "operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_function_that_looks_or_exchanges_gradients_or_waits_is_left_as_it_is() -> None:
+    algo, gpu = made("sac"), torch.device("cuda")
+    assert graphed(algo._learn, gpu, updaters_of(algo)) == algo._learn, "its optimizers wait"
+    launch(algo)
+    assert graphed(algo._learn, gpu, updaters_of(algo), changes=True) == algo._learn
+    algo.progress.ranks = type("Two", (), {"world_size": 2})()
+    assert graphed(algo._learn, gpu, updaters_of(algo)) == algo._learn
+
+
+@pytest.mark.gpu
+@every
+def test_a_gpu_learns_by_graphs_what_it_learns_without(name: str) -> None:
+    data, eager, algo = batches(name), made(name, "cuda:0"), made(name, "cuda:0")
+    graphs = {key: value for key, value in vars(algo).items() if isinstance(value, Graphed)}
+    assert graphs
+    for key in graphs:
+        setattr(eager, key, getattr(eager, f"_{key}"))
+    assert_alike_metrics(learned(algo, data), learned(eager, data))
+    assert_alike(algo, eager, rtol=1e-3, atol=1e-4)
+    assert all(graph.captured for graph in graphs.values())
+
+
+@pytest.mark.gpu
+def test_a_gpu_goes_on_after_a_capture_that_failed() -> None:
+    data, eager, algo = batches("sac"), made("sac", "cuda:0"), made("sac", "cuda:0")
+    eager.learn = eager._learn
+    graph = algo.learn
+    learn = graph._learn
+    graph._learn = lambda batch: (learn(batch), batch.return_.sum().item())[0]
+    assert_alike_metrics(learned(algo, data), learned(eager, data))
+    assert_alike(algo, eager, rtol=1e-3, atol=1e-4)
+    assert not graph.captured
+    assert torch.randn(3, device="cuda:0").isfinite().all(), "its own generator goes on too"
+    assert torch.cuda.current_stream("cuda:0") == torch.cuda.default_stream("cuda:0")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sac", "td3", "ppo"])
+def test_an_optimizer_saved_on_a_gpu_goes_on_on_a_cpu_and_the_other_way_round(name: str) -> None:
+    data = batches(name)
+    there, here = made(name, "cuda:0"), made(name)
+    learned(there, data[:6])
+    for mine, its in zip(updaters_of(here), updaters_of(there), strict=True):
+        mine.load_state_dict(its.state_dict())
+        its.load_state_dict(mine.state_dict())
+    learned(there, data[6:])
+    learned(here, data[6:])
+    assert all(bool(x.isfinite().all()) for x in here.agent.parameters())
+    assert all(value.captured for value in vars(there).values() if isinstance(value, Graphed))
