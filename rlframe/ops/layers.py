@@ -17,7 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.products import affine, as_multiplied, bias_gradient, bits, linear, product, restored, weight_gradient
+from rlframe.ops.products import (
+    affine,
+    as_multiplied,
+    bias_gradient,
+    bits,
+    linear,
+    on_cpu,
+    product,
+    restored,
+    weight_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def _by_output(
 
 
 def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
-    if g.dtype == torch.bfloat16:
+    if g.dtype == torch.bfloat16 and on_cpu(g):
         _aten.threshold_backward.grad_input(bits(g), bits(y), 0, grad_input=bits(g))
         return g
     return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)

@@ -1,4 +1,4 @@
-"""Matrix products on a CPU: by oneDNN where torch has it, and of bfloat16 where learning is to be in that.
+"""Matrix products: on a CPU by oneDNN where torch has it, and of bfloat16 where learning is to be in that.
 
 torch multiplies float32 matrices with MKL, whose kernels for AMD use half of the vector width: 256 x 256 x 256 takes
 355 us on one core of an AMD EPYC, and 172 with oneDNN, which torch carries for its convolutions, or 92 of bfloat16.
@@ -22,6 +22,7 @@ from rlframe.ops.precision import in_bf16
 
 _LEAST = 3 * 2**18  # multiplications: below, oneDNN's preparations take longer than it gains
 _SHORT = 12  # and where a side is shorter
+_LEAST_ON_GPU = 2**27  # below, rounding the factors may take longer than it gains: by data sheets, not measured
 _NARROW = 64  # columns of x: below, [n, o]^T [n, columns] takes half the time the other way round
 
 
@@ -54,14 +55,28 @@ def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "no
     return torch.stack([_LINEAR(*each, then, [], "") for each in zip(x, weight, biases, strict=True)])
 
 
+def on_cpu(x: Tensor) -> bool:
+    """Whether oneDNN is for it, and what is said here of integers."""
+    return x.is_cpu
+
+
+def _gains_on_gpu(n: int, i: int, o: int, x: Tensor) -> bool:
+    """By bfloat16, if learning is in that; in float32 a GPU's products are torch's own."""
+    if on_cpu(x) or torch.compiler.is_compiling():
+        return False
+    return in_bf16() and n * i * o >= _LEAST_ON_GPU and x.dtype == torch.float32
+
+
 _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of weights that do not learn: (version, in bfloat16)
 
 
 def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    if not (in_bf16() and _gains(x.shape[-2], weight.shape[-1], weight.shape[-2], weight)):
+    sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
+    if not (in_bf16() and (_gains(*sizes, weight) or _gains_on_gpu(*sizes, weight))):
         return x.to(weight.dtype), weight
-    return x.bfloat16(), weight.bfloat16() if weight.requires_grad else _rounded_once(weight)
+    once = on_cpu(weight) and not weight.requires_grad  # a CUDA graph changes weights, and torch knows nothing of it
+    return x.bfloat16(), _rounded_once(weight) if once else weight.bfloat16()
 
 
 def _rounded_once(weight: Tensor) -> Tensor:
@@ -86,11 +101,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
     """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o], and `then` none or relu; without autograd."""
     rounded = x.dtype == torch.bfloat16
-    if x.dim() == 2 if rounded else _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
+    if on_cpu(x) and x.dim() == 2 if rounded else _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
         return _fast(x, weight, bias, then)
     y = _affine(x, weight, bias.to(x.dtype))
     if then == "relu":
-        (bits(y) if rounded else y).clamp_(min=0)
+        (bits(y) if rounded and on_cpu(y) else y).clamp_(min=0)
     return y
 
 
@@ -127,7 +142,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if weight.dim() == 3:
         return _affine(x, weight, bias)
     n = x.numel() // x.shape[-1]
-    if torch.is_inference_mode_enabled() or not _gains(n, x.shape[-1], weight.shape[0], x):
+    sizes = n, x.shape[-1], weight.shape[0]
+    if torch.is_inference_mode_enabled() or not (_gains(*sizes, x) or _gains_on_gpu(*sizes, x)):
         return F.linear(x, weight, bias)
     found: Tensor = _Linear.apply(x.reshape(n, -1), weight, bias)
     return found.view(*x.shape[:-1], -1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlframe.core.errors import ConfigError
-from rlframe.ops.precision import choose_precision, has_bf16_units, in_bf16, learning_in
+from rlframe.ops.precision import choose_precision, gpu_has_bf16_units, has_bf16_units, in_bf16, learning_in
 
 CPU = torch.device("cpu")
 
@@ -27,6 +27,25 @@ def test_auto_is_bf16_where_there_are_units_for_it() -> None:
 def test_bf16_is_refused_where_it_gains_nothing() -> None:
     with pytest.raises(ConfigError, match="precision=bf16 is not for device=cuda; use precision=auto or fp32"):
         choose_precision("bf16", torch.device("cuda"))
+
+
+def test_bf16_is_for_gpus_with_units_for_it_and_auto_leaves_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlframe.ops.precision.gpu_has_bf16_units", lambda device: device.type == "cuda")
+    assert choose_precision("bf16", torch.device("cuda")) == "bf16"
+    assert choose_precision("auto", torch.device("cuda")) == "fp32"
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_whether_it_has_units() -> None:
+    assert gpu_has_bf16_units(torch.device("cuda")) == (torch.cuda.get_device_capability() >= (8, 0))
+
+
+def test_sums_are_float32_inside_and_as_they_were_outside() -> None:
+    products = torch.backends.cuda.matmul
+    before = products.allow_bf16_reduced_precision_reduction
+    with learning_in("bf16"):
+        assert not products.allow_bf16_reduced_precision_reduction
+    assert products.allow_bf16_reduced_precision_reduction == before
 
 
 def test_precision_holds_inside_and_not_for_acting() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlframe.ops import products
+from rlframe.ops import layers, products
 from rlframe.ops.precision import learning_in
 from rlframe.ops.products import affine, as_multiplied, linear, product, weight_gradient
 
@@ -56,6 +56,70 @@ def test_rows_acted_for_keep_their_bits_however_many_there_are() -> None:
         together = linear(x, weight, bias)
         apart = torch.cat([linear(part, weight, bias) for part in x.split(4)])
     assert torch.equal(together, apart)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without oneDNN, and every product large."""
+    monkeypatch.setattr(products, "on_cpu", lambda x: False)
+    monkeypatch.setattr(layers, "on_cpu", lambda x: False)
+    monkeypatch.setattr(products, "_LINEAR", None)
+    monkeypatch.setattr(products, "_LEAST_ON_GPU", 0)
+
+
+def test_on_a_gpu_learning_in_bf16_rounds_the_factors_of_large_products(as_on_a_gpu: None) -> None:
+    x, weight, bias = numbers(64, 48), numbers(32, 48, seed=1).requires_grad_(), numbers(32, seed=2)
+    exact = linear(x, weight, bias)
+    with learning_in("bf16"):
+        found = linear(x, weight, bias)
+        found.square().mean().backward()
+        with torch.inference_mode():
+            assert torch.equal(linear(x, weight, bias), exact), "acting rounds nothing"
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, rtol=2e-2, atol=0.2)
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, (2 / exact.numel()) * exact.detach().t() @ x, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("k", [(), (2,)], ids=["one", "two"])
+def test_on_a_gpu_layers_in_bf16_have_about_the_gradients_of_float32(as_on_a_gpu: None, k: tuple[int, ...]) -> None:
+    x = numbers(*k, 64, 48)
+    parameters = [
+        (numbers(*k, 40, 48, seed=1) / 7, numbers(*k, 40, seed=2)),
+        (numbers(*k, 8, 40, seed=3) / 6, numbers(*k, 8)),
+    ]
+    found = []
+    for precision in ("fp32", "bf16"):
+        with learning_in(precision):
+            y, trace = layers.run(x, parameters, ("relu", "none"))
+            *_, (_, of_first) = layers.back(torch.ones_like(y), ("relu", "none"), trace)
+        found.append((y, of_first.float()))
+        assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=5e-2, atol=5e-2)
+    assert ((found[1][1] - found[0][1]).abs() > 2e-2).float().mean() < 0.02, "but where a rounded unit is just off"
+
+
+def test_a_small_product_is_not_rounded_on_a_gpu(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_LEAST_ON_GPU", 256**3 + 1)
+    with learning_in("bf16"):
+        assert products.as_multiplied(numbers(256, 256), numbers(256, 256))[0].dtype == torch.float32
+        assert products.as_multiplied(numbers(257, 256), numbers(256, 256))[0].dtype == torch.bfloat16
+
+
+@pytest.mark.gpu
+def test_a_gpu_multiplies_about_the_same_in_bf16() -> None:
+    x, weight, bias = (each.cuda() for each in (numbers(1024, 512), numbers(512, 512, seed=1), numbers(512, seed=2)))
+    parameters, gradient = [(weight, bias), (weight, bias)], numbers(1024, 512, seed=3).cuda()
+    found = []
+    for precision in ("fp32", "bf16"):
+        with learning_in(precision):
+            y, trace = layers.run(x, parameters, ("relu", "relu"))
+            *_, (_, of_first) = layers.back(gradient.clone(), ("relu", "relu"), trace)
+        found.append((y, of_first.float()))
+        assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    for exact, rounded in zip(*found, strict=True):
+        assert (rounded - exact).norm() < 3e-2 * exact.norm()
 
 
 def test_without_gradients_the_result_is_the_same_as_with() -> None:
