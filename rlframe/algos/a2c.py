@@ -7,9 +7,11 @@ from typing import Any
 
 import chz
 from gymnasium import Space
+from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import policy_gradient, values
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, fraction, option
@@ -51,6 +53,8 @@ class A2C(Algorithm):
         self.updater = Updater(
             agent.parameters(), self.config.optimizer, rate, self.config.max_grad_norm, self.progress
         )
+        device, recurrent = next(agent.parameters()).device, agent.recurrent  # which looks at where episodes begin
+        self.learn = graphed(self._learn, device, [self.updater], changes=recurrent)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
@@ -61,7 +65,15 @@ class A2C(Algorithm):
         return len(self.samples)
 
     def update(self) -> UpdateMetrics:
-        samples, config = self.samples.pop(), self.config
+        samples = self.samples.pop()
+        metrics = self.learn(samples)
+        self.progress.updates += 1
+        self.agent.observe(samples.observation)
+        return {**metrics, "learning_rate": self.updater.rate}
+
+    def _learn(self, samples: Samples) -> dict[str, Tensor]:
+        """One gradient step on the whole batch."""
+        config = self.config
         old_value = values(self.agent, samples)
         ends = (samples.terminated, samples.truncated, samples.valid)
         advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, config.discount, config.gae_lambda)
@@ -70,10 +82,9 @@ class A2C(Algorithm):
 
         run = self.agent.run(samples.inputs[:-1], samples.state, samples.action)
         loss, metrics = policy_gradient(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
-        grad_norm = self.updater.step_along(loss, samples, samples.valid)
-        self.agent.observe(samples.observation)
+        grad_norm = self.updater.follow(loss, samples, samples.valid)
         fit = explained_variance(old_value[:-1], return_, samples.valid)
-        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}
+        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.updater.state_dict(), "progress": self.progress.state_dict()}

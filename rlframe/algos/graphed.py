@@ -15,7 +15,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 
 Learn = Callable[[Tree], Any]  # from what an update learns from to a tree of tensors; see `graphed`
 
-_WARM_UPS = 3  # calls before capture, in which libraries choose their kernels and Adam makes its moments
+_WARM_UPS = 3  # calls before capture, in which libraries choose their kernels and optimizers make their moments
 
 _log = logging.getLogger("rlframe")
 
@@ -29,7 +29,7 @@ def graphed(
 ) -> Learn:
     """`learn` as a CUDA graph where it can be one, else itself: so a CPU calls it as if this were not here.
 
-    Ranks that train together run it as it is, since they exchange gradients; and so does RMSProp, which waits for them.
+    Ranks that train together run it as it is, since they exchange gradients.
 
     Args:
         learn: makes one step of each of `updaters` by what is in its argument, all on `device`. Nothing that it does on
@@ -38,8 +38,7 @@ def graphed(
         generators: of the device, that it draws from.
         changes: whether it does what it does by values that it looks at, and so can be no graph.
     """
-    alone = all(updater.progress.ranks.world_size == 1 and not updater.waits for updater in updaters)
-    if device.type != "cuda" or changes or not alone:
+    if device.type != "cuda" or changes or any(updater.progress.ranks.world_size > 1 for updater in updaters):
         return learn
     return Graphed(learn, updaters, CudaGraph(device, generators))
 

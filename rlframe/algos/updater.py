@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlframe.algos.base import Progress
 from rlframe.algos.guard import Guard
+from rlframe.algos.optimizers import Adam, make_optimizer
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
 
@@ -21,7 +22,7 @@ class Updater:
     The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal. Where loss
     or gradient are not finite no step is made, on any rank (see guard.Guard).
 
-    On a GPU a step of Adam is launched and not waited for, and may be part of a CUDA graph (see graphed).
+    On a GPU a step is launched and not waited for, and may be part of a CUDA graph (see graphed).
     """
 
     def __init__(
@@ -36,11 +37,11 @@ class Updater:
         self.parameters = list(parameters)
         progress.learned += self.parameters
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        self.optimizer = _optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
+        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
         self._step = self.optimizer.advance if isinstance(self.optimizer, Adam) else self.optimizer.step
         self.guard = Guard(self.parameters, progress)
         device = self.parameters[0].device
-        self.waits = device.type != "cuda" or optimizer != "adam"  # for loss and norm, before the step is made
+        self.waits = device.type != "cuda"  # for loss and norm, before the step is made
         self.is_captured = False  # now, into a CUDA graph: what the host does for a step is then done around that
         self.n_loads = 0  # of saved states, whose tensors are others than those a graph has seen
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
@@ -93,8 +94,7 @@ class Updater:
 
     @torch.no_grad()
     def _launch(self, loss: Tensor, batch: Tree) -> Tensor:
-        """`_descend` without a look at anything: the optimizer's kernel does nothing where the guard marks the step."""
-        assert isinstance(self.optimizer, Adam)  # as `waits` says
+        """`_descend` without a look at anything: the optimizer changes nothing where the guard marks the step."""
         if not self.is_captured:
             self.begin()
         norm = gradient_norm(self.parameters)
@@ -130,81 +130,6 @@ class Updater:
         """Go on from a saved state."""
         self.optimizer.load_state_dict(state)
         self.n_loads += 1
-
-
-def _optimizer(
-    name: str, parameters: list[nn.Parameter], learning_rate: float, epsilon: float
-) -> torch.optim.Optimizer:
-    if name == "adam":
-        return Adam(parameters, learning_rate, eps=epsilon, fused=True)
-    if name == "rmsprop":  # decay as in Mnih et al. 2016
-        return torch.optim.RMSprop(parameters, learning_rate, alpha=0.99, eps=epsilon)
-    raise ValueError(f"optimizer={name!r} is unknown; use adam or rmsprop")
-
-
-class Adam(torch.optim.Adam):
-    """Torch's own, fused (Kingma & Ba 2015), with a step that does not gather and check what stays the same.
-
-    On a CPU that takes longer than the step itself: 71 us instead of 30 for the twelve parameters of two networks of
-    64x64. A CUDA graph may hold the step from the third on: `capturable`, of which torch warns outside of graphs, is
-    about torch's own `step`. So saved states are the same on every device.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._moments: list[list[Tensor]] = []  # means, squares and steps of all parameters; empty: not gathered
-        self._steps = torch.zeros(0)  # those steps, which are parts of it
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._moments = []
-        super().load_state_dict(state_dict)
-
-    def advance(self, rate: Tensor | None = None, refused: Tensor | None = None) -> None:
-        """As torch's `step`, whose hooks take their time too, where autograd is off.
-
-        All parameters that ever had a gradient have one again.
-
-        Args:
-            rate: float32 [] on the parameters' device, in the place of the group's, of which it is a copy.
-            refused: float32 [] there, 1.0 where nothing is to be changed.
-        """
-        group = self.param_groups[0]
-        gradients = [parameter.grad for parameter in group["params"]]
-        if not self._gathered(group["params"], gradients):
-            self.found_inf = refused  # which torch looks for
-            self.step()
-            return
-        means, squares, steps = self._moments
-        self._steps += 1
-        torch._fused_adam_(
-            group["params"],
-            gradients,
-            means,
-            squares,
-            [],
-            steps,
-            lr=group["lr"] if rate is None else rate,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=0.0,
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            found_inf=refused,
-        )
-        if refused is not None:
-            self._steps -= refused
-
-    def _gathered(self, parameters: list[Tensor], gradients: list[Tensor | None]) -> bool:
-        if any(gradient is None for gradient in gradients):
-            return False
-        if not self._moments and all(parameter in self.state for parameter in parameters):
-            states = [self.state[parameter] for parameter in parameters]
-            self._steps = torch.stack([state["step"] for state in states])
-            for state, step in zip(states, self._steps.unbind(), strict=True):
-                state["step"] = step
-            self._moments = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
-        return bool(self._moments)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

@@ -12,16 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlframe.algos import ddpg, dqn, ppo, sac, td3
+from rlframe.algos import a2c, ddpg, dqn, ppo, sac, td3
 from rlframe.algos.graphed import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.models.perceptron import Stack
+from rlframe.ops import returns
+from rlframe.ops.precision import learning_in
 from rlframe.record.tree import decode
-from tests.algos.learners import collected, learner
+from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import PlayedGraph, launch, play, updaters_of
-from tests.algos.test_sac_td3_ddpg import kept
+from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 
 NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
 ANNEALED = {"learning_rate_schedule": "linear", "n_steps": 96}
@@ -36,6 +38,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "sac_discrete": (sac, "CartPole-v1", {}),
     "td3": (td3, "Pendulum-v1", {}),
     "ddpg": (ddpg, "Pendulum-v1", {"prioritized": True}),
+    "a2c": (a2c, "CartPole-v1", {"normalize_advantage": True}),
     "ppo": (ppo, "Pendulum-v1", {"clip_schedule": "linear", "minibatches": 2, "epochs": 3, "value_clip": 0.2}),
 }
 every = pytest.mark.parametrize("name", CASES)
@@ -46,9 +49,9 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
     module, env, settings = CASES[name]
     spaces = gymnasium.make(env)
     arguments = (spaces.observation_space, spaces.action_space)
-    if module is not ppo:
+    if module not in (a2c, ppo):
         return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
-    config = ppo.Config(learning_rate_schedule="linear", **settings, **more)
+    config = module.Config(learning_rate_schedule="linear", **settings, **more)
     agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)
     return config.make_algorithm(agent, BatchSpec(4, 2), ANNEALED["n_steps"], 0)
 
@@ -79,8 +82,9 @@ def trained(algo: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, whose Q-networks and policies nobody runs in NumPy or without autograd."""
+    """As on a GPU, whose networks and returns nobody computes in NumPy, or without autograd."""
     monkeypatch.setattr(Stack, "on_cpu", False)
+    monkeypatch.setattr(returns, "_accumulate", lambda x, decay: (returns._double(x, decay), x)[1])
 
 
 @every
@@ -96,7 +100,7 @@ def test_graphs_learn_what_is_learned_without(name: str, by_autograd: None) -> N
     launch(eager)
     graphs = play(algo)
     expected, found = learned(eager, data), learned(algo, data)
-    assert len(found) == len(expected) >= 8
+    assert len(found) == len(expected) >= 8  # updates
     torch.testing.assert_close([dict(x) for x in found], [dict(x) for x in expected], rtol=0, atol=0)
     assert_alike(algo, eager, rtol=0, atol=0)
     for graph in graphs.values():
@@ -128,10 +132,10 @@ def test_metrics_stay_what_they_were_while_others_are_learned(name: str, by_auto
         for metrics in learned(algo, [samples]):
             found += [(metrics, {key: float(x) for key, x in metrics.items()})]
     assert all(float(metrics[key]) == value for metrics, then in found for key, value in then.items())
-    assert len({then["value_loss" if name == "ppo" else "loss"] for _, then in found}) == len(found)
+    assert len({then["loss" if "loss" in then else "value_loss"] for _, then in found}) == len(found)
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo"])
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo", "a2c"])
 def test_a_graph_refuses_what_is_not_finite_and_tells_of_it_one_update_later(name: str, by_autograd: None) -> None:
     data, waits, algo = batches(name), made(name), made(name)
     play(algo)
@@ -156,7 +160,7 @@ def test_a_graph_refuses_what_is_not_finite_and_tells_of_it_one_update_later(nam
     assert_alike(algo, waits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "ppo"])
+@pytest.mark.parametrize("name", ["dqn", "sac", "ppo", "a2c"])
 def test_a_graph_is_captured_anew_after_a_saved_state_was_loaded(name: str, by_autograd: None) -> None:
     data, eager, algo = batches(name, 14), made(name), made(name)
     launch(eager)
@@ -186,6 +190,26 @@ def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str
         assert type(groups[0][0]["lr"]) is float
         its.load_state_dict(decode(*kept(mine.state_dict())))
         torch.testing.assert_close(its.state_dict()["state"], mine.state_dict()["state"], rtol=0, atol=0)
+
+
+def of_images(device: str = "cpu") -> Any:
+    """SAC with convolutions, which autograd goes back through."""
+    return learner(sac, IMAGE, LEVEL, model={"hidden": (8,)}, device=device)
+
+
+def image_batches() -> list[Samples]:
+    return collected(Sees, of_images().agent, 4, (4, 2), observation=IMAGE, action=LEVEL)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_convolutions_are_learned_by_graphs_in_either_precision(precision: str) -> None:
+    data, eager, algo = image_batches(), of_images(), of_images()
+    launch(eager)
+    graphs = play(algo)
+    with learning_in(precision):
+        assert_alike_metrics(learned(algo, data), learned(eager, data))
+    assert_alike(algo, eager, rtol=0, atol=0)
+    assert graphs["learn"].captured
 
 
 class Adds:
@@ -234,10 +258,8 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
     ]
 
 
-def test_a_function_that_looks_or_exchanges_gradients_or_waits_is_left_as_it_is() -> None:
+def test_a_function_that_looks_or_exchanges_gradients_is_left_as_it_is() -> None:
     algo, gpu = made("sac"), torch.device("cuda")
-    assert graphed(algo._learn, gpu, updaters_of(algo)) == algo._learn, "its optimizers wait"
-    launch(algo)
     assert graphed(algo._learn, gpu, updaters_of(algo), changes=True) == algo._learn
     algo.progress.ranks = type("Two", (), {"world_size": 2})()
     assert graphed(algo._learn, gpu, updaters_of(algo)) == algo._learn
@@ -257,6 +279,18 @@ def test_a_gpu_learns_by_graphs_what_it_learns_without(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gpu_learns_convolutions_by_graphs_in_either_precision(precision: str) -> None:
+    data, eager, algo = image_batches(), of_images("cuda:0"), of_images("cuda:0")
+    eager.learn = eager._learn
+    with learning_in(precision):
+        learned(algo, data)
+        learned(eager, data)
+    assert algo.learn.captured
+    assert_alike(algo, eager, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
 def test_a_gpu_goes_on_after_a_capture_that_failed() -> None:
     data, eager, algo = batches("sac"), made("sac", "cuda:0"), made("sac", "cuda:0")
     eager.learn = eager._learn
@@ -271,7 +305,7 @@ def test_a_gpu_goes_on_after_a_capture_that_failed() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["sac", "td3", "ppo"])
+@pytest.mark.parametrize("name", ["sac", "td3", "ppo", "a2c"])
 def test_an_optimizer_saved_on_a_gpu_goes_on_on_a_cpu_and_the_other_way_round(name: str) -> None:
     data = batches(name)
     there, here = made(name, "cuda:0"), made(name)
