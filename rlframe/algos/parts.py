@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -254,6 +255,15 @@ def priorities(error: Tensor) -> Tensor:
 def load_generator(rng: np.random.Generator, state: Mapping[str, Any]) -> None:
     """Set a generator to a saved state."""
     rng.bit_generator.state = state
+
+
+def load_torch_generator(rng: torch.Generator, state: Tensor) -> None:
+    """The same; from a state that a generator of another kind of device has left, to one that follows from it."""
+    if state.numel() == rng.get_state().numel():
+        rng.set_state(state.cpu())
+    else:
+        digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
+        rng.manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.algos.parts import UpdateDebt, load_torch_generator, soft_update
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
@@ -293,4 +293,4 @@ class SAC(Algorithm):
         self.actor_updater.load_state_dict(state["actor_updater"])
         self.critic_updater.load_state_dict(self.critics.moments(state["critic_updater"]))
         self.temperature_updater.load_state_dict(state["temperature_updater"])
-        self.generator.set_state(state["generator"].cpu())
+        load_torch_generator(self.generator, state["generator"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import UpdateDebt, soft_update
+from rlframe.algos.parts import UpdateDebt, load_torch_generator, soft_update
 from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
@@ -199,4 +199,4 @@ class TD3(Algorithm):
         self.target_actor.load_state_dict(state["target_actor"])
         self.actor_updater.load_state_dict(state["actor_updater"])
         self.critic_updater.load_state_dict(self.critics.moments(state["critic_updater"]))
-        self.generator.set_state(state["generator"].cpu())
+        load_torch_generator(self.generator, state["generator"])
