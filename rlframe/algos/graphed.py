@@ -113,10 +113,11 @@ class Graphed:
     def _replay(self, inputs: Tree) -> Tree:
         for updater in self._updaters:
             updater.begin()
-        for place, leaf in zip(leaves(self._inputs), leaves(inputs), strict=True):
-            if isinstance(leaf, Tensor):
-                place.copy_(leaf, non_blocking=True)
-            elif isinstance(leaf, float):
+        places, given = leaves(self._inputs), leaves(inputs)
+        pairs = [pair for pair in zip(places, given, strict=True) if isinstance(pair[1], Tensor)]
+        torch._foreach_copy_([place for place, _ in pairs], [leaf for _, leaf in pairs], non_blocking=True)
+        for place, leaf in zip(places, given, strict=True):
+            if isinstance(leaf, float):
                 place.fill_(leaf)
         self._graph.replay()
         for updater in self._updaters:
