@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlframe.algos.updater import Updater
 from rlframe.core.struct import Tree, leaves, map_tree
+from rlframe.ops.precision import in_bf16
 
 Learn = Callable[[Tree], Any]  # from what an update learns from to a tree of tensors; see `graphed`
 
@@ -67,7 +68,8 @@ class Graphed:
     """A function of a tree of tensors, run many times: first as it is, then captured, then replayed.
 
     Every call is one run of it: what warms up are updates too. It runs as it is while shapes change, and for good if it
-    cannot be captured. After a saved state was loaded it is captured anew, for then optimizers have other tensors.
+    cannot be captured. It is captured anew in another precision, and after a saved state was loaded, since optimizers
+    then have other tensors.
     """
 
     def __init__(self, learn: Learn, updaters: Sequence[Updater], graph: Graph) -> None:
@@ -75,13 +77,14 @@ class Graphed:
         self._learn, self._updaters, self._graph = learn, list(updaters), graph
         self._fails = False
         self._n_warm_ups = 0
-        self._made_for: list[Any] = []  # shapes, and the optimizers' tensors
+        self._made_for: list[Any] = []  # precision, the optimizers' tensors, shapes
         self._inputs: Tree = ()  # in fixed places, as the result is
         self._results: Tree = ()
 
     def __call__(self, inputs: Tree) -> Any:
         """What `learn` returns, in memory of its own."""
-        made_for = [updater.n_loads for updater in self._updaters] + [_form(leaf) for leaf in leaves(inputs)]
+        made_for: list[Any] = [in_bf16(), *(updater.n_loads for updater in self._updaters)]
+        made_for += [_form(leaf) for leaf in leaves(inputs)]
         if made_for != self._made_for:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
         if self._fails:
@@ -143,7 +146,7 @@ class CudaGraph(Graph):
         """`generators`: of the device, that what is recorded draws from; each replay draws what comes next."""
         self._device, self._generators = device, list(generators)
         self._stream = torch.cuda.Stream(device)
-        self._graphs: list[torch.cuda.CUDAGraph] = []  # the newest; and one that failed, which the allocator may know
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # the newest, also if it failed: the allocator may ask it still
 
     def warm_up(self, run: Callable[[], Tree]) -> Tree:
         current = torch.cuda.current_stream(self._device)

@@ -110,7 +110,8 @@ class DeviceStep:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(self.device), torch.cuda.graph(graph):
+            # The stream twice: where a capture fails, graph() leaves its own the current one.
+            with torch.cuda.device(self.device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
                 step = self._eager()
         except RuntimeError as error:
             _log.warning(f"acting runs without a CUDA graph, for the agent's step cannot be captured: {error}")

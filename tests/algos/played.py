@@ -16,7 +16,16 @@ from rlframe.core.struct import Tree
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
 
 
-class _Recording(TorchDispatchMode):
+class NoLooks(TorchDispatchMode):
+    """Inside, a look at a value raises."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in LOOKS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return function(*args, **(kwargs or {}))
+
+
+class _Recording(NoLooks):
     """Inside, every operation of torch is kept, with the tensors it was given and those it gave."""
 
     def __init__(self) -> None:
@@ -27,13 +36,11 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in LOOKS:
-            raise RuntimeError("operation not permitted when stream is capturing")
         for generator in (x for x in kwargs.values() if isinstance(x, torch.Generator)):
             self.generators.setdefault(generator, generator.get_state())
         for tensor in _written(function, args, kwargs):
             self.before.append((tensor, tensor.clone()))
-        result = function(*args, **kwargs)
+        result = super().__torch_dispatch__(function, types, args, kwargs)
         self.done.append((function, args, kwargs, result))
         return result
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlframe.algos import a2c, ddpg, dqn, ppo, sac, td3
+from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, sac, td3
 from rlframe.algos.graphed import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
@@ -22,7 +22,7 @@ from rlframe.ops import returns
 from rlframe.ops.precision import learning_in
 from rlframe.record.tree import decode
 from tests.algos.learners import LEVEL, collected, learner
-from tests.algos.played import PlayedGraph, launch, play, updaters_of
+from tests.algos.played import NoLooks, PlayedGraph, launch, play, updaters_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 
 NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
@@ -41,15 +41,20 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "a2c": (a2c, "CartPole-v1", {"normalize_advantage": True}),
     "ppo": (ppo, "Pendulum-v1", {"clip_schedule": "linear", "minibatches": 2, "epochs": 3, "value_clip": 0.2}),
 }
+OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "pg": (pg, "CartPole-v1", {}),
+    "impala": (impala, "CartPole-v1", {}),
+    "appo": (appo, "CartPole-v1", {}),
+}
 every = pytest.mark.parametrize("name", CASES)
 
 
 def made(name: str, device: str = "cpu", **more: Any) -> Any:
     """An algorithm whose rates and clips change with every batch."""
-    module, env, settings = CASES[name]
+    module, env, settings = (CASES | OTHERS)[name]
     spaces = gymnasium.make(env)
     arguments = (spaces.observation_space, spaces.action_space)
-    if module not in (a2c, ppo):
+    if module not in (a2c, appo, impala, pg, ppo):
         return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
     config = module.Config(learning_rate_schedule="linear", **settings, **more)
     agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)
@@ -57,7 +62,7 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
 
 
 def batches(name: str, n: int = 8) -> list[Samples]:
-    return collected(CASES[name][1], made(name).agent, n, (4, 2))
+    return collected((CASES | OTHERS)[name][1], made(name).agent, n, (4, 2))
 
 
 def learned(algo: Any, data: list[Samples]) -> list[dict[str, Any]]:
@@ -121,6 +126,18 @@ def assert_alike_metrics(one: list[dict[str, Any]], other: list[dict[str, Any]])
     for mine, its in zip(one, other, strict=True):
         as_floats = [{name: float(x) for name, x in each.items()} for each in (mine, its)]
         assert as_floats[0] == pytest.approx(as_floats[1], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+def test_an_update_looks_at_no_value_where_steps_are_launched(name: str, by_autograd: None) -> None:
+    algo = made(name)
+    launch(algo)
+    for samples in batches(name, 3):
+        algo.receive(samples)
+        while algo.updates_due():
+            with NoLooks():
+                algo.update()
+    assert algo.progress.updates >= 3
 
 
 @every
@@ -252,6 +269,16 @@ def test_what_changes_its_shape_is_never_captured() -> None:
     sizes = lambda i: 1 + i % 2  # noqa: E731
     assert [x.tolist() for x in called(graph, 12, sizes)] == [x.tolist() for x in called(Adds(), 12, sizes)]
     assert not graph.captured
+
+
+def test_another_precision_is_another_graph() -> None:
+    graph = Graphed(Adds(), [], PlayedGraph())
+    called(graph, 5)
+    with learning_in("bf16"):
+        called(graph, 1)
+        assert not graph.captured
+        called(graph, 3)
+        assert graph.captured
 
 
 def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
