@@ -15,12 +15,14 @@ from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import RunningNorm
+from rlframe.models.perceptron import Stack
 from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl
 from rlframe.runners.base import Diverged, Limits
 from rlframe.samplers import SerialSampler
+from tests.algos.played import play
 
 OFF_POLICY: dict[str, Any] = {
     "learn_from": 32,
@@ -126,6 +128,22 @@ def test_a_critic_that_is_not_finite_is_in_no_snapshot(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="a parameter is NaN"), logger_context(tmp_path, console=False):
         MinibatchRl(sampler, agent, algo, 512, 16).train()
     assert not list_snapshots(tmp_path / "run_0/snapshot")
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+def test_what_a_graph_refuses_ends_the_run_too_and_is_kept(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stack, "on_cpu", False)  # as on a GPU
+    sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), activation="relu"))
+    graph = play(algo)["learn"]
+    wrong = pytest.raises(Diverged, match=r"loss nan.*(reward|return_|advantage)")
+    with wrong, logger_context(tmp_path, console=False) as run:
+        MinibatchRl(sampler, agent, algo, 512, 64).train()
+    assert graph.captured
+    assert all_finite(agent)
+    arrays = load_file(next(run.directory.glob("nonfinite_*.safetensors")))
+    assert any(not np.isfinite(array).all() for key, array in arrays.items() if ".batch." in key)
 
 
 def test_the_optimizer_of_a_refused_update_is_as_it_was() -> None:
