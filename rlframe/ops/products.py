@@ -72,11 +72,15 @@ _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of weights that do not lea
 
 def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
-    if not (in_bf16() and (_gains(*sizes, weight) or _gains_on_gpu(*sizes, weight))):
+    if not (in_bf16() and _gains_rounded(x, weight)):
         return x.to(weight.dtype), weight
     once = on_cpu(weight) and not weight.requires_grad  # a CUDA graph changes weights, and torch knows nothing of it
     return x.bfloat16(), _rounded_once(weight) if once else weight.bfloat16()
+
+
+def _gains_rounded(x: Tensor, weight: Tensor) -> bool:
+    sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
+    return _gains(*sizes, weight) or _gains_on_gpu(*sizes, weight)
 
 
 def _rounded_once(weight: Tensor) -> Tensor:
