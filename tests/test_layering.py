@@ -89,12 +89,12 @@ def modules_of(part: str) -> list[str]:
 
 
 def loaded_after(code: str) -> set[str]:
-    """Top-level modules loaded in a fresh Python that ran `code`, whose own output and exit are ignored."""
+    """Modules loaded in a fresh Python that ran `code`, whose own output and exit are ignored."""
     script = (
         "import contextlib, io, json, sys\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         + "".join(f"    {line}\n" for line in code.splitlines())
-        + "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))\n"
+        + "print(json.dumps(sorted(sys.modules)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -136,6 +136,15 @@ def test_help_loads_no_simulator_nor_drawing() -> None:
         "import runpy\nsys.argv = ['rlframe.launch', '--help']\nrunpy.run_module('rlframe.launch', run_name='__main__')"
     )
     assert not loaded_after(code) & HEAVY
+
+
+def test_training_and_resuming_load_no_compiler(tmp_path: Path) -> None:
+    words = ["env=CartPole-v1", "runner.n_steps=256", "eval.n_episodes=1", f"log_dir={tmp_path}"]
+    first, second = [*words, "algo=ppo"], [f"resume={tmp_path / 'run_0'}", "runner.n_steps=512"]
+    loaded = loaded_after(f"from rlframe.launch import main\nmain({first})\nmain({second})")
+    assert "torch" in loaded
+    assert "torch._dynamo" not in loaded
+    assert (tmp_path / "run_0" / "snapshot").exists()
 
 
 @pytest.mark.parametrize("path", python_files(PACKAGE) + python_files(ROOT / "tests"), ids=name_of)

@@ -16,7 +16,7 @@ from rlframe.ops.precision import in_bf16
 
 Learn = Callable[[Tree], Any]  # from what an update learns from to a tree of tensors; see `graphed`
 
-_WARM_UPS = 3  # calls before capture, in which libraries choose their kernels and optimizers make their moments
+_WARM_UPS = 3  # calls before capture, in which libraries choose their kernels and gradients get their memory
 
 _log = logging.getLogger("rlframe")
 
@@ -68,8 +68,7 @@ class Graphed:
     """A function of a tree of tensors, run many times: first as it is, then captured, then replayed.
 
     Every call is one run of it: what warms up are updates too. It runs as it is while shapes change, and for good if it
-    cannot be captured. It is captured anew in another precision, and after a saved state was loaded, since optimizers
-    then have other tensors.
+    cannot be captured. It is captured anew in another precision.
     """
 
     def __init__(self, learn: Learn, updaters: Sequence[Updater], graph: Graph) -> None:
@@ -77,14 +76,13 @@ class Graphed:
         self._learn, self._updaters, self._graph = learn, list(updaters), graph
         self._fails = False
         self._n_warm_ups = 0
-        self._made_for: list[Any] = []  # precision, the optimizers' tensors, shapes
+        self._made_for: list[Any] = []  # precision and shapes
         self._inputs: Tree = ()  # in fixed places, as the result is
         self._results: Tree = ()
 
     def __call__(self, inputs: Tree) -> Any:
         """What `learn` returns, in memory of its own."""
-        made_for: list[Any] = [in_bf16(), *(updater.n_loads for updater in self._updaters)]
-        made_for += [_form(leaf) for leaf in leaves(inputs)]
+        made_for = [in_bf16(), *(_form(leaf) for leaf in leaves(inputs))]
         if made_for != self._made_for:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
         if self._fails:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlframe.algos.base import Progress
 from rlframe.algos.guard import Guard
-from rlframe.algos.optimizers import Adam, make_optimizer
+from rlframe.algos.optimizers import make_optimizer
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
 
@@ -37,13 +37,11 @@ class Updater:
         self.parameters = list(parameters)
         progress.learned += self.parameters
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate.initial, epsilon)
-        self._step = self.optimizer.advance if isinstance(self.optimizer, Adam) else self.optimizer.step
+        self.optimizer = make_optimizer(optimizer, self.parameters, epsilon)
         self.guard = Guard(self.parameters, progress)
         device = self.parameters[0].device
         self.waits = device.type != "cuda"  # for loss and norm, before the step is made
         self.is_captured = False  # now, into a CUDA graph: what the host does for a step is then done around that
-        self.n_loads = 0  # of saved states, whose tensors are others than those a graph has seen
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
 
     def step(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
@@ -87,9 +85,7 @@ class Updater:
         if self.guard.allows(loss, norm, batch):
             if math.isfinite(self.max_grad_norm):
                 clip_gradient(self.parameters, norm, self.max_grad_norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate
-            self._step()
+            self.optimizer.advance(self.rate)
         return norm
 
     @torch.no_grad()
@@ -108,8 +104,6 @@ class Updater:
 
     def begin(self) -> None:
         """Before a step is launched: put the rate of now to where the kernel reads it."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate
         self._rate.fill_(self.rate)
 
     def end(self, batch: Tree) -> None:
@@ -129,7 +123,6 @@ class Updater:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self.optimizer.load_state_dict(state)
-        self.n_loads += 1
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -178,7 +177,7 @@ def test_a_graph_refuses_what_is_not_finite_and_tells_of_it_one_update_later(nam
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "ppo", "a2c"])
-def test_a_graph_is_captured_anew_after_a_saved_state_was_loaded(name: str, by_autograd: None) -> None:
+def test_a_graph_goes_on_from_a_saved_state_that_was_loaded(name: str, by_autograd: None) -> None:
     data, eager, algo = batches(name, 14), made(name), made(name)
     launch(eager)
     graphs = play(algo)
@@ -187,12 +186,11 @@ def test_a_graph_is_captured_anew_after_a_saved_state_was_loaded(name: str, by_a
     state = decode(*kept({"agent": algo.agent.state_dict(), "algo": algo.state_dict()}))
     for each in (eager, algo):
         learned(each, data[6:8])
-        own = copy.deepcopy(state)  # whose tensors optimizers take for their own
-        each.agent.load_state_dict(own["agent"])
-        each.load_state_dict(own["algo"])
+        each.agent.load_state_dict(state["agent"])
+        each.load_state_dict(state["algo"])
         learned(each, data[8:])
     assert_alike(algo, eager, rtol=0, atol=0)
-    assert all(graph._graph.n["capture"] == 2 for graph in graphs.values())
+    assert all(graph._graph.n["capture"] == 1 for graph in graphs.values())
 
 
 @every
@@ -202,9 +200,7 @@ def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str
     for each in (waits, algo):
         learned(each, data)
     for mine, its in zip(updaters_of(algo), updaters_of(waits), strict=True):
-        groups = [updater.state_dict()["param_groups"] for updater in (mine, its)]
-        assert groups[0] == groups[1]
-        assert type(groups[0][0]["lr"]) is float
+        assert mine.state_dict()["param_groups"] == its.state_dict()["param_groups"]
         its.load_state_dict(decode(*kept(mine.state_dict())))
         torch.testing.assert_close(its.state_dict()["state"], mine.state_dict()["state"], rtol=0, atol=0)
 
