@@ -10,7 +10,7 @@ from rlframe.ops import layers, products
 from rlframe.ops.precision import learning_in
 from rlframe.ops.products import affine, as_multiplied, linear, product, weight_gradient
 
-SIZES = [(256, 256, 256), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
+SIZES = [(256, 256, 256), (256, 70, 1), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
 needs_one_dnn = pytest.mark.skipif(products._LINEAR is None, reason="torch was built without oneDNN")
 
 
