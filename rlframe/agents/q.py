@@ -128,7 +128,7 @@ class QAgent(Agent):
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         uniform = rng.random(lead, dtype=np.float32)
-        action = (rng.random(lead) * int(self.action_space.n)).astype(np.int64)  # a third of the time of rng.integers
+        action = (rng.random(lead) * int(self.action_space.n)).astype(np.int64)  # half of the time of rng.integers
         return QNoise(uniform, action, np.ones(lead, np.float32))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:

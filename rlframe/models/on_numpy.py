@@ -49,7 +49,7 @@ def affine(weight: Tensor, bias: Tensor) -> Map:
     w, b = as_numpy(weight).T, as_numpy(bias)
 
     def forward(x: Array) -> Array:
-        y = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # of one block in half of the time
+        y = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # of one block of few rows in half of the time
         y += b
         return y
 

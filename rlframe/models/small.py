@@ -34,7 +34,7 @@ class ArrayPass:
                 weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
             np.matmul(of_affine.T, self.trace.seen[i], out=weight.grad.numpy())
             ones = np.ones(len(of_affine), np.float32)
-            np.dot(ones, of_affine, out=bias.grad.numpy())  # the sum, in a third of the time
+            np.dot(ones, of_affine, out=bias.grad.numpy())  # the sum, in two thirds of the time
         return torch.from_numpy(of_affine)
 
     def to_all(self, gradient: Tensor) -> Tensor:

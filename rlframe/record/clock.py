@@ -69,7 +69,7 @@ class Clock:
 
 
 class _Part(AbstractContextManager[None]):
-    """One stretch of a part; a generator's would cost three times as much, and iterations may last microseconds."""
+    """One stretch of a part; a generator's would cost nearly twice as much, and iterations may last microseconds."""
 
     __slots__ = ("clock", "name", "start")
 
