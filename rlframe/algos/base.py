@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class Progress:
     learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by Updaters; equal on all ranks
     refused: int = 0  # gradient steps of an Updater that were not made, as they were not finite
     refusals: list[Refusal] = field(default_factory=list, repr=False, compare=False)  # for the runner to take
+    settles: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # by Guards; see there
 
     def refuse(self, refusal: Refusal) -> None:
         """Count an update that was not made; only the first is kept until somebody takes it."""
@@ -51,7 +52,9 @@ class Progress:
         self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
 
     def state_dict(self) -> dict[str, int]:
-        """The counts."""
+        """The counts, of every step that was launched."""
+        for settle in self.settles:
+            settle()
         counts = {"env_steps": self.env_steps, "updates": self.updates, "refused": self.refused}
         return {**counts, "scheduled": self.scheduled}  # of a batch that a stop has left half learned
 

@@ -34,6 +34,7 @@ class Guard:
         self.parameters, self.progress = parameters, progress
         self._numbers = torch.zeros(2, device=parameters[0].device)  # loss and norm of the newest step, in one place
         self._pending: list[_Pending] = []  # at most one
+        progress.settles.append(self.settle)
 
     def allows(self, loss: Tensor, norm: Tensor, batch: Tree) -> bool:
         """Whether the step may be made: loss and gradient norm, of all ranks, are finite."""

@@ -18,8 +18,10 @@ def make_optimizer(name: str, parameters: list[nn.Parameter], epsilon: float) ->
     """Adam, or RMSProp with the decay of Mnih et al. 2016.
 
     Raises:
-        ValueError: neither is asked for.
+        ValueError: neither is asked for, or there is nothing to optimize.
     """
+    if not parameters:
+        raise ValueError(f"optimizer={name!r} got no parameters: give those that learn")
     if name == "adam":
         return Adam(parameters, epsilon)
     if name == "rmsprop":
@@ -28,7 +30,7 @@ def make_optimizer(name: str, parameters: list[nn.Parameter], epsilon: float) ->
 
 
 class Optimizer(ABC):
-    """Moments of every parameter, in fixed places. Saved states have the form of torch.optim's, and those load too."""
+    """Moments of every parameter, in fixed places. States of torch.optim, which snapshots had at first, load too."""
 
     moments: ClassVar[tuple[str, ...]]  # as torch.optim names them
 
@@ -60,7 +62,7 @@ class Optimizer(ABC):
         """Parameters, by their gradients, steps that are made with this one, and moments."""
 
     def state_dict(self) -> dict[str, Any]:
-        """In torch.optim's form; the tensors are the optimizer's own."""
+        """By number of parameter, as in torch.optim's; the tensors are the optimizer's own."""
         states = [
             {"step": step, **dict(zip(self.moments, moments, strict=True))}
             for step, *moments in zip(self._steps, *self._moments, strict=True)
@@ -72,18 +74,35 @@ class Optimizer(ABC):
         """Go on from a saved state, of any device, copied to where this one's is.
 
         Raises:
-            ValueError: it is of other parameters.
+            ValueError: it is of another optimizer or of other parameters; nothing has changed.
         """
-        n_saved = sum(len(group["params"]) for group in state["param_groups"])
-        if n_saved != len(self.parameters):
-            raise ValueError(f"the saved optimizer is of {n_saved} parameters; this one is of {len(self.parameters)}")
-        for i, (step, *moments) in enumerate(zip(self._steps, *self._moments, strict=True)):
-            saved = state["state"].get(i, {})  # of torch.optim there is none before the first step
-            for name, own in zip(("step", *self.moments), (step, *moments), strict=True):
-                value = torch.as_tensor(saved.get(name, 0.0))
-                if value.dim() and value.shape != own.shape:
-                    raise ValueError(f"the saved optimizer's {name} {i} is {list(value.shape)}, not {list(own.shape)}")
-                own.copy_(value)
+        n, n_saved = len(self.parameters), sum(len(group["params"]) for group in state["param_groups"])
+        if n_saved != n:
+            raise ValueError(f"the saved optimizer is of {n_saved} parameters, this one of {n}; load its own state")
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for i, *own in zip(range(n), self._steps, *self._moments, strict=True):
+            saved = state["state"].get(i)  # torch.optim has none before a parameter's first step
+            values = [torch.zeros_like(x) for x in own] if saved is None else self._entry(saved, i, own)
+            pairs += zip(own, values, strict=True)
+        for x, value in pairs:
+            x.copy_(value)
+
+    def _entry(self, saved: Mapping[str, Any], i: int, own: list[Tensor]) -> list[Tensor]:
+        """Step and moments of one parameter."""
+        names = ("step", *self.moments)
+        if missing := [name for name in names if name not in saved]:
+            raise ValueError(
+                f"the saved optimizer has no {missing[0]} of parameter {i}, only {', '.join(saved)}: it is of another "
+                f"kind than {type(self).__name__}; load a state of the same optimizer"
+            )
+        values = [torch.as_tensor(saved[name]) for name in names]
+        for name, value, x in zip(names, values, own, strict=True):
+            if value.shape != x.shape:
+                raise ValueError(
+                    f"the saved optimizer's {name} of parameter {i} is {list(value.shape)}, not {list(x.shape)}; load "
+                    f"a state of the same model"
+                )
+        return values
 
 
 class Adam(Optimizer):

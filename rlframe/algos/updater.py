@@ -117,7 +117,6 @@ class Updater:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state."""
-        self.guard.settle()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

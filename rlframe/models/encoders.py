@@ -136,16 +136,20 @@ class Nature(nn.Sequential):
     """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
 
     def __init__(self, channels: int, scale: float) -> None:
-        layers = [
+        super().__init__(
             orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
+            nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, 2)),
+            nn.ReLU(),
             orthogonal(nn.Conv2d(64, 64, 3, 1)),
-        ]
-        super().__init__(*[module for layer in layers for module in (layer, nn.ReLU())])
-        self._layers, self._scale = layers, scale
+            nn.ReLU(),
+        )
+        self._scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolved(x, self._layers, self._scale) if writes_out(x) else super().forward(as_floats(x))
+        if not writes_out(x):
+            return super().forward(as_floats(x))
+        return convolved(x, [layer for layer in self if isinstance(layer, nn.Conv2d)], self._scale)
 
 
 class Residual(nn.Module):

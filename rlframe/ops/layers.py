@@ -21,7 +21,6 @@ from rlframe.ops.products import (
     affine,
     as_multiplied,
     bias_gradient,
-    bits,
     linear,
     on_cpu,
     product,
@@ -37,7 +36,7 @@ class Activation:
     plain: Callable[[Tensor], Tensor]
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, which it may overwrite, to y and that end; no autograd
     backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, which it may overwrite, and that end to dL/dx
-    in_affine: str = "none"  # what of it the affine map before it does: with relu, all, and in bfloat16 as well
+    in_bfloat16: bool = False  # whether both ways take that as well
 
 
 Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
@@ -68,25 +67,41 @@ def _by_output(
     plain: Callable[[Tensor], Tensor],
     in_place: Callable[[Tensor], Tensor],
     backward: Callable[[Tensor, Tensor], Tensor],
+    in_bfloat16: bool = False,
 ) -> Activation:
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         y = in_place(x)
         return y, y
 
-    return Activation(plain, forward, backward)
+    return Activation(plain, forward, backward, in_bfloat16)
 
 
-def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
+def relu_(x: Tensor) -> Tensor:
+    """max(x, 0) in place; NaN stays NaN, for who looks whether a loss is finite."""
+    if x.dtype == torch.bfloat16 and on_cpu(x):
+        torch.threshold_(_bits(x), _MINUS_INFINITY, 0)
+        return x
+    return x.relu_()
+
+
+def relu_backward(g: Tensor, y: Tensor) -> Tensor:
+    """From dL/dy, in place, and y to dL/dx."""
     if g.dtype == torch.bfloat16 and on_cpu(g):
-        _aten.threshold_backward.grad_input(bits(g), bits(y), 0, grad_input=bits(g))
+        _aten.threshold_backward.grad_input(_bits(g), _bits(y), 0, grad_input=_bits(g))
         return g
     return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)
 
 
+def _bits(x: Tensor) -> Tensor:
+    """bfloat16 as the integers of its bits, which have its sign: a CPU compares them in a third of the time."""
+    return x.view(torch.int16)
+
+
+_MINUS_INFINITY = -128  # of those; what is greater is above 0, or NaN with a sign
 _aten = torch.ops.aten
 ACTIVATIONS = {
     "tanh": _by_output(torch.tanh, _tanh_, _aten.tanh_backward),
-    "relu": Activation(F.relu, lambda y: (y, y), _relu_backward, in_affine="relu"),
+    "relu": _by_output(F.relu, relu_, relu_backward, in_bfloat16=True),
     "elu": _by_output(F.elu, F.elu_, lambda g, y: _aten.elu_backward(g, 1, 1, 1, True, y)),
     "silu": Activation(F.silu, lambda x: (F.silu(x), x), _aten.silu_backward),
     "none": Activation(lambda x: x, lambda x: (x, x), lambda g, y: g),
@@ -108,8 +123,8 @@ def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tens
 def _one(x: Tensor, weight: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """A layer and its activation: the output, and what the activation's gradient is a function of."""
     activation = ACTIVATIONS[name]
-    y = affine(x, weight, bias, activation.in_affine)
-    return activation.forward(y if activation.in_affine == name else restored(y))
+    y = affine(x, weight, bias)
+    return activation.forward(y if activation.in_bfloat16 else restored(y))
 
 
 def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:

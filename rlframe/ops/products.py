@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.weak import WeakIdKeyDictionary
 
 from rlframe.ops.precision import in_bf16
 
@@ -47,12 +46,12 @@ def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.float32 and _LINEAR is not None
 
 
-def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     assert _LINEAR is not None  # as _gains says
     if x.dim() == 2:
-        return _LINEAR(x, weight, bias, then, [], "")
+        return _LINEAR(x, weight, bias, "none", [], "")  # its own relu makes 0 of NaN
     biases = [None] * len(x) if bias is None else bias
-    return torch.stack([_LINEAR(*each, then, [], "") for each in zip(x, weight, biases, strict=True)])
+    return torch.stack([_LINEAR(*each, "none", [], "") for each in zip(x, weight, biases, strict=True)])
 
 
 def on_cpu(x: Tensor) -> bool:
@@ -67,29 +66,15 @@ def _gains_on_gpu(n: int, i: int, o: int, x: Tensor) -> bool:
     return in_bf16() and n * i * o >= _LEAST_ON_GPU and x.dtype == torch.float32
 
 
-_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of weights that do not learn: (version, in bfloat16)
-
-
 def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    if not (in_bf16() and _gains_rounded(x, weight)):
-        return x.to(weight.dtype), weight
-    once = on_cpu(weight) and not weight.requires_grad  # a CUDA graph changes weights, and torch knows nothing of it
-    return x.bfloat16(), _rounded_once(weight) if once else weight.bfloat16()
+    dtype = torch.bfloat16 if in_bf16() and _gains_rounded(x, weight) else weight.dtype
+    return x.to(dtype), weight.to(dtype)
 
 
 def _gains_rounded(x: Tensor, weight: Tensor) -> bool:
     sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
     return _gains(*sizes, weight) or _gains_on_gpu(*sizes, weight)
-
-
-def _rounded_once(weight: Tensor) -> Tensor:
-    """In bfloat16, until torch changes it: those of a target network may stay for thousands of updates."""
-    version, rounded = _kept.get(weight, (-1, weight))
-    if version != weight._version:
-        rounded = weight.bfloat16()
-        _kept[weight] = weight._version, rounded
-    return rounded
 
 
 def restored(x: Tensor) -> Tensor:
@@ -104,20 +89,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return _fast(a, b.mT) if _gains(a.shape[-2], a.shape[-1], b.shape[-1], a) else a @ b
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
-    """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o], and `then` none or relu; without autograd."""
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o]; without autograd."""
     rounded = x.dtype == torch.bfloat16
     if on_cpu(x) and x.dim() == 2 if rounded else _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
-        return _fast(x, weight, bias, then)
-    y = _affine(x, weight, bias.to(x.dtype))
-    if then == "relu":
-        (bits(y) if rounded and on_cpu(y) else y).clamp_(min=0)
-    return y
-
-
-def bits(x: Tensor) -> Tensor:
-    """bfloat16 as the integers of its bits, which have its sign: of them, a CPU has the greater in half of the time."""
-    return x.view(torch.int16)
+        return _fast(x, weight, bias)
+    return _affine(x, weight, bias.to(x.dtype))
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -193,6 +193,20 @@ def test_a_graph_goes_on_from_a_saved_state_that_was_loaded(name: str, by_autogr
     assert all(graph._graph.n["capture"] == 1 for graph in graphs.values())
 
 
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ddpg", "ppo", "a2c"])
+def test_a_saved_state_counts_the_newest_refusal(name: str) -> None:
+    data, algo = batches(name, 4), made(name)
+    launch(algo)
+    learned(algo, data[:3])
+    assert algo.state_dict()["progress"]["refused"] == 0
+    data[3].reward[...] = torch.nan
+    learned(algo, data[3:])
+    saved = algo.state_dict()["progress"]["refused"]
+    for updater in updaters_of(algo):
+        updater.guard.settle()
+    assert saved == algo.progress.refused >= 1
+
+
 @every
 def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str) -> None:
     data, waits, algo = batches(name, 4), made(name), made(name)

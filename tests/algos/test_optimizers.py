@@ -92,11 +92,26 @@ def test_a_loaded_state_is_copied_and_goes_on_to_the_bit(name: str) -> None:
 def test_a_state_of_other_parameters_is_refused(name: str) -> None:
     ours = made(name)
     one = make_optimizer(name, [nn.Parameter(torch.ones(3))], 1e-5)
-    with pytest.raises(ValueError, match="the saved optimizer is of 1 parameters; this one is of 2"):
+    with pytest.raises(ValueError, match="the saved optimizer is of 1 parameters, this one of 2; load its own state"):
         ours.load_state_dict(one.state_dict())
     wide = make_optimizer(name, [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))], 1e-5)
-    with pytest.raises(ValueError, match=r"1 is \[5\], not \[2, 2\]"):
+    advance(wide, 1.0)
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(ValueError, match=r"of parameter 1 is \[5\], not \[2, 2\]; load a state of the same model"):
         ours.load_state_dict(wide.state_dict())
+    torch.testing.assert_close(ours.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_state_of_another_optimizer_is_refused() -> None:
+    other = made("rmsprop")
+    advance(other, 1.0)
+    with pytest.raises(ValueError, match="no exp_avg of parameter 0, only step, square_avg: it is of another kind"):
+        made("adam").load_state_dict(other.state_dict())
+
+
+def test_an_optimizer_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="optimizer='adam' got no parameters"):
+        make_optimizer("adam", [], 1e-5)
 
 
 @either

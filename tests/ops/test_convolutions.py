@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlframe.ops import convolutions
 from rlframe.ops.convolutions import as_floats, channels_last, convolved, writes_out
 from rlframe.ops.precision import learning_in
 
@@ -33,12 +32,7 @@ def of_double(convs: list[nn.Conv2d], x: Tensor, scale: float, gradient: Tensor)
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 0.05)])
-@pytest.mark.parametrize("with_one_dnn", [True, False])
-def test_values_and_gradients_are_those_of_double_precision(
-    precision: str, error: float, with_one_dnn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not with_one_dnn:
-        monkeypatch.setattr(convolutions, "_one_dnn", None)
+def test_values_and_gradients_are_those_of_double_precision(precision: str, error: float) -> None:
     convs, x, scale = layers(), images(), 1 / 255
     with learning_in(precision):
         y = convolved(x, convs, scale)
@@ -66,6 +60,31 @@ def test_images_keep_their_values_when_their_channels_come_last(channels: int) -
     assert torch.equal(found, x)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(channels_last(x.float()), x.float())
+    turned = x.transpose(2, 3)
+    assert torch.equal(channels_last(turned), turned)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_is_not_a_number_stays_so(precision: str, learns: bool, sign: float) -> None:
+    for i in range(3):
+        convs = layers()
+        with torch.no_grad():
+            convs[i].weight[0, 0, 0, 0] = sign * torch.nan
+        with learning_in(precision), torch.set_grad_enabled(learns):
+            assert convolved(images(), convs, 1 / 255).isnan().any(), i
+    pixels = images().float()
+    pixels[0, 0, 0, 0] = sign * torch.nan
+    with learning_in(precision), torch.set_grad_enabled(learns):
+        assert convolved(pixels, layers()).isnan().any()
+
+
+def test_layers_may_lack_a_bias() -> None:
+    convs = [nn.Conv2d(4, 8, 8, 4, bias=False), nn.Conv2d(8, 4, 3)]
+    convolved(images(), convs).sum().backward()
+    assert convs[0].weight.grad is not None
+    assert convs[0].bias is None
 
 
 def test_it_is_for_learning_on_a_cpu_and_not_for_gradients_of_pixels() -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from rlframe.ops import layers, products
 from rlframe.ops.precision import learning_in
-from rlframe.ops.products import affine, as_multiplied, linear, product, weight_gradient
+from rlframe.ops.products import affine, linear, product, weight_gradient
 
 SIZES = [(256, 256, 256), (256, 70, 1), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
 needs_one_dnn = pytest.mark.skipif(products._LINEAR is None, reason="torch was built without oneDNN")
@@ -129,13 +129,21 @@ def test_without_gradients_the_result_is_the_same_as_with() -> None:
     assert torch.equal(without, linear(x, weight, bias).detach())
 
 
-def test_a_weight_that_does_not_learn_is_rounded_again_only_when_it_changes() -> None:
-    x, weight = numbers(256, 256), numbers(256, 256)
-    with learning_in("bf16"):
-        _, first = as_multiplied(x, weight)
-        assert as_multiplied(x, weight)[1] is first
-        torch._foreach_copy_([weight], [numbers(256, 256, seed=1)])
-        _, second = as_multiplied(x, weight)
-        torch.testing.assert_close(second, numbers(256, 256, seed=1).bfloat16(), rtol=0, atol=0)
-        learns = weight.clone().requires_grad_()
-        assert as_multiplied(x, learns)[1] is not as_multiplied(x, learns)[1]
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("size", [16, 256])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_is_not_a_number_stays_so_through_relu(
+    precision: str, lead: tuple[int, ...], size: int, sign: float
+) -> None:
+    x, weight, bias = numbers(*lead, 256, size), numbers(*lead, size, size), numbers(*lead, size)
+    nan_x, nan_weight = x.clone(), weight.clone()
+    nan_x[..., 3, 3] = nan_weight[..., 3, 3] = sign * torch.nan
+    with learning_in(precision), torch.no_grad():
+        assert layers.layered(nan_x, [(weight, bias)] * 2, ("relu", "relu"))[..., 3, :].isnan().all()
+        assert layers.layered(x, [(nan_weight, bias), (weight, bias)], ("relu", "relu")).isnan().all()
+
+
+def test_relu_of_bfloat16_is_that_of_torch() -> None:
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    torch.testing.assert_close(layers.relu_(every.clone()), torch.relu(every), rtol=0, atol=0, equal_nan=True)
