@@ -53,8 +53,8 @@ class A2C(Algorithm):
         self.updater = Updater(
             agent.parameters(), self.config.optimizer, rate, self.config.max_grad_norm, self.progress
         )
-        device, recurrent = next(agent.parameters()).device, agent.recurrent  # which looks at where episodes begin
-        self.learn = graphed(self._learn, device, [self.updater], changes=recurrent)
+        device = next(agent.parameters()).device
+        self.learn = graphed(self._learn, device, [self.updater], looks=agent.recurrent)  # at where episodes begin
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

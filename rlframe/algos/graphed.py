@@ -26,7 +26,7 @@ def graphed(
     device: torch.device,
     updaters: Sequence[Updater],
     generators: Sequence[torch.Generator] = (),
-    changes: bool = False,
+    looks: bool = False,
 ) -> Learn:
     """`learn` as a CUDA graph where it can be one, else itself: so a CPU calls it as if this were not here.
 
@@ -37,9 +37,9 @@ def graphed(
             the host may matter to the next call, for it does that only a few times: it counts nothing and looks at no
             value, and a number that changes is a float of its argument. What it reads beside that is changed in place.
         generators: of the device, that it draws from.
-        changes: whether it does what it does by values that it looks at, and so can be no graph.
+        looks: at values, to decide what to do, and so can be no graph.
     """
-    if device.type != "cuda" or changes or any(updater.progress.ranks.world_size > 1 for updater in updaters):
+    if device.type != "cuda" or looks or any(updater.progress.ranks.world_size > 1 for updater in updaters):
         return learn
     return Graphed(learn, updaters, CudaGraph(device, generators))
 
@@ -74,7 +74,7 @@ class Graphed:
     def __init__(self, learn: Learn, updaters: Sequence[Updater], graph: Graph) -> None:
         self.captured = False  # and so replayed
         self._learn, self._updaters, self._graph = learn, list(updaters), graph
-        self._fails = False
+        self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
         self._inputs: Tree = ()  # in fixed places, as the result is
@@ -85,7 +85,7 @@ class Graphed:
         made_for = [in_bf16(), *(_form(leaf) for leaf in leaves(inputs))]
         if made_for != self._made_for:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
-        if self._fails:
+        if self._failed:
             return self._learn(inputs)
         if self._n_warm_ups < _WARM_UPS:
             self._n_warm_ups += 1
@@ -103,7 +103,7 @@ class Graphed:
             self._results = self._graph.capture(lambda: self._learn(self._inputs))
             self.captured = True
         except RuntimeError as error:
-            self._fails, self._inputs = True, ()
+            self._failed, self._inputs = True, ()
             reason = str(error.__context__ or error).partition("\n")[0]  # of several, the first: that of the function
             _log.warning(f"updates run without a CUDA graph, for they cannot be captured: {reason}")
         finally:

@@ -89,7 +89,7 @@ class PPO(Algorithm):
         rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
         self.updater = Updater(agent.parameters(), "adam", rate, self.config.max_grad_norm, self.progress)
         looks = agent.recurrent or math.isfinite(self.config.target_kl)  # at where episodes begin, or at the KL
-        self.learn = graphed(self._learn, next(agent.parameters()).device, [self.updater], changes=looks)
+        self.learn = graphed(self._learn, next(agent.parameters()).device, [self.updater], looks=looks)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

@@ -308,7 +308,7 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
 
 def test_a_function_that_looks_or_exchanges_gradients_is_left_as_it_is() -> None:
     algo, gpu = made("sac"), torch.device("cuda")
-    assert graphed(algo._learn, gpu, updaters_of(algo), changes=True) == algo._learn
+    assert graphed(algo._learn, gpu, updaters_of(algo), looks=True) == algo._learn
     algo.progress.ranks = type("Two", (), {"world_size": 2})()
     assert graphed(algo._learn, gpu, updaters_of(algo)) == algo._learn
 
