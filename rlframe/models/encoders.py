@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,19 +19,15 @@ from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.models.base import ModelConfig
 from rlframe.models.perceptron import Stack
-from rlframe.ops.convolutions import as_floats, convolved, writes_out
 from rlframe.ops.layers import parameters
 from rlframe.ops.precision import in_bf16
 
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
 
 
-_Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
-
-
-def orthogonal(layer: _Layer, gain: float = math.sqrt(2)) -> _Layer:
+def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     """Orthogonal weights and zero bias (Saxe et al. 2014; sqrt(2) as in Schulman et al.'s PPO code)."""
-    assert layer.bias is not None
+    assert isinstance(layer.weight, Tensor) and isinstance(layer.bias, Tensor)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -94,7 +89,12 @@ class Image(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.channels_last:
             x = x.movedim(-1, -3)
-        return x.reshape(*x.shape[: x.dim() - self.ndim], *self.shape)
+        x = x.reshape(*x.shape[: x.dim() - self.ndim], *self.shape)
+        if torch.is_grad_enabled() and x.dim() == 4:
+            # The weights' gradient of a layer with few channels takes a fifth of the time in this order: Mnih et al.'s
+            # convolutions of 32 stacks of frames, there and back, 13.7 -> 7.7 ms on one core of an AMD EPYC.
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x.bfloat16() if in_bf16() else x.float()  # which has all of 0 to 255
 
 
 class FirstConv2d(nn.Conv2d):
@@ -132,24 +132,16 @@ def is_image(space: Space) -> bool:
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
-class Nature(nn.Sequential):
+def nature(channels: int, scale: float) -> nn.Sequential:
     """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
-
-    def __init__(self, channels: int, scale: float) -> None:
-        super().__init__(
-            orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, 2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, 1)),
-            nn.ReLU(),
-        )
-        self._scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not writes_out(x):
-            return super().forward(as_floats(x))
-        return convolved(x, [layer for layer in self if isinstance(layer, nn.Conv2d)], self._scale)
+    return nn.Sequential(
+        orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(32, 64, 4, 2)),
+        nn.ReLU(),
+        orthogonal(nn.Conv2d(64, 64, 3, 1)),
+        nn.ReLU(),
+    )
 
 
 class Residual(nn.Module):
@@ -164,23 +156,18 @@ class Residual(nn.Module):
         return x + self.two(F.relu(self.one(F.relu(x))))
 
 
-class Impala(nn.Sequential):
+def impala(channels: int, scale: float) -> nn.Sequential:
     """The deep residual network of Espeholt et al. 2018 (figure 3): 16, 32, 32 channels, two blocks each."""
-
-    def __init__(self, channels: int, scale: float) -> None:
-        layers: list[nn.Module] = []
-        for out in (16, 32, 32):
-            layers += [
-                orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=1.0 if layers else scale)),
-                nn.MaxPool2d(3, 2, 1),
-                Residual(out),
-                Residual(out),
-            ]
-            channels = out
-        super().__init__(*layers, nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(as_floats(x))
+    layers: list[nn.Module] = []
+    for out in (16, 32, 32):
+        layers += [
+            orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=1.0 if layers else scale)),
+            nn.MaxPool2d(3, 2, 1),
+            Residual(out),
+            Residual(out),
+        ]
+        channels = out
+    return nn.Sequential(*layers, nn.ReLU())
 
 
 class Encoder(nn.Module):
@@ -236,8 +223,8 @@ def _convolutions(image: Image, kind: str) -> nn.Sequential:
     if kind == "nature" and min(height, width) < _NATURE_MINIMUM:
         raise ConfigError(f"model.encoder=nature needs images of 36 pixels a side, got {height}x{width}; use impala")
     if kind == "impala" or min(height, width) < _NATURE_MINIMUM:
-        return nn.Sequential(image, Impala(channels, image.scale))
-    return nn.Sequential(image, Nature(channels, image.scale))
+        return nn.Sequential(image, impala(channels, image.scale))
+    return nn.Sequential(image, nature(channels, image.scale))
 
 
 def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:

@@ -292,3 +292,16 @@ def test_an_mlp_copied_or_given_new_weights_computes_with_its_own():
     copied.load_state_dict(one.state_dict())
     assert torch.equal(copied(x), one(x))
     assert torch.equal(pickle.loads(pickle.dumps(one))(x), one(x))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_is_not_a_number_stays_so_through_convolutions(precision: str, learns: bool, sign: float) -> None:
+    x = torch.randint(0, 256, (6, 40, 40, 4), dtype=torch.uint8)
+    for name in ("0.1.0.weight", "0.1.2.weight", "0.1.4.bias"):
+        encoder = make_encoder(pixels(40, 40, 4), ModelConfig(image_hidden=(64,)))
+        with torch.no_grad():
+            encoder.get_parameter(f"image_leaves.{name}").view(-1)[0] = sign * torch.nan
+        with learning_in(precision), torch.set_grad_enabled(learns):
+            assert encoder(x).isnan().any(), name
