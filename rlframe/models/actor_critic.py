@@ -20,6 +20,7 @@ from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perceptron import Stack
+from rlframe.models.small import evaluate
 from rlframe.ops.layers import parameters
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
@@ -120,7 +121,7 @@ class ActorCritic(PolicyModel):
             return None
         x = self.actor.vectors(self.norm(inputs.observation) if self.norm else inputs.observation)
         lead, rows = x.shape[:-1], x.reshape(-1, x.shape[-1])
-        policy, value = (stack.run(rows) for stack in stacks)
+        policy, value = (evaluate(stack, rows) for stack in stacks)
 
         @torch.no_grad()
         def back(of_params: Tensor, of_value: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Q-networks of vectors as they are learned: the small ones in NumPy, the others in torch, with one interface."""
+"""Networks of vectors as they are learned: the small ones in NumPy, the others in torch, with one interface."""
 
 from __future__ import annotations
 
