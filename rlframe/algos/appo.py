@@ -133,7 +133,8 @@ class APPO(Algorithm):
             "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
         }
         loss = found["policy_loss"] + c.value_coef * found["value_loss"] - c.entropy_coef * found["entropy"]
-        norm = self.updater.step_along(loss, batch, batch.valid)
+        norm = self.updater.follow(loss, batch, batch.valid)
+        self.progress.updates += 1
         return {**found, "grad_norm": norm}
 
     def state_dict(self) -> dict[str, Any]:

@@ -70,7 +70,8 @@ class PolicyGradient(Algorithm):
 
         run = self.agent.run(samples.inputs[:-1], samples.state, samples.action)
         loss, metrics = policy_gradient(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
-        grad_norm = self.updater.step_along(loss, samples, samples.valid)
+        grad_norm = self.updater.follow(loss, samples, samples.valid)
+        self.progress.updates += 1
         self.agent.observe(samples.observation)
         fit = explained_variance(baseline[:-1], return_, samples.valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}

@@ -117,7 +117,7 @@ class TD3(Algorithm):
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size)
-        delayed = (self.progress.updates + 1) % self.config.policy_delay
+        delayed = (self.progress.updates + 1) % self.config.policy_delay != 0
         metrics = self.learn_critics(batch) if delayed else self.learn_all(batch)
         self.progress.updates += 1
         self.debt.pay()

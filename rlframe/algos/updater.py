@@ -45,14 +45,10 @@ class Updater:
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
 
     def step(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
-        """One update along the gradient of `loss`, by autograd; see `follow`."""
+        """One update along the gradient of `loss`, by autograd, counted; see `follow`."""
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward()
-        return self.step_along(loss, batch, valid)
-
-    def step_along(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
-        """One update along the gradients that the parameters have; see `follow`."""
         norm = self.follow(loss, batch, valid)
         self.progress.updates += 1
         return norm

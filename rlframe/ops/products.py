@@ -55,7 +55,7 @@ def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether oneDNN is for it, and what is said here of integers."""
+    """Whether what a CPU alone gains by is for it: oneDNN, and bfloat16 as integers."""
     return x.is_cpu
 
 

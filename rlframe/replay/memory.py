@@ -65,8 +65,7 @@ class Memory(ABC):
 
     def send(self, array: np.ndarray) -> Tensor:
         """A fresh array as a tensor on the learner's device, for which nobody waits."""
-        tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else sent(tensor, self.device)
+        return sent(torch.from_numpy(array), self.device)
 
 
 class ArrayColumn(Column):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def variables(env_threads: bool = True) -> Mapping[str, str]:
-    """For the environment of a process that trains. NumPy has one thread: what it multiplies, for acting, is small.
+    """For the environment of a process that trains. NumPy has one thread: what it multiplies is small.
 
     OpenMP's threads wait awake between the operations of one update, and sleep soon after it: with two of them SAC on
     HalfCheetah takes 200 steps/s, and 140 where they sleep at once. They do sleep at once with `env_threads`, where
