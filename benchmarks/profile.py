@@ -28,6 +28,7 @@ from pathlib import Path
 
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
+from rlframe.launch import DEFAULT_PRESET, beside
 from rlframe.system.threads import limit_threads
 
 REFUSED = ("resume", "world_size", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")
@@ -59,8 +60,8 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
     """Train until so many seconds after the first update have been looked at."""
     from benchmarks.parts.stacks import Stacks
     from rlframe import hardware
-    from rlframe.experiment import build, from_flat, load_preset
-    from rlframe.launch import DEFAULT_PRESET
+    from rlframe.experiment import build, from_flat
+    from rlframe.presets import load_preset
     from rlframe.record import logger_context
     from rlframe.system.affinity import pin
     from rlframe.system.memory import keep_freed_memory
@@ -115,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("seconds= must be a number") from None
     if not seconds > 0:
         raise ConfigError(f"seconds={seconds} must be above 0")
-    limit_threads()
+    limit_threads(beside(words.rest))
     found = profile(words.rest, seconds)
     print("\n".join(found.lines()))
     if out:

@@ -18,7 +18,6 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
 from rlframe.core.text import counted
 from rlframe.envs import EnvConfig
 from rlframe.envs.workers import Supervision
@@ -223,39 +222,6 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         name = part_name(runner, PARTS["runner"])
         raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")
     return chz.replace(experiment, world_size=world_size, runner=runner)
-
-
-def presets_dir() -> Path:
-    """The folder of presets: experiments/ beside the package (a clone), else of the working directory."""
-    beside = Path(__file__).parents[1] / "experiments"
-    return beside if beside.is_dir() else Path.cwd() / "experiments"
-
-
-def preset_names() -> list[str]:
-    """Every preset by its path below experiments/, without .yaml."""
-    root = presets_dir()
-    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
-
-
-def load_preset(name: str) -> dict[str, Any]:
-    """The `config` of a preset, by name or by the path of a YAML file or of a run's params.json.
-
-    Raises:
-        ConfigError: there is none (with the nearest names), or it has no `config`.
-    """
-    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
-    if not path.is_file():
-        known = preset_names()
-        raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
-    content = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-        raise ConfigError(f"{path} has no mapping `config:`")
-    return content["config"]
-
-
-def presets_for(env: str) -> list[str]:
-    """The presets made for an environment."""
-    return [name for name in preset_names() if load_preset(name).get("env") == env]
 
 
 def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlframe.core.command import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
+from rlframe.presets import load_preset, preset_names, presets_for
 from rlframe.system.affinity import pin
 from rlframe.system.memory import loading
 from rlframe.system.threads import limit_threads
@@ -59,11 +60,24 @@ def main(argv: list[str]) -> int:
     return run_command(_launch, argv)
 
 
+def beside(words: Mapping[str, str]) -> str:
+    """What probably wants cores beside torch's threads (see system.threads); asked before what would know is loaded."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError, OSError, ValueError):  # who reads it for its content tells what is wrong
+        source = f"{words['resume']}/params.json" if "resume" in words else words.get("experiment", "")
+        config = load_preset(source) if source else {}
+    config |= words
+    if str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async"):
+        return "nothing"
+    threads = any(name in str(config.get(key)) for key in ("env", "env_backend") for name in ("ALE/", "envpool"))
+    return "threads" if threads else "processes"
+
+
 def _help() -> int:
     with loading():
         import chz
 
-        from rlframe.experiment import Experiment, preset_names
+        from rlframe.experiment import Experiment
 
     print(_USAGE)
     print(f"presets: {', '.join(preset_names())}\n")
@@ -73,7 +87,7 @@ def _help() -> int:
 
 def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
-    limit_threads(_env_threads(words.rest))
+    limit_threads(beside(words.rest))
     with loading():
         from rlframe import experiment as experiments
         from rlframe import hardware
@@ -209,18 +223,8 @@ def _is_fixed(key: str) -> bool:
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
-def _env_threads(words: Mapping[str, str]) -> bool:
-    """Whether environments probably step on threads of their own; asked before anything is loaded that would know."""
-    told = " ".join(words.values())
-    if "resume" in words:
-        with contextlib.suppress(OSError, ValueError):  # whoever reads it for its content tells what is wrong with it
-            told += (Path(words["resume"]) / "params.json").read_text(encoding="utf-8")
-    return any(name in told for name in ("ALE/", "atari", "envpool"))
-
-
 def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The layers below the command line, and what to tell about them."""
-    from rlframe.experiment import load_preset, presets_for
     from rlframe.trust import refuse_foreign
 
     preset = words.text("experiment")

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"agents"},
     {"algos", "samplers"},
     {"runners"},
-    {"experiment"},
+    {"experiment", "presets"},
     {"trust", "tuning"},
     {"hardware"},
     {"study"},

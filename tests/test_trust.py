@@ -74,7 +74,7 @@ EVIL: list[dict[str, Any]] = [
     {"threads": "lambda: 1"},
     {"algo__learning_rate": "evil.thing"},
     {"model": "rlframe.models:ModelConfig"},
-    {"model": "preset_names"},
+    {"model": "choose_device"},
     {"algo__replay": "make"},
     {"...encoder": "evil:Encoder"},
     {"model__hidden": [100_000, 100_000]},

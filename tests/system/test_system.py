@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from rlframe.core.errors import Interrupted
-from rlframe.launch import _env_threads
+from rlframe.launch import beside
 from rlframe.system.memory import keep_freed_memory, loading
 from rlframe.system.signals import stop_request
 from rlframe.system.threads import limit_threads, variables
@@ -58,13 +58,19 @@ def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
-def test_torch_waits_asleep_where_environments_have_threads_of_their_own(tmp_path):
-    assert int(variables(env_threads=True)["GOMP_SPINCOUNT"]) < int(variables(env_threads=False)["GOMP_SPINCOUNT"])
-    (tmp_path / "params.json").write_text('{"env": "ALE/Pong-v5"}')
+def test_torch_waits_awake_as_long_as_nothing_else_wants_the_cores(tmp_path):
+    alone, processes, threads = (variables(each).get("GOMP_SPINCOUNT") for each in ("nothing", "processes", "threads"))
+    assert alone is None
+    assert int(processes) > int(threads)
+    one = {"sampler.batch_B": "1"}
+    (tmp_path / "params.json").write_text('{"config": {"env": "ALE/Pong-v5"}}')
     for words in ({"env": "ALE/Pong-v5"}, {"experiment": "atari/ppo_pong"}, {"resume": str(tmp_path)}):
-        assert _env_threads(words)
-    for words in ({}, {"env": "HalfCheetah-v5"}, {"resume": str(tmp_path / "none")}):
-        assert not _env_threads(words)
+        assert beside(words) == "threads"
+    for words in ({"experiment": "mujoco/td3_halfcheetah"}, {"env": "ALE/Pong-v5", **one}):
+        assert beside(words) == "nothing"
+    for words in ({}, {"env": "HalfCheetah-v5"}, {"resume": str(tmp_path / "none")}, {"experiment": "no/such"}):
+        assert beside(words) == "processes"
+    assert beside({"experiment": "async/sac_pendulum"}) == "processes", "the sampler's process"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")

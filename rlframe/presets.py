@@ -1,0 +1,45 @@
+"""Presets: the files of experiments/, found by name, and what they say; read without loading torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
+
+
+def presets_dir() -> Path:
+    """The folder of presets: experiments/ beside the package (a clone), else of the working directory."""
+    beside = Path(__file__).parents[1] / "experiments"
+    return beside if beside.is_dir() else Path.cwd() / "experiments"
+
+
+def preset_names() -> list[str]:
+    """Every preset by its path below experiments/, without .yaml."""
+    root = presets_dir()
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """The `config` of a preset, by name or by the path of a YAML file or of a run's params.json.
+
+    Raises:
+        ConfigError: there is none (with the nearest names), or it has no `config`.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
+    if not path.is_file():
+        known = preset_names()
+        raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
+    content = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ConfigError(f"{path} has no mapping `config:`")
+    return content["config"]
+
+
+def presets_for(env: str) -> list[str]:
+    """The presets made for an environment."""
+    return [name for name in preset_names() if load_preset(name).get("env") == env]
