@@ -15,10 +15,10 @@ import pytest
 
 from benchmarks import compare
 from benchmarks.parts import chart, solve
+from benchmarks.parts.command import words_of
 from benchmarks.parts.frameworks import Framework, all_frameworks
 from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
-from benchmarks.parts.train_rlframe import words_of
 from benchmarks.parts.turns import Ready, _variables, line
 from rlframe.experiment import from_flat
 

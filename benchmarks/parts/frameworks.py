@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.parts.command import words_of
 from benchmarks.parts.gate import Gate, Train
-from benchmarks.parts.rows import PONG, Row
+from benchmarks.parts.rows import Row
 from benchmarks.parts.turns import Contender
+from rlframe.launch import beside
 from rlframe.system import threads
 
 OURS = "rlframe"
@@ -65,7 +67,9 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
             "pip install rlframe",
             "benchmarks.parts.train_rlframe",
             (words,),
-            lambda row: threads.variables(row.env == PONG),  # as launch sets them for itself before torch is loaded
+            lambda row: threads.variables(
+                beside(words_of(row, words))
+            ),  # as launch sets them for itself before torch is loaded
         ),
         "sb3": Framework(
             "Stable-Baselines3",
