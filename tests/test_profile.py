@@ -63,6 +63,16 @@ def test_all_time_is_counted_also_that_of_long_calls() -> None:
     assert list(stacks.seconds) == [OTHER]
 
 
+def test_a_look_that_takes_longer_than_from_tick_to_tick_is_not_looked_at() -> None:
+    stacks = Stacks(interval_s=5e-6)  # a look takes 20 us and more
+    stacks.start()
+    deadline = time.perf_counter() + 0.2
+    while time.perf_counter() < deadline:
+        sorted(range(10), key=lambda x: -x)  # Python's instructions, between which ticks are noticed
+    stacks.stop()
+    assert 0.1 < sum(stacks.seconds.values()) < 0.3
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -70,7 +70,7 @@ class Stacks:
         self._names: dict[tuple[object, ...], str] = {}  # of stacks seen, by their code objects
         self._before: Any = signal.SIG_DFL
         self._last = 0.0
-        self.running = False
+        self.running = self._looking = False
 
     def start(self) -> None:
         """Begin to count."""
@@ -86,6 +86,9 @@ class Stacks:
         signal.signal(signal.SIGALRM, self._before)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
+        if self._looking:  # a tick during a look that takes longer than from tick to tick; the next one counts its time
+            return
+        self._looking = True
         now = time.perf_counter()
         stack = []
         while frame is not None:
@@ -97,3 +100,4 @@ class Stacks:
             name = self._names[key] = part_of([(code.co_filename, code.co_name) for code in stack])
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
+        self._looking = False
