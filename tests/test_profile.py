@@ -49,6 +49,7 @@ def test_parts_name_files_and_functions_that_there_are(part: object) -> None:
         assert set(part.functions) <= defined  # type: ignore[attr-defined]
 
 
+@pytest.mark.timeout(method="thread")  # the alarm is for the looks
 def test_all_time_is_counted_also_that_of_long_calls() -> None:
     stacks, begin = Stacks(), time.perf_counter()
     stacks.start()
@@ -63,14 +64,15 @@ def test_all_time_is_counted_also_that_of_long_calls() -> None:
     assert list(stacks.seconds) == [OTHER]
 
 
+@pytest.mark.timeout(method="thread")  # the alarm is for the looks
 def test_a_look_that_takes_longer_than_from_tick_to_tick_is_not_looked_at() -> None:
-    stacks = Stacks(interval_s=5e-6)  # a look takes 20 us and more
+    stacks, begin = Stacks(interval_s=5e-6), time.perf_counter()  # a look takes 20 us and more
     stacks.start()
-    deadline = time.perf_counter() + 0.2
-    while time.perf_counter() < deadline:
+    while time.perf_counter() < begin + 0.2:
         sorted(range(10), key=lambda x: -x)  # Python's instructions, between which ticks are noticed
     stacks.stop()
-    assert 0.1 < sum(stacks.seconds.values()) < 0.3
+    passed = time.perf_counter() - begin
+    assert passed / 2 < sum(stacks.seconds.values()) < passed
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 OTHER = "anything else"
+_LATE_S = 0.01  # after the last tick: another thread may just be taking it, which is for this handler, not the former
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Stacks:
         """Count no longer."""
         self.running = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
+        time.sleep(_LATE_S)
         signal.signal(signal.SIGALRM, self._before)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
