@@ -159,7 +159,7 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     for key, value in merged.items():
         free = next((prefix for prefix in _FREE if key.startswith(prefix)), "")
         if free:
-            arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(value)}
+            arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(key, value)}
         elif key in ("env_kwargs", "eval.env_kwargs"):
             arguments[key] = {**_mapping(key, value), **arguments.get(key, {})}
         else:
@@ -190,12 +190,15 @@ def _readable(message: str) -> str:
     return f"{bad[2]}={bad[1]}: {reasons[bad[2] in PARTS]}"
 
 
-def _parse(value: Any) -> Any:
-    return yaml.safe_load(value) if isinstance(value, str) else value
+def _parse(key: str, value: Any) -> Any:
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except (yaml.YAMLError, RecursionError, ValueError):  # of a date that is none
+        raise ConfigError(f"{key}={value:.60} is no YAML; write text that looks like it in quotes: '\"...\"'") from None
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:
-    parsed = _parse(value)
+    parsed = _parse(key, value)
     if not isinstance(parsed, Mapping):
         raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
     return dict(parsed)

@@ -28,16 +28,23 @@ def load_preset(name: str) -> dict[str, Any]:
     """The `config` of a preset, by name or by the path of a YAML file or of a run's params.json.
 
     Raises:
-        ConfigError: there is none (with the nearest names), or it has no `config`.
+        ConfigError: there is none (with the nearest names), it is no YAML or JSON, or it has no `config`.
     """
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file():
         known = preset_names()
         raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
-    content = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_json(path) if path.suffix == ".json" else _read_yaml(path)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{path} has no mapping `config:`")
     return content["config"]
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
 
 
 def presets_for(env: str) -> list[str]:

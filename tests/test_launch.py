@@ -251,6 +251,14 @@ def test_a_part_named_on_the_command_line_hides_the_presets_fields_of_the_other(
     assert experiment.sampler.batch_T == load_preset("classic/ppo_cartpole")["sampler.batch_T"]
 
 
+@pytest.mark.parametrize(
+    "word", ["env_kwargs.goal=[1", "eval.env_kwargs.goal={a: [", "env_kwargs={a: [", "env_kwargs.day=2024-99-99"]
+)
+def test_an_argument_of_the_environment_that_is_no_yaml_is_refused(word, capsys):
+    assert main([word]) == 2
+    assert f"error: {word} is no YAML; write text that looks like it in quotes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_a_valid_experiment_and_states_its_claim(name):
     experiment = from_flat(load_preset(name))

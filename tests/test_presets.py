@@ -1,0 +1,35 @@
+"""Presets that are not there or cannot be read."""
+
+from pathlib import Path
+
+import pytest
+
+from rlframe.core.errors import ConfigError
+from rlframe.launch import main
+from rlframe.presets import load_preset
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"config: [1", "is no YAML: .* line 1, column 9"),
+        (b"config: {env: CartPole-v1, [: }", "is no YAML: .* line 1, column 29"),
+        (b"config: \xff", "is no YAML"),
+        (b"config: 3", "has no mapping `config:`"),
+        (b"", "has no mapping `config:`"),
+    ],
+)
+def test_a_file_that_is_no_preset_is_refused_by_its_name_and_line(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"mine.yaml {message}"):
+        load_preset(str(path))
+    assert main([f"experiment={path}"]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*classic/ppo_cartpole"):
+        load_preset("classic/ppo_cartpol")
