@@ -43,7 +43,7 @@ def load_preset(name: str) -> dict[str, Any]:
 def _read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
 
 

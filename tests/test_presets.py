@@ -15,6 +15,7 @@ from rlframe.presets import load_preset
         (b"config: [1", "is no YAML: .* line 1, column 9"),
         (b"config: {env: CartPole-v1, [: }", "is no YAML: .* line 1, column 29"),
         (b"config: \xff", "is no YAML"),
+        (b"config: " + b"[" * 5_000, "is no YAML"),
         (b"config: 3", "has no mapping `config:`"),
         (b"", "has no mapping `config:`"),
     ],

@@ -67,9 +67,7 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
             "pip install rlframe",
             "benchmarks.parts.train_rlframe",
             (words,),
-            lambda row: threads.variables(
-                beside(words_of(row, words))
-            ),  # as launch sets them for itself before torch is loaded
+            lambda row: threads.variables(beside(words_of(row, words))),  # which launch sets before it loads torch
         ),
         "sb3": Framework(
             "Stable-Baselines3",

@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-# What wants the cores while torch's threads have nothing to do, and how long OpenMP's then stay awake (its unit: a turn
-# of a loop, some 20 ns); None: as long as it thinks best, which with GNU's is 300,000.
+# What wants the cores while torch's threads have nothing to do, and how many turns of a loop OpenMP's then stay awake;
+# None: as many as it thinks best, which with GNU's are 300,000.
 _SPINS = {"nothing": None, "processes": 10_000, "threads": 1_000}
 
 
@@ -17,8 +17,9 @@ def variables(beside: str) -> Mapping[str, str]:
 
     - `nothing`, as with one environment, which this process steps or waits for: they stay awake. TD3 on HalfCheetah and
       DQN on Pong train 1.09 and 1.08 times as fast as where they sleep as soon as with `processes`.
-    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s, and 660 where they stay awake;
-      but 0.7 of the rate where they sleep as soon as with `threads`.
+    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s, and 660 where they stay awake.
+      They do between the operations of one update: SAC on one HalfCheetah takes 200 steps/s, and 140 where they sleep
+      as soon as with `threads`.
     - `threads` that do, as Atari's and EnvPool's, while this process acts for images: PPO on Pong takes 910 steps/s,
       and 770 where they sleep as late as with `processes`.
     """
