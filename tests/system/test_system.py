@@ -1,10 +1,14 @@
 """Tests of signals, threads and memory: what the process asks of the machine, and what is asked of the process."""
 
+import ctypes
 import gc
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
+from ctypes import c_size_t, c_void_p
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +98,29 @@ def test_what_is_loaded_is_not_searched_for_garbage_and_what_comes_later_is(monk
 
 def test_freed_memory_is_kept_where_the_c_library_can():
     assert keep_freed_memory()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no large pages")
+def test_kept_memory_asks_for_large_pages():
+    assert keep_freed_memory()
+    libc, n_bytes = ctypes.CDLL(None), 128 << 20
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]
+    block = libc.malloc(n_bytes)
+    try:
+        with Path("/proc/self/smaps").open() as smaps:
+            assert "hg" in _flags(smaps, block + n_bytes // 2)
+    finally:
+        libc.free(block)
+
+
+def _flags(smaps: Iterable[str], address: int) -> list[str]:
+    """Of the memory there, as Linux tells them."""
+    inside = False
+    for line in smaps:
+        name, _, rest = line.partition(" ")
+        if "-" in name:
+            low, high = (int(end, 16) for end in name.split("-"))
+            inside = low <= address < high
+        elif inside and name == "VmFlags:":
+            return rest.split()
+    raise AssertionError(f"no memory at {address:#x}")
