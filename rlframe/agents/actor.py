@@ -206,14 +206,14 @@ class ActorAgent(Agent):
         action = self.policy.act(self.model(inputs.observation), noise, levels, torch)
         return AgentStep(action=action, info=ActorInfo(), state=state)
 
-    def numpy_step(self) -> NumpyStep | None:
-        forward, act = self.model.numpy_forward(), self.policy.act
+    def numpy_step(self, n: int) -> NumpyStep | None:
+        forward, act = self.model.numpy_forward(n), self.policy.act
         if forward is None:
             return None
         levels, info = Levels(self.random, self.exploration).numpy(), ActorInfo()
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            params = forward(inputs.observation, len(inputs.first))
+            params = forward(inputs.observation)
             return AgentStep(action=act(params, noise, levels, np), info=info, state=state)
 
         return step

@@ -24,8 +24,8 @@ class Agent(nn.Module, ABC):
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         """Act for [B] rows, without gradient. Zero noise acts greedily."""
 
-    def numpy_step(self) -> NumpyStep | None:
-        """`step` for NumPy rows on the CPU, with the parameters of the moment: where that is faster, else None."""
+    def numpy_step(self, n: int) -> NumpyStep | None:
+        """`step` for n NumPy rows on the CPU, with the parameters of the moment: where that is faster, else None."""
         return None
 
     @abstractmethod

@@ -50,8 +50,8 @@ class PolicyAgent(Agent):
         action, log_prob = self.distribution.act(params, noise)
         return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
 
-    def numpy_step(self) -> NumpyStep | None:
-        forward, act = self.model.numpy_forward(), self.distribution.act_numpy
+    def numpy_step(self, n: int) -> NumpyStep | None:
+        forward, act = self.model.numpy_forward(n), self.distribution.act_numpy
         if forward is None:
             return None
 

@@ -87,8 +87,8 @@ class QAgent(Agent):
         action = torch.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
         return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
 
-    def numpy_step(self) -> NumpyStep | None:
-        forward, q_of = self.model.numpy_forward(), self.kind.q_numpy
+    def numpy_step(self, n: int) -> NumpyStep | None:
+        forward, q_of = self.model.numpy_forward(n), self.kind.q_numpy
         if forward is None:
             return None
         level, last_env = as_numpy(self.epsilon), as_numpy(self.last_env)

@@ -60,9 +60,9 @@ class Trunk(nn.Module):
         """What `stack` sees of an observation, normalised."""
         return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there is a stack
 
-    def numpy_forward(self) -> TrunkForward | None:
-        """The same in NumPy, in blocks of rows; None where the encoder is not for that."""
-        encode = on_numpy.encoder(self.encoder)
+    def numpy_forward(self, n: int) -> TrunkForward | None:
+        """The same in NumPy, in blocks of n rows; None where the encoder is not for that."""
+        encode = on_numpy.encoder(self.encoder, n)
         if encode is None:
             return None
         feedback = on_numpy.feedback(self.feedback) if self.feedback else None
@@ -134,15 +134,14 @@ class ActorCritic(PolicyModel):
         params = head.complete(policy.output) if isinstance(head, GaussianHead) else policy.output
         return Run(params.view(*lead, -1), value.output.view(lead), back)
 
-    def numpy_forward(self) -> NumpyForward | None:
-        actor, critic = self.actor.numpy_forward(), self.critic.numpy_forward() if self.critic else None
+    def numpy_forward(self, n: int) -> NumpyForward | None:
+        actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
         if actor is None:
             return None
         norm = on_numpy.normalizer(self.norm) if self.norm else None
         policy_head, value_head = on_numpy.head(self.policy_head), on_numpy.head(self.value_head)
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
-            n = len(inputs.first)
             observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
             if norm:
                 observation = norm(observation)

@@ -19,7 +19,7 @@ from rlframe.models.encoders import make_encoder
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perceptron import Pass, Perceptron
 
-NumpyActor = Callable[[Tree, int], np.ndarray]  # n observations to parameters [n, P]
+NumpyActor = Callable[[Tree], np.ndarray]  # n observations to parameters [n, P]
 
 
 class Actor(nn.Module):
@@ -47,15 +47,15 @@ class Actor(nn.Module):
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
-    def numpy_forward(self) -> NumpyActor | None:
+    def numpy_forward(self, n: int) -> NumpyActor | None:
         """`forward` for n NumPy rows, with the parameters of the moment; None where the encoder is not for that."""
-        encode = on_numpy.encoder(self.encoder)
+        encode = on_numpy.encoder(self.encoder, n)
         if encode is None:
             return None
         norm = on_numpy.normalizer(self.norm) if self.norm else None
         body = on_numpy.layers(self.perceptron.stack)
 
-        def forward(observation: Tree, n: int) -> np.ndarray:
+        def forward(observation: Tree) -> np.ndarray:
             observation = on_numpy.in_blocks(observation, n)
             return body(encode(norm(observation) if norm else observation)).reshape(n, -1)
 

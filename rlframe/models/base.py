@@ -40,8 +40,8 @@ class PolicyModel(nn.Module, ABC):
         `state` [B] is that before the first row; where `inputs.first` is set it is taken as zero.
         """
 
-    def numpy_forward(self) -> NumpyForward | None:
-        """`forward` for [B] rows of NumPy arrays on the CPU, with the parameters of the moment; None if there is none.
+    def numpy_forward(self, n: int) -> NumpyForward | None:
+        """`forward` for n rows of NumPy arrays on the CPU, with the parameters of the moment; None if there is none.
 
         Acting takes it where there is one, so its results must be those of `forward` but for rounding.
         """

@@ -72,8 +72,8 @@ class QModel(nn.Module, ABC):
     def resample(self, generator: torch.Generator) -> None:
         """Draw the noise of noisy layers anew."""
 
-    def numpy_forward(self) -> NumpyQ | None:
-        """`forward` for [B] rows of NumPy arrays, `noisy` [B]; None if there is none (see PolicyModel)."""
+    def numpy_forward(self, n: int) -> NumpyQ | None:
+        """`forward` for n rows of NumPy arrays, `noisy` [n]; None if there is none (see PolicyModel)."""
         return None
 
 
@@ -235,8 +235,8 @@ class QNetwork(QModel):
         for layer in self.noisy_layers:
             layer.resample(generator)
 
-    def numpy_forward(self) -> NumpyQ | None:
-        trunk = self.trunk.numpy_forward()
+    def numpy_forward(self, n: int) -> NumpyQ | None:
+        trunk = self.trunk.numpy_forward(n)
         if trunk is None:
             return None
         norm = on_numpy.normalizer(self.norm) if self.norm else None
@@ -245,7 +245,6 @@ class QNetwork(QModel):
         shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
-            n = len(inputs.first)
             observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
             features, state = trunk(norm(observation) if norm else observation, inputs, state)
             rows = on_numpy.in_blocks(noisy[:, None], n) if has_noise else noisy

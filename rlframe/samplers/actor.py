@@ -118,7 +118,7 @@ class _HostStep:
     """The agent's step on the CPU, in NumPy if it can; the counterpart of DeviceStep."""
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree) -> None:
-        in_numpy = agent.numpy_step()
+        in_numpy = agent.numpy_step(len(inputs.first))
         self.on_numpy = in_numpy is not None
         self.agent_step = in_numpy or agent.step
         self.inputs, self.state = inputs, map_tree(as_numpy, state) if self.on_numpy else state

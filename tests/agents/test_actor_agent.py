@@ -121,7 +121,7 @@ def test_every_model_of_vectors_acts_in_numpy(activation: str, normalize: bool) 
 
 
 def check_numpy(agent: ActorAgent, observation: Space, n: int) -> None:
-    inputs, step = inputs_for(observation, agent.action_space, n), agent.numpy_step()
+    inputs, step = inputs_for(observation, agent.action_space, n), agent.numpy_step(n)
     assert step is not None
     for random, exploration in ((0.0, 0.0), (0.0, 0.3), (1.0, 0.3)):  # which are seen though the step was made before
         agent.set_levels(random, exploration)
@@ -134,7 +134,7 @@ def check_numpy(agent: ActorAgent, observation: Space, n: int) -> None:
 
 def test_parameters_changed_in_place_are_seen_in_numpy() -> None:
     agent, inputs = agent_for(Deterministic, BOX), inputs_for(VECTOR, BOX, 4)
-    step, noise = agent.numpy_step(), zeros_like(agent.noise(np.random.default_rng(0), ()), (4,))
+    step, noise = agent.numpy_step(4), zeros_like(agent.noise(np.random.default_rng(0), ()), (4,))
     assert step is not None
     before = step(inputs, (), noise).action
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_an_agent_sent_to_a_worker_takes_its_parameters_and_levels_from_the_boar
     adopted = {name: tensor.detach().numpy().copy() for name, tensor in agent.state_dict().items()}
     for name, tensor in {**dict(sent.named_parameters()), **dict(sent.named_buffers())}.items():
         tensor.data = torch.from_numpy(adopted[name])  # as samplers.acting does
-    step = sent.numpy_step()
+    step = sent.numpy_step(4)
     assert step is not None
     for array in adopted.values():
         array[...] = 1.0  # so that actions are random, by the levels, which the board has
@@ -158,11 +158,16 @@ def test_an_agent_sent_to_a_worker_takes_its_parameters_and_levels_from_the_boar
     np.testing.assert_allclose(step(inputs, (), noise).action, act(agent, 4, noise), atol=1e-6)
 
 
-def test_images_act_in_torch() -> None:
+def test_an_image_acts_as_in_torch() -> None:
+    space = spaces.Dict({"image": IMAGE, "place": VECTOR})
+    check_numpy(agent_for(SquashedGaussian, BOX, space), space, 1)
+
+
+def test_several_images_act_in_torch() -> None:
     space = spaces.Dict({"image": IMAGE, "place": VECTOR})
     for observation in (IMAGE, space):
         agent = agent_for(SquashedGaussian, BOX, observation)
-        assert agent.numpy_step() is None
+        assert agent.numpy_step(3) is None
         assert act(agent, 3, agent.noise(np.random.default_rng(0), (3,)), observation).shape == (3, 3)
 
 

@@ -42,7 +42,7 @@ def test_numpy_acts_as_torch(kind: Any, dueling: bool, noisy: bool, memory: str)
     agent = agent_for(kind, dueling, noisy, memory=memory, feed_back=True, normalize_observation=True)
     agent.set_epsilon(0.5, 0.1, 8)
     agent.model.resample(torch.Generator().manual_seed(0))
-    inputs, step = inputs_for(VECTOR, ACTION, 8), agent.numpy_step()
+    inputs, step = inputs_for(VECTOR, ACTION, 8), agent.numpy_step(8)
     agent.observe(torch.from_numpy(inputs.observation))
     assert step is not None
     state = agent.initial_state(range(8))
@@ -85,7 +85,7 @@ def test_a_second_way_back_sets_gradients_anew(space: Any) -> None:
 
 def test_a_network_of_any_observation_acts() -> None:
     agent = make_q_agent(MIXED, ACTION, ModelConfig(), Expected())
-    step = agent.numpy_step()
+    step = agent.numpy_step(4)
     assert step is not None
     found = step(inputs_for(MIXED, ACTION, 4), agent.initial_state(range(4)).numpy(), noise_for(agent, 4))
     assert found.action.shape == (4,)

@@ -65,7 +65,7 @@ def check_steps(observation: Space, action: Space, n: int, **model: Any) -> None
     agent = agent_for(observation, action, memory_size=4, **model)
     inputs = inputs_for(observation, action, n)
     agent.observe(map_tree(torch.from_numpy, inputs.observation))
-    step = agent.numpy_step()
+    step = agent.numpy_step(n)
     assert step is not None
     state = agent.initial_state(range(n))
     state_np = map_tree(as_numpy, state)
@@ -106,7 +106,7 @@ def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:
     agent = agent_for(VECTOR, ACTIONS["discrete"], activation="silu", memory="lstm")
     inputs = inputs_for(VECTOR, ACTIONS["discrete"], 4)
     inputs.observation[...] = 1e30
-    step = agent.numpy_step()
+    step = agent.numpy_step(4)
     assert step is not None
     found = step(inputs, map_tree(as_numpy, agent.initial_state(range(4))), np.zeros((4, 3), np.float32))
     assert np.isfinite(found.info.value).all()  # type: ignore[attr-defined]
@@ -115,20 +115,18 @@ def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256), (400, 300)])
 def test_a_row_has_the_same_bits_among_any_number_of_others(hidden: tuple[int, ...]) -> None:
     agent = agent_for(VECTOR, ACTIONS["box"], hidden=hidden, memory="lstm")
-    forward = agent.model.numpy_forward()
-    assert forward is not None
     inputs = inputs_for(VECTOR, ACTIONS["box"], 64)
     state = map_tree(as_numpy, agent.initial_state(range(64)))
-    whole = forward(inputs, state)
+    whole = agent.model.numpy_forward(64)(inputs, state)
     for n in (4, 8, 20, 32):
-        part = forward(inputs[:n], map_tree(lambda x, n=n: x[:n], state))
+        part = agent.model.numpy_forward(n)(inputs[:n], map_tree(lambda x, n=n: x[:n], state))
         for one, other in zip(part[:2], whole[:2], strict=True):
             np.testing.assert_array_equal(one, other[:n])
 
 
 def test_parameters_changed_in_place_are_seen() -> None:
     agent = agent_for(VECTOR, ACTIONS["discrete"], normalize_observation=True)
-    step, inputs = agent.numpy_step(), inputs_for(VECTOR, ACTIONS["discrete"], 4)
+    step, inputs = agent.numpy_step(4), inputs_for(VECTOR, ACTIONS["discrete"], 4)
     assert step is not None
     noise = np.zeros((4, 3), np.float32)
     before = step(inputs, (), noise).info.value  # type: ignore[attr-defined]
@@ -142,6 +140,23 @@ def test_parameters_changed_in_place_are_seen() -> None:
     assert not np.allclose(learned, normalised, atol=1e-3)
 
 
-def test_images_and_encoders_of_ones_own_stay_with_torch() -> None:
-    assert agent_for(IMAGE, ACTIONS["discrete"]).numpy_step() is None
-    assert on_numpy.encoder(torch.nn.Linear(2, 2)) is None
+@pytest.mark.parametrize(
+    "space",
+    [
+        IMAGE,
+        spaces.Box(0, 255, (40, 37, 3), np.uint8),
+        spaces.Box(0, 255, (2, 36, 36, 3), np.uint8),
+        spaces.Box(0, 1, (38, 38, 1), np.float32),
+        spaces.Dict({"camera": IMAGE, "speed": spaces.Box(-1, 1, (2,), np.float32), "map": IMAGE}),
+    ],
+    ids=str,
+)
+def test_an_image_acts_as_in_torch(space: Space) -> None:
+    check_steps(space, ACTIONS["discrete"], 1, memory="gru", image_hidden=(16,))
+    check_steps(space, ACTIONS["discrete"], 1, image_hidden=())
+
+
+def test_several_images_the_residual_encoder_and_encoders_of_ones_own_stay_with_torch() -> None:
+    assert agent_for(IMAGE, ACTIONS["discrete"]).numpy_step(2) is None
+    assert agent_for(IMAGE, ACTIONS["discrete"], encoder="impala").numpy_step(1) is None
+    assert on_numpy.encoder(torch.nn.Linear(2, 2), 1) is None
