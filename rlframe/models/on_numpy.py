@@ -94,24 +94,22 @@ def image(module: nn.Module) -> Map | None:
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
     assert isinstance(pixels, Image) and isinstance(body, nn.Sequential)
-    layers_, relus = list(body[::2]), list(body[1::2])
-    if len(relus) < len(layers_) or not all(isinstance(relu, nn.ReLU) for relu in relus):
-        return None
-    if not all(isinstance(layer, nn.Conv2d) and layer.padding == (0, 0) for layer in layers_):
+    parts = list(body)
+    convolutions = [part for part in parts[::2] if isinstance(part, nn.Conv2d) and part.padding == (0, 0)]
+    if 2 * len(convolutions) < len(parts) or not all(isinstance(part, nn.ReLU) for part in parts[1::2]):
         return None
     first = x = np.empty(pixels.shape, np.float32)
-    parts = []
-    for layer in layers_:
-        assert isinstance(layer, nn.Conv2d)
-        part, x = _convolution(layer, x)
-        parts.append(part)
+    steps = []
+    for module in convolutions:
+        step, x = _convolution(module, x)
+        steps.append(step)
     features, last = x.reshape(1, -1), pixels.channels_last
 
     def forward(row: Array) -> Array:
         image = np.moveaxis(row[0], -1, -3) if last else row[0]
         first[...] = image.reshape(first.shape)
-        for part in parts:
-            part()
+        for step in steps:
+            step()
         return features
 
     return forward
