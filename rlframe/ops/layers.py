@@ -84,7 +84,7 @@ def relu_(x: Tensor) -> Tensor:
     return x.relu_()
 
 
-def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
+def relu_backward(g: Tensor, y: Tensor) -> Tensor:
     """From dL/dy, in place, and y to dL/dx."""
     if g.dtype == torch.bfloat16 and on_cpu(g):
         _aten.threshold_backward.grad_input(_bits(g), _bits(y), 0, grad_input=_bits(g))
@@ -101,7 +101,7 @@ _MINUS_INFINITY = -128  # of those; what is greater is above 0, or NaN with a si
 _aten = torch.ops.aten
 ACTIVATIONS = {
     "tanh": _by_output(torch.tanh, _tanh_, _aten.tanh_backward),
-    "relu": _by_output(F.relu, relu_, _relu_backward, in_bfloat16=True),
+    "relu": _by_output(F.relu, relu_, relu_backward, in_bfloat16=True),
     "elu": _by_output(F.elu, F.elu_, lambda g, y: _aten.elu_backward(g, 1, 1, 1, True, y)),
     "silu": Activation(F.silu, lambda x: (F.silu(x), x), _aten.silu_backward),
     "none": Activation(lambda x: x, lambda x: (x, x), lambda g, y: g),

@@ -1,0 +1,74 @@
+"""Convolutions with their gradient written out are torch's own in bfloat16, for pictures of any size and kind."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlframe.models.encoders import FirstConv2d, Plain
+from rlframe.ops import convolutions
+from rlframe.ops.precision import learning_in
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+
+
+def network(channels: int, stride: int = 4) -> Plain:
+    torch.manual_seed(0)
+    first = FirstConv2d(channels, 32, 2 * stride, stride, scale=1 / 255)
+    return Plain(first, nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
+
+
+def found_by(net: Plain, x: Tensor) -> list[Tensor]:
+    """The result and all gradients, in bfloat16."""
+    with learning_in("bf16"), torch.autocast("cpu", torch.bfloat16):
+        y = net(x).float()
+    direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    return [y.detach(), *torch.autograd.grad((y * direction).sum(), list(net.parameters()))]
+
+
+PICTURES = {
+    "frames": torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8),
+    "sizes that are no multiple": torch.randint(0, 256, (2, 3, 50, 59), dtype=torch.uint8),
+    "a view of longer stacks": torch.randint(0, 256, (2, 5, 44, 44), dtype=torch.uint8)[:, 1:],
+    "colours last": torch.randint(0, 256, (2, 44, 48, 3), dtype=torch.uint8).movedim(-1, 1),
+    "floats": torch.rand(2, 1, 44, 44) * 255,
+    "one": torch.randint(0, 256, (1, 4, 36, 36), dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("x", PICTURES.values(), ids=PICTURES)
+def test_results_and_gradients_are_torchs(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(x.shape[1])
+    found = found_by(net, x)
+    monkeypatch.setattr(convolutions, "gains", lambda x: False)
+    for one, other in zip(found, found_by(net, x), strict=True):
+        assert one.shape == other.shape
+        assert (one - other).norm() <= 0.02 * other.norm()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8])
+def test_any_stride_of_the_first_one(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = network(2, stride), torch.randint(0, 256, (2, 2, 97, 90), dtype=torch.uint8)
+    found = found_by(net, x)
+    monkeypatch.setattr(convolutions, "gains", lambda x: False)
+    for one, other in zip(found, found_by(net, x), strict=True):
+        assert (one - other).norm() <= 0.02 * other.norm()
+
+
+def test_nan_stays_nan() -> None:
+    x = torch.rand(2, 4, 84, 84)
+    x[0, 0, 40, 40] = torch.nan
+    y = found_by(network(4), x)[0]
+    assert y[0].isnan().any()
+    assert y[1].isfinite().all()
+
+
+def test_it_is_for_learning_in_bfloat16_alone() -> None:
+    x = PICTURES["frames"]
+    assert not convolutions.gains(x)
+    with learning_in("bf16"):
+        assert convolutions.gains(x)
+        assert not convolutions.gains(torch.rand(1, 4, 84, 84, requires_grad=True)), "whose gradient it does not give"
+        with torch.no_grad():
+            assert not convolutions.gains(x)
+        with torch.inference_mode():
+            assert not convolutions.gains(x)
