@@ -68,7 +68,7 @@ def beside(words: Mapping[str, str]) -> str:
         config = load_preset(source) if source else {}
     config |= words
     if str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async"):
-        return "nothing"
+        return "update" if config.get("algo") == "dqn" and "ALE/" in str(config.get("env")) else "nothing"
     threads = any(name in str(config.get(key)) for key in ("env", "env_backend") for name in ("ALE/", "envpool"))
     return "threads" if threads else "processes"
 

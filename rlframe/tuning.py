@@ -73,7 +73,7 @@ class _Trial:
         before = progress.env_steps
         with learning_in(self.precision):
             while spent < _LEAST_S or progress.env_steps == before:
-                spent += _timed(lambda: self.algo.receive(self.sampler.collect()))
+                spent += _timed(self._batch)
                 due, made, learning = self.algo.updates_due(), 0, 0.0
                 while self.algo.updates_due() and learning < _LEAST_S:
                     learning += _timed(self.algo.update)
@@ -82,6 +82,10 @@ class _Trial:
                 if made < due and isinstance(debt := getattr(self.algo, "debt", None), UpdateDebt):
                     debt.forgive()
         return spent / (progress.env_steps - before)
+
+    def _batch(self) -> None:
+        self.algo.prepare()
+        self.algo.receive(self.sampler.collect())
 
     def close(self) -> None:
         """Close the environments."""

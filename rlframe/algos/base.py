@@ -70,6 +70,9 @@ class Algorithm(ABC):
 
     progress: Progress
 
+    def prepare(self) -> None:  # noqa: B027
+        """A batch will be collected now: begin what the next update can begin without it. Not every runner asks."""
+
     @abstractmethod
     def receive(self, samples: Samples) -> None:
         """Take in a batch; it is the sampler's memory, valid until its next `collect`."""

@@ -8,7 +8,9 @@ value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import chz
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, QRun, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.beside import Beside
 from rlframe.algos.graphed import graphed
 from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, check_feedforward, copy_into, priorities
 from rlframe.algos.updater import Updater
@@ -27,6 +30,7 @@ from rlframe.core.schedule import Linear, annealed
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
+from rlframe.models.encoders import has_images
 from rlframe.models.q_values import Categorical, Expected, Quantile, QValue, of_actions
 from rlframe.ops.q_learning import QLoss
 from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
@@ -79,6 +83,15 @@ class Config:
         return DQN(agent, batch_spec, n_steps, self, seed)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """An update whose batch is drawn; `next_values` waits for the target network's [n, A, n_atoms]."""
+
+    batch: Transitions
+    next_values: Callable[[], Tensor]
+    put_back: tuple[Callable[[], object], ...]  # each undoes a part of what has begun
+
+
 class DQN(Algorithm):
     """Q-learning from replay, towards a target network that is copied every `target_interval` updates."""
 
@@ -97,7 +110,12 @@ class DQN(Algorithm):
         self.updater = Updater(parameters, "adam", rate, c.max_grad_norm, self.progress, c.adam_epsilon)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
-        self.learn = graphed(self._learn, agent.epsilon.device, [self.updater])
+        device = agent.epsilon.device
+        self.learn = graphed(self._learn, device, [self.updater])
+        # While one environment steps, a second core has nothing to do, but for images' networks it has enough.
+        may_begin = device.type == "cpu" and n_envs == 1 and has_images(agent.observation_space)
+        self.beside = Beside() if may_begin else None
+        self.begun: Begun | None = None
         self.replay = make_replay(
             c.replay,
             agent.observation_space,
@@ -106,7 +124,7 @@ class DQN(Algorithm):
             NStep(c.discount, c.n_step),
             alpha=c.alpha if c.prioritized else 0.0,
             previous=agent.model.uses_previous,
-            device=agent.epsilon.device,
+            device=device,
             seed=seed,
         )
 
@@ -117,15 +135,38 @@ class DQN(Algorithm):
         self.debt.receive(self.progress.scheduled, self.progress.env_steps)
         self.epsilon.apply(self.agent, self.progress.env_steps)
 
+    def prepare(self) -> None:
+        if not (self.beside and torch.get_num_threads() > 1 and self.progress.updates and self.replay.n_choices):
+            return
+        put_back = self.replay.mark(), partial(self.generator.set_state, self.generator.get_state())
+        batch = self._draw(self.progress.env_steps)
+        next_values = self.beside.start(self.target.values, batch.next_inputs).result
+        self.begun = Begun(batch, next_values, put_back)
+
+    def _draw(self, scheduled: int) -> Transitions:
+        """The batch of an update, and noise for the target network."""
+        beta = self.beta(scheduled) if self.config.prioritized else 0.0
+        self.target.resample(self.generator)
+        return self.replay.sample(self.config.batch_size, beta)
+
+    def _put_back(self) -> None:
+        """Forget what `prepare` has begun: a resumed run does not know of it."""
+        if self.begun:
+            for undo in self.begun.put_back:
+                undo()
+            self.begun = None
+
     def updates_due(self) -> int:
-        return self.debt.due(self.replay.n_choices)
+        due = self.debt.due(self.replay.n_choices)
+        if not due:
+            self._put_back()
+        return due
 
     def update(self) -> UpdateMetrics:
-        beta = self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
-        batch = self.replay.sample(self.config.batch_size, beta)
+        begun, self.begun = self.begun, None
+        batch = begun.batch if begun else self._draw(self.progress.scheduled)
         self.agent.model.resample(self.generator)
-        self.target.resample(self.generator)
-        loss, q, grad_norm, error = self.learn(batch)
+        loss, q, grad_norm, error = self._learn(batch, begun.next_values()) if begun else self.learn(batch)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error))
@@ -140,18 +181,19 @@ class DQN(Algorithm):
             "learning_rate": self.updater.rate,
         }
 
-    def _learn(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _learn(self, batch: Transitions, next_values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Descend the weighted mean of the loss; returns the mean loss, Q and gradient norm [], and the error [n]."""
-        run, (loss, error, gradient) = self._loss(batch)
+        run, (loss, error, gradient) = self._loss(batch, next_values)
         run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)
         mean_loss = loss.mean()
         grad_norm = self.updater.follow(mean_loss, batch)
         return mean_loss, self.agent.kind.q(run.values).mean(), grad_norm, error
 
-    def _loss(self, batch: Transitions) -> tuple[QRun, QLoss]:
-        """The values of the rows' actions, and their loss."""
+    def _loss(self, batch: Transitions, next_values: Tensor | None = None) -> tuple[QRun, QLoss]:
+        """The values of the rows' actions, and their loss; `next_values` are the target network's, if known already."""
         kind = self.agent.kind
-        next_values = self.target.values(batch.next_inputs)
+        if next_values is None:
+            next_values = self.target.values(batch.next_inputs)
         chooser = self.agent.model.values(batch.next_inputs) if self.config.double else next_values
         target = of_actions(next_values, kind.q(chooser).argmax(-1))
         run = self.agent.run(batch.inputs, batch.action)
@@ -164,6 +206,7 @@ class DQN(Algorithm):
         return {**self.debt.counters(self.progress), "replay/rows": self.replay.n_rows}
 
     def state_dict(self) -> dict[str, Any]:
+        self._put_back()
         return {
             "progress": self.progress.state_dict(),
             "updater": self.updater.state_dict(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Generic
 
 import numpy as np
@@ -61,6 +62,11 @@ class ReplayBuffer(Generic[Drawn]):
         drawn = self._selector.draw(choices, n)
         weight = self._selector.weight(choices, drawn, beta)
         return self._reader.read(drawn, self._equal(n) if weight is None else self._storage.memory.send(weight))
+
+    def mark(self) -> Callable[[], None]:
+        """What makes all that has been drawn since not drawn: the next draws are the next ones now."""
+        generator = self._selector.rng.bit_generator
+        return partial(setattr, generator, "state", generator.state)
 
     def _equal(self, n: int) -> Tensor:
         if len(self._ones) != n:

@@ -17,6 +17,8 @@ _LARGEST = 1e30  # of a priority: no sum overflows, nor is it above float32
 class Selector(ABC):
     """Draws from `Choices`, which it is told the moves of."""
 
+    rng: np.random.Generator
+
     @abstractmethod
     def __repr__(self) -> str:
         """What it is, so that a saved state is loaded by its like only."""
@@ -54,7 +56,7 @@ class Uniform(Selector):
     """Each with the same probability; priorities are checked and forgotten."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
+        self.rng = rng
 
     def __repr__(self) -> str:
         return "Uniform()"
@@ -72,7 +74,7 @@ class Uniform(Selector):
 
     def _anywhere(self, choices: Choices, n: int) -> np.ndarray:
         # rng.integers takes 5.8 us for 256, this 2.5; a float's 53 bits are plenty for the 2**30 numbers there may be
-        drawn = (self._rng.random(n) * (choices.hi - choices.lo)).astype(np.int64)
+        drawn = (self.rng.random(n) * (choices.hi - choices.lo)).astype(np.int64)
         drawn += choices.lo
         return drawn
 
@@ -83,10 +85,10 @@ class Uniform(Selector):
         _checked(priority)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
+        return {"rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        self.rng.bit_generator.state = state["rng"]
 
 
 class Prioritized(Selector):
@@ -105,7 +107,7 @@ class Prioritized(Selector):
         """
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha={alpha} must be above 0 (where Uniform does) and at most 1")
-        self._rng, self.alpha = rng, alpha
+        self.rng, self.alpha = rng, alpha
         self._tree = SumTree(n_slots)
         self._n_slots = n_slots
         self._highest = 1.0  # p^α
@@ -118,7 +120,7 @@ class Prioritized(Selector):
         self._tree.set(choices.newest % choices.n_slots, self._highest)
 
     def draw(self, choices: Choices, n: int) -> np.ndarray:
-        slots = self._tree.find((np.arange(n) + self._rng.random(n)) / n)
+        slots = self._tree.find((np.arange(n) + self.rng.random(n)) / n)
         return choices.lo + (slots - choices.lo) % choices.n_slots
 
     def weight(self, choices: Choices, numbers: np.ndarray, beta: float) -> np.ndarray | None:
@@ -138,10 +140,10 @@ class Prioritized(Selector):
 
     def state_dict(self) -> dict[str, Any]:
         leaves = self._tree.leaves[: self._n_slots]
-        return {"rng": self._rng.bit_generator.state, "power": leaves, "highest": self._highest}
+        return {"rng": self.rng.bit_generator.state, "power": leaves, "highest": self._highest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        self.rng.bit_generator.state = state["rng"]
         self._tree.load(state["power"])
         self._highest = state["highest"]
 

@@ -206,6 +206,7 @@ class Runner(ABC):
         """One batch: sample, learn, hand the parameters on; or the rest of one that a stop has left half done."""
         if not self.half_done:
             with self.clock("sampling"):
+                self.algo.prepare()
                 samples = self.sampler.collect()
             with self.clock("learning"):
                 self.algo.receive(samples)

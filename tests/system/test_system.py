@@ -70,8 +70,10 @@ def test_torch_waits_awake_as_long_as_nothing_else_wants_the_cores(tmp_path):
     (tmp_path / "params.json").write_text('{"config": {"env": "ALE/Pong-v5"}}')
     for words in ({"env": "ALE/Pong-v5"}, {"experiment": "atari/ppo_pong"}, {"resume": str(tmp_path)}):
         assert beside(words) == "threads"
-    for words in ({"experiment": "mujoco/td3_halfcheetah"}, {"env": "ALE/Pong-v5", **one}):
+    for words in ({"experiment": "mujoco/td3_halfcheetah"}, {"env": "ALE/Pong-v5", **one}, {"algo": "dqn", **one}):
         assert beside(words) == "nothing"
+    for words in ({"experiment": "atari/dqn_pong", **one}, {"env": "ALE/Pong-v5", "algo": "dqn", **one}):
+        assert beside(words) == "update", "which is begun while the game steps"
     for words in ({}, {"env": "HalfCheetah-v5"}, {"resume": str(tmp_path / "none")}, {"experiment": "no/such"}):
         assert beside(words) == "processes"
     assert beside({"experiment": "async/sac_pendulum"}) == "processes", "the sampler's process"

@@ -1,0 +1,158 @@
+"""What DQN begins while one environment steps: another thread's values are its own, and nothing of it is ever lost."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlframe.algos.beside import Beside
+from rlframe.ops.precision import in_bf16, learning_in
+from rlframe.record.chunks import Chunked
+from tests.algos.test_dqn import copied, made
+
+
+class Pictures(gymnasium.Env):
+    """Noise, for `length` steps, whatever is done."""
+
+    def __init__(self, length: int = 5) -> None:
+        self.observation_space = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+        self.action_space, self.length = spaces.Discrete(2), length
+
+    def _seen(self) -> np.ndarray:
+        return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._seen(), float(action), self.t == self.length, False, {}
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    n = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(n)
+
+
+RAINBOW = {"double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3, "value": "categorical"}
+
+
+def learner(seed: int = 0, **settings: Any) -> tuple[Any, Any, Any]:
+    settings = {"learn_from": 16, "batch_size": 8, "replay_ratio": 2.0, "target_interval": 3} | settings
+    return made(Pictures, 400, T=4, B=1, seed=seed, model_image_hidden=(16,), **settings)
+
+
+def iterate(sampler: Any, algo: Any) -> tuple[bool, int]:
+    """One batch; whether an update had begun before it, and how many were made of it."""
+    algo.prepare()
+    had_begun, before = algo.begun is not None, algo.progress.updates
+    algo.receive(sampler.collect())
+    while algo.updates_due():
+        algo.update()
+    return had_begun, algo.progress.updates - before
+
+
+@pytest.mark.parametrize("options", [{}, RAINBOW], ids=["plain", "rainbow"])
+def test_what_has_begun_is_put_back_where_nothing_becomes_due_or_a_state_is_saved(options: dict[str, Any]) -> None:
+    sampler, _, algo = learner(**options)
+    iterations = [iterate(sampler, algo) for _ in range(20)]
+    assert (True, 1) in iterations
+    assert (True, 0) in iterations, "rows that begin an episode are not learned from, so some batches owe no update"
+    assert algo.begun is None
+    before = copied(algo.state_dict())
+    algo.prepare()
+    assert algo.begun is not None
+    check_equal(algo.state_dict(), before)
+    assert algo.begun is None
+
+
+def check_equal(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            check_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        for a, b in zip(one, other, strict=True):
+            check_equal(a, b)
+    elif isinstance(one, Chunked):
+        assert one.counts == other.counts
+    else:
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, RAINBOW], ids=["plain", "rainbow"])
+@pytest.mark.parametrize("n", [9, 10, 11])
+def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any], n: int) -> None:
+    sampler, agent, algo = learner(**options)
+    for _ in range(n):
+        iterate(sampler, algo)
+    _, other_agent, other = learner(seed=9, **options)
+    other.load_state_dict(copied(algo.state_dict()))
+    other_agent.load_state_dict(copied(dict(agent.state_dict())))
+    for _ in range(6):
+        algo.prepare()
+        other.prepare()
+        samples = sampler.collect()
+        for each in (algo, other):
+            each.receive(samples)
+            while each.updates_due():
+                each.update()
+    for one, two in zip(agent.state_dict().values(), other_agent.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_values_are_the_target_networks() -> None:
+    sampler, _, algo = learner()
+    for _ in range(10):
+        iterate(sampler, algo)
+    algo.prepare()
+    begun = algo.begun
+    torch.testing.assert_close(begun.next_values(), algo.target.values(begun.batch.next_inputs))
+    drawn = algo.replay.sample(8).index
+    algo.updates_due()  # nothing is, so the draw is put back
+    np.testing.assert_array_equal(algo.replay.sample(8).index, begun.batch.index)
+    assert (drawn != begun.batch.index).any()
+
+
+@pytest.mark.parametrize("why", ["one thread", "vectors", "several environments", "nothing learned yet"])
+def test_nothing_begins(why: str) -> None:
+    settings: dict[str, Any] = {"learn_from": 16, "batch_size": 8, "replay_ratio": 2.0}
+    sampler, _, algo = made(
+        "CartPole-v1" if why == "vectors" else Pictures,
+        400,
+        T=4,
+        B=2 if why == "several environments" else 1,
+        **settings,
+    )
+    if why == "one thread":
+        torch.set_num_threads(1)
+    for _ in range(1 if why == "nothing learned yet" else 10):
+        algo.receive(sampler.collect())
+        while algo.updates_due():
+            algo.update()
+    algo.prepare()
+    assert algo.begun is None
+
+
+def test_the_thread_has_one_of_torchs_threads_and_whoever_starts_it_keeps_theirs() -> None:
+    assert Beside().start(torch.get_num_threads).result() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_the_thread_computes_in_the_precision_of_who_starts_it_and_passes_errors_on() -> None:
+    beside = Beside()
+    with learning_in("bf16"):
+        assert beside.start(in_bf16).result()
+    assert not beside.start(in_bf16).result()
+    with pytest.raises(ZeroDivisionError):
+        beside.start(lambda: 1 / 0).result()
+    assert beside.start(abs, -1).result() == 1
