@@ -37,7 +37,7 @@ class Walk(gymnasium.Env):
 
 
 class Pictures(Walk):
-    """Shows its place as a shade of gray: what a network looks at in torch, not in NumPy."""
+    """Shows its place as a shade of gray: what a network looks at in torch, where there are several."""
 
     def __init__(self, length: int = 7) -> None:
         super().__init__(length)

@@ -25,7 +25,9 @@ OF_THE_CLOCK = ("time/", "memory/", "sampler/slowest_worker")  # metrics that no
 
 def words(case: str, directory: Path) -> list[str]:
     """The command line of a run in `directory`."""
-    return [*case.split(), *ANYWHERE, f"log_dir={directory}"]
+    own = case.split()
+    given = {word.partition("=")[0] for word in own}
+    return [*own, *(word for word in ANYWHERE if word.partition("=")[0] not in given), f"log_dir={directory}"]
 
 
 def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *changed: str) -> None:
