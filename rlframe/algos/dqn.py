@@ -112,7 +112,7 @@ class DQN(Algorithm):
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         device = agent.epsilon.device
         self.learn = graphed(self._learn, device, [self.updater])
-        # While one environment steps, a second core has nothing to do, but for images' networks it has enough.
+        # While one environment steps, a second core idles; networks of images give it enough to do.
         may_begin = device.type == "cpu" and n_envs == 1 and has_images(agent.observation_space)
         self.beside = Beside() if may_begin else None
         self.begun: Begun | None = None
@@ -138,6 +138,7 @@ class DQN(Algorithm):
     def prepare(self) -> None:
         if not (self.beside and torch.get_num_threads() > 1 and self.progress.updates and self.replay.n_choices):
             return
+        self._put_back()
         put_back = self.replay.mark(), partial(self.generator.set_state, self.generator.get_state())
         batch = self._draw(self.progress.env_steps)
         next_values = self.beside.start(self.target.values, batch.next_inputs).result

@@ -136,12 +136,16 @@ def is_image(space: Space) -> bool:
 
 
 class Plain(nn.Sequential):
-    """Convolutions without padding and a relu after each, the kernel a multiple of the stride, of pixels."""
+    """Convolutions without padding, a relu after each; of pixels, with a first kernel that is a multiple of its stride."""
+
+    def convolutions(self) -> list[nn.Conv2d]:
+        """Those, the first a FirstConv2d."""
+        return [part for part in self if isinstance(part, nn.Conv2d)]
 
     def forward(self, x: Tensor) -> Tensor:
         if not convolutions.gains(x):
             return super().forward(x)
-        parts = [part for part in self if isinstance(part, nn.Conv2d)]
+        parts = self.convolutions()
         assert isinstance(parts[0], FirstConv2d)
         layers = [Convolution(part.weight, cast(Tensor, part.bias), part.stride[0]) for part in parts]
         return convolutions.convolved(x, parts[0].scale, layers)

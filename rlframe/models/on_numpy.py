@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
-from rlframe.models.encoders import Encoder, FirstConv2d, Image, Vector
+from rlframe.models.encoders import Encoder, FirstConv2d, Image, Plain, Vector
 from rlframe.models.heads import GaussianHead, JointHead
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
@@ -90,18 +90,16 @@ def vector(module: nn.Module) -> Map:
 
 
 def image(module: nn.Module) -> Map | None:
-    """Features [1, F] of one image [1, ...], by convolutions without padding and a relu after each; else None."""
+    """Features [1, F] of one image [1, ...], there until the next call; None if it is no `Plain` CNN."""
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
-    assert isinstance(pixels, Image) and isinstance(body, nn.Sequential)
-    parts = list(body)
-    convolutions = [part for part in parts[::2] if isinstance(part, nn.Conv2d) and part.padding == (0, 0)]
-    if 2 * len(convolutions) < len(parts) or not all(isinstance(part, nn.ReLU) for part in parts[1::2]):
+    assert isinstance(pixels, Image)
+    if not isinstance(body, Plain):
         return None
     first = x = np.empty(pixels.shape, np.float32)
     steps = []
-    for module in convolutions:
-        step, x = _convolution(module, x)
+    for part in body.convolutions():
+        step, x = _convolution(part, x)
         steps.append(step)
     features, last = x.reshape(1, -1), pixels.channels_last
 

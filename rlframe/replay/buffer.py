@@ -64,7 +64,7 @@ class ReplayBuffer(Generic[Drawn]):
         return self._reader.read(drawn, self._equal(n) if weight is None else self._storage.memory.send(weight))
 
     def mark(self) -> Callable[[], None]:
-        """What makes all that has been drawn since not drawn: the next draws are the next ones now."""
+        """What undoes all draws from here on: those that follow it are then the ones that follow now."""
         generator = self._selector.rng.bit_generator
         return partial(setattr, generator, "state", generator.state)
 
