@@ -136,7 +136,7 @@ def is_image(space: Space) -> bool:
 
 
 class Plain(nn.Sequential):
-    """Convolutions without padding, a relu after each; of pixels, with a first kernel that is a multiple of its stride."""
+    """Convolutions of pixels, without padding, a relu after each; the first kernel is a multiple of its stride."""
 
     def convolutions(self) -> list[nn.Conv2d]:
         """Those, the first a FirstConv2d."""
