@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 OTHER = "anything else"
-_LATE_S = 0.1  # after the last tick: another thread may just be taking it, which is for this handler, not the former
+_LATE_S = 0.01  # after the last tick: another thread may just be taking it, which is for this handler, not the former
 
 
 @dataclass(frozen=True)
