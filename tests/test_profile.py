@@ -2,6 +2,7 @@
 
 import ast
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -73,6 +74,17 @@ def test_a_look_that_takes_longer_than_from_tick_to_tick_is_not_looked_at() -> N
     stacks.stop()
     passed = time.perf_counter() - begin
     assert passed / 2 < sum(stacks.seconds.values()) < passed
+
+
+@pytest.mark.timeout(method="thread")  # the alarm is for the looks
+def test_a_late_tick_is_not_counted_and_ends_nothing() -> None:
+    stacks = Stacks()
+    stacks.start()
+    stacks.stop()
+    counted = dict(stacks.seconds)
+    signal.raise_signal(signal.SIGALRM)
+    time.sleep(0)  # Python's instructions, between which the tick is noticed
+    assert stacks.seconds == counted
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,9 @@ def part_of(stack: Sequence[tuple[str, str]]) -> str:
 class Stacks:
     """Looks at the main thread's stack at every tick of a timer, and counts the time since the look before for it.
 
-    Python looks between instructions, so a call into C counts for whoever made it, however long it takes. Sets and
-    resets the handler of SIGALRM; to be used in the main thread, and not on Windows.
+    Python looks between instructions, so a call into C counts for whoever made it, however long it takes. Sets the
+    handler of SIGALRM and puts a former one back; where there was none, its own stays and does nothing, as a late tick
+    would end the process. To be used in the main thread, and not on Windows.
     """
 
     def __init__(self, interval_s: float = 1e-3) -> None:
@@ -84,11 +85,13 @@ class Stacks:
         """Count no longer."""
         self.running = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        time.sleep(_LATE_S)
-        signal.signal(signal.SIGALRM, self._before)
+        if callable(self._before):
+            time.sleep(_LATE_S)
+            signal.signal(signal.SIGALRM, self._before)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        if self._looking:  # a tick during a look that takes longer than from tick to tick; the next one counts its time
+        # A tick during a look that takes longer than from tick to tick, whose time the next one counts; or a late one.
+        if self._looking or not self.running:
             return
         self._looking = True
         now = time.perf_counter()

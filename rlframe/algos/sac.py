@@ -11,6 +11,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import chz
@@ -27,7 +28,7 @@ from rlframe.algos.updater import Updater
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.models.critics import Critics, DiscreteCritics, make_critics, make_discrete_critics
@@ -76,7 +77,11 @@ class SoftValue(ABC):
     default_target: float  # entropy in nats
 
     @abstractmethod
-    def target(self, observation: Tree, params: Tensor, temperature: Tensor) -> Tensor:
+    def draw(self, params: Tensor) -> Any:
+        """What the expectation is taken over: a tree [n, ...] from the policy's parameters [n, P]."""
+
+    @abstractmethod
+    def target(self, observation: Tree, drawn: Any, temperature: Tensor) -> Tensor:
         """V(s) [n] by the target critics."""
 
     @abstractmethod
@@ -84,8 +89,21 @@ class SoftValue(ABC):
         """Set the critics' gradients of Σ_i ½ mean (Q_i(s, a) - y)²; returns this loss and the mean Q."""
 
     @abstractmethod
-    def gradient(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """-mean V(s) by the critics, mean log π(a|s), and the first's gradient in the policy's parameters [n, P]."""
+    def gradient(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The policy's loss and mean log π(a|s), and the loss's gradient in the policy's parameters [n, P].
+
+        The loss is -mean V(s) by the critics, which stay as they are (eq. 7-9).
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Struct):
+    """Actions of a policy, and how they came about."""
+
+    params: Tensor  # [n, P]
+    noise: Tensor  # [n, d]
+    action: Tensor  # [n, *act]
+    log_prob: Tensor  # [n]
 
 
 class Continuous(SoftValue):
@@ -101,12 +119,12 @@ class Continuous(SoftValue):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.default_target = -float(policy.size)
 
-    def _noise(self, params: Tensor) -> Tensor:
-        return torch.randn((len(params), self.policy.size), generator=self.generator, device=params.device)
+    def draw(self, params: Tensor) -> Drawn:
+        noise = torch.randn((len(params), self.policy.size), generator=self.generator, device=params.device)
+        return Drawn(params, noise, *self.policy.sample(params, noise))
 
-    def target(self, observation: Tree, params: Tensor, temperature: Tensor) -> Tensor:
-        action, log_prob = self.policy.sample(params, self._noise(params))
-        return self.target_critics(observation, action).amin(0) - temperature * log_prob
+    def target(self, observation: Tree, drawn: Drawn, temperature: Tensor) -> Tensor:
+        return self.target_critics(observation, drawn.action).amin(0) - temperature * drawn.log_prob
 
     def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
         critics = self.critics.run(observation, action)
@@ -115,13 +133,11 @@ class Continuous(SoftValue):
         critics.to_parameters(error / len(target_q))
         return error.square().mean(), q.mean()  # of two critics, each with ½
 
-    def gradient(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        noise, n = self._noise(params), len(params)
-        action, log_prob = self.policy.sample(params, noise)
-        critics = self.critics.least(observation, action)
+    def gradient(self, observation: Tree, drawn: Drawn, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        critics, n = self.critics.least(observation, drawn.action), len(drawn.log_prob)
         of_action = critics.to_action(torch.full_like(critics.q, -1 / n))
-        gradient = self.policy.gradient(params, noise, action, of_action, temperature / n)
-        return (temperature * log_prob - critics.q).mean(), log_prob.mean(), gradient
+        gradient = self.policy.gradient(drawn.params, drawn.noise, drawn.action, of_action, temperature / n)
+        return (temperature * drawn.log_prob - critics.q).mean(), drawn.log_prob.mean(), gradient
 
 
 class Discrete(SoftValue):
@@ -136,9 +152,12 @@ class Discrete(SoftValue):
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.default_target = target_fraction * math.log(n_actions)
 
-    def target(self, observation: Tree, params: Tensor, temperature: Tensor) -> Tensor:
+    def draw(self, params: Tensor) -> Tensor:
+        """log π(·|s) [n, A]."""
+        return F.log_softmax(params, -1)
+
+    def target(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> Tensor:
         q = self.target_critics(observation).amin(0)
-        log_prob = F.log_softmax(params, -1)
         return (log_prob.exp() * (q - temperature * log_prob)).sum(-1)
 
     def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,13 +168,12 @@ class Discrete(SoftValue):
             each.to_parameters(torch.zeros_like(each.output).scatter_(-1, taken, row.unsqueeze(-1)))
         return error.square().mean(), q.mean()  # of two critics, each with ½
 
-    def gradient(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """∂V/∂x_j = π_j (Q_j - α log π_j - V) in the logits x."""
         q = self.critics(observation).amin(0)
-        log_prob = F.log_softmax(params, -1)
         prob, soft_q = log_prob.exp(), q - temperature * log_prob
         value = (prob * soft_q).sum(-1, keepdim=True)
-        return -value.mean(), (prob * log_prob).sum(-1).mean(), prob * (soft_q - value) / -len(params)
+        return -value.mean(), (prob * log_prob).sum(-1).mean(), prob * (soft_q - value) / -len(prob)
 
 
 def _soft_value(agent: ActorAgent, config: Config, generator: torch.Generator, seed: int) -> SoftValue:
@@ -226,33 +244,29 @@ class SAC(Algorithm):
     @torch.no_grad()
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         """One step each of the critics, the policy and the temperature, and of the target critics after them."""
-        observation = self.agent.model.normalized(batch.inputs.observation)
+        model, n = self.agent.model, len(batch.return_)
+        observation, next_observation = (
+            model.normalized(inputs.observation) for inputs in (batch.inputs, batch.next_inputs)
+        )
+        actor, params = model.run_beside(observation, next_observation)
+        drawn = self.soft_value.draw(params)
         temperature = self.log_temperature.exp()
-        metrics = self._update_critics(batch, observation, temperature)
-        policy_metrics, log_prob = self._update_actor(batch, observation, temperature)
+        next_value = self.soft_value.target(next_observation, drawn[n:], temperature)
+        metrics = self._update_critics(batch, observation, next_value)
+        policy_loss, log_prob, gradient = self.soft_value.gradient(observation, drawn[:n], temperature)
+        actor.to_parameters(gradient)
+        self.actor_updater.follow(policy_loss, batch)
         if self.config.learn_temperature:
             self._update_temperature(log_prob)
         soft_update(self.targets, self.online, self.config.tau)
-        return {**metrics, **policy_metrics, "temperature": temperature}
+        return {**metrics, "policy_loss": policy_loss, "entropy": -log_prob, "temperature": temperature}
 
-    def _update_critics(self, batch: Transitions, observation: Tree, temperature: Tensor) -> dict[str, Tensor]:
+    def _update_critics(self, batch: Transitions, observation: Tree, next_value: Tensor) -> dict[str, Tensor]:
         """Descend Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6 of the second paper)."""
-        next_observation = self.agent.model.normalized(batch.next_inputs.observation)
-        params = self.agent.model.params(next_observation)
-        target_q = batch.return_ + batch.bootstrap * self.soft_value.target(next_observation, params, temperature)
+        target_q = batch.return_ + batch.bootstrap * next_value
         loss, q_mean = self.soft_value.descend_error(observation, batch.action, target_q)
         self.critic_updater.follow(loss, batch)
         return {"loss": loss, "q": q_mean}
-
-    def _update_actor(
-        self, batch: Transitions, observation: Tree, temperature: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Descend -mean V(s) in the policy (eq. 7-9); returns the mean log π(a|s) too."""
-        actor = self.agent.model.run(observation)
-        loss, log_prob, gradient = self.soft_value.gradient(observation, actor.output, temperature)
-        actor.to_parameters(gradient)
-        self.actor_updater.follow(loss, batch)
-        return {"policy_loss": loss, "entropy": -log_prob}, log_prob
 
     def _update_temperature(self, log_prob: Tensor) -> None:
         """Descend -log α (log π + H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""

@@ -44,6 +44,13 @@ class Actor(nn.Module):
         features = encode(self.encoder, normalized)
         return EncodedPass(self.encoder, features, self.perceptron.run(features.detach()))
 
+    @torch.no_grad()
+    def run_beside(self, normalized: Tree, others: Tree) -> tuple[EncodedPass, Tensor]:
+        """`run`, and the `params` of these and of others after them [n + m, P]; the perceptron sees all at once."""
+        features = encode(self.encoder, normalized)
+        run = self.perceptron.run(torch.cat([features.detach(), self.encoder(others)]))
+        return EncodedPass(self.encoder, features, run.first(len(features))), run.output
+
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 

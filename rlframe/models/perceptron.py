@@ -122,6 +122,11 @@ class Pass:
     output: Tensor  # [n, out_size]
     trace: Trace
 
+    def first(self, n: int) -> Pass:
+        """Of the first n rows alone."""
+        seen, kept = ([x[..., :n, :] for x in each] for each in (self.trace.seen, self.trace.kept))
+        return Pass(self.stack, self.output[..., :n, :], Trace(self.trace.weights, seen, kept))
+
     @torch.no_grad()
     def to_parameters(self, gradient: Tensor) -> Tensor:
         """Set the gradient of every parameter; returns that of the first layer's affine map [n, hidden]."""

@@ -33,11 +33,12 @@ def two_rows(discrete: bool = False) -> Any:
     return transitions([1.0, 2.0], actions, [0.25, 3.0], [0.9, 0.0], [1.0, 7.0])
 
 
-def drawn(algo: Any, n_draws: int, n: int = 2) -> list[np.ndarray]:
-    """The noise that an algorithm will draw next."""
+def drawn(algo: Any, n: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """The noise that an algorithm will draw next: for n states, and for those after them."""
     copy = torch.Generator()
     copy.set_state(algo.generator.get_state())
-    return [torch.randn(n, 1, generator=copy).numpy()[:, 0].astype(np.float64) for _ in range(n_draws)]
+    noise = torch.randn(2 * n, 1, generator=copy).numpy()[:, 0].astype(np.float64)
+    return noise[:n], noise[n:]
 
 
 def log_prob_at(raw: Any, noise: Any, log_std: float) -> Any:
@@ -46,7 +47,7 @@ def log_prob_at(raw: Any, noise: Any, log_std: float) -> Any:
 
 def test_targets_are_soft_and_termination_does_not_bootstrap() -> None:
     algo = continuous(log_std=-1.0)
-    noise, _ = drawn(algo, 2)
+    _, noise = drawn(algo)
     metrics = updated(algo, two_rows())
     raw = 0.5 + math.exp(-1) * noise[0]
     a, log_prob = math.tanh(raw), log_prob_at(raw, noise[0], -1.0)
@@ -62,7 +63,7 @@ def test_targets_are_soft_and_termination_does_not_bootstrap() -> None:
 
 def test_the_actor_ascends_the_least_critic_and_its_entropy() -> None:
     algo = continuous(log_std=-1.0)
-    _, noise = drawn(algo, 2)
+    noise, _ = drawn(algo)
     metrics = updated(algo, two_rows())
     states, std = np.array([1.0, 2.0]), math.exp(-1)
     raw = states / 2 + std * noise
@@ -174,7 +175,9 @@ def test_the_discrete_gradient_is_that_of_autograd() -> None:
     logits = torch.randn(6, 2, requires_grad=True)
     observation = torch.rand(6, 1)
     with torch.no_grad():
-        loss, _, gradient = algo.soft_value.gradient(observation, logits.detach(), torch.tensor(ALPHA))
+        loss, _, gradient = algo.soft_value.gradient(
+            observation, algo.soft_value.draw(logits.detach()), torch.tensor(ALPHA)
+        )
         q = algo.critics(observation).amin(0)
     log_prob = logits.log_softmax(-1)
     expected = -(log_prob.exp() * (q - ALPHA * log_prob)).sum(-1).mean()
