@@ -27,7 +27,7 @@ from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.models.critics import make_critics
+from rlframe.models.critics import CriticPasses, make_critics
 from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
 
 
@@ -84,7 +84,7 @@ class DDPG(Algorithm):
             seed=seed,
         )
         self.critic = make_critics(space, agent.action_space, agent.network, 1, seed).to(self.device)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.target_critic = self.critic.make_target()
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         rates = [
             annealed(config.learning_rate_schedule, rate, n_steps)
@@ -132,19 +132,21 @@ class DDPG(Algorithm):
         soft_update(self.targets, self.online, self.config.tau)
         return metrics, error
 
-    def _target_q(self, batch: Transitions) -> Tensor:
-        """y = r + γ Q'(s', μ'(s'))   (algorithm 1)."""
-        observation = self.agent.model.normalized(batch.next_inputs.observation)
-        action = self.policy.action(self.target_actor.params(observation))
-        return batch.return_ + batch.bootstrap * self.target_critic(observation, action)[0]
+    def _evaluate(self, batch: Transitions, observation: Tree) -> tuple[CriticPasses, Tensor]:
+        """Q(s, a), and y = r + γ Q'(s', μ'(s')) [n]   (algorithm 1)."""
+        next_observation = self.agent.model.normalized(batch.next_inputs.observation)
+        next_action = self.policy.action(self.target_actor.params(next_observation))
+        critic, next_q = self.critic.run_beside(
+            self.target_critic, observation, batch.action, next_observation, next_action
+        )
+        return critic, batch.return_ + batch.bootstrap * next_q[0]
 
     def _update_critic(self, batch: Transitions, observation: Tree) -> tuple[dict[str, Tensor], Tensor]:
         """Descend mean w (Q(s, a) - y)²: its gradient in Q is 2 w (Q - y) / n. Without priorities, w is 1.
 
         Also returns Q - y [n].
         """
-        target_q = self._target_q(batch)
-        critic = self.critic.run(observation, batch.action)
+        critic, target_q = self._evaluate(batch, observation)
         q = critic.q  # [1, n]
         error = q - target_q
         critic.to_parameters(error * (batch.weight * (2 / len(target_q))))

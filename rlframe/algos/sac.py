@@ -81,12 +81,13 @@ class SoftValue(ABC):
         """What the expectation is taken over: a tree [n, ...] from the policy's parameters [n, P]."""
 
     @abstractmethod
-    def target(self, observation: Tree, drawn: Any, temperature: Tensor) -> Tensor:
-        """V(s) [n] by the target critics."""
+    def descend_error(
+        self, batch: Transitions, observation: Tree, next_observation: Tree, drawn: Any, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Set the critics' gradients of Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6).
 
-    @abstractmethod
-    def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Set the critics' gradients of Σ_i ½ mean (Q_i(s, a) - y)²; returns this loss and the mean Q."""
+        V' is by the target critics, and what is `drawn` after s'. Returns this loss and the mean Q.
+        """
 
     @abstractmethod
     def gradient(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,18 +117,20 @@ class Continuous(SoftValue):
         self.policy, self.generator = policy, generator
         self.critics = make_critics(agent.observation_space, agent.action_space, agent.network, 2, seed)
         self.critics.to(generator.device)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_critics = self.critics.make_target()
         self.default_target = -float(policy.size)
 
     def draw(self, params: Tensor) -> Drawn:
         noise = torch.randn((len(params), self.policy.size), generator=self.generator, device=params.device)
         return Drawn(params, noise, *self.policy.sample(params, noise))
 
-    def target(self, observation: Tree, drawn: Drawn, temperature: Tensor) -> Tensor:
-        return self.target_critics(observation, drawn.action).amin(0) - temperature * drawn.log_prob
-
-    def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
-        critics = self.critics.run(observation, action)
+    def descend_error(
+        self, batch: Transitions, observation: Tree, next_observation: Tree, drawn: Drawn, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        critics, next_q = self.critics.run_beside(
+            self.target_critics, observation, batch.action, next_observation, drawn.action
+        )
+        target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * drawn.log_prob)
         q = critics.q  # [2, n]
         error = q - target_q
         critics.to_parameters(error / len(target_q))
@@ -156,12 +159,13 @@ class Discrete(SoftValue):
         """log π(·|s) [n, A]."""
         return F.log_softmax(params, -1)
 
-    def target(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> Tensor:
-        q = self.target_critics(observation).amin(0)
-        return (log_prob.exp() * (q - temperature * log_prob)).sum(-1)
-
-    def descend_error(self, observation: Tree, action: Tensor, target_q: Tensor) -> tuple[Tensor, Tensor]:
-        taken, passes = action.unsqueeze(-1), self.critics.run(observation)
+    def descend_error(
+        self, batch: Transitions, observation: Tree, next_observation: Tree, log_prob: Tensor, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        next_q = self.target_critics(next_observation).amin(0)
+        next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1)
+        target_q = batch.return_ + batch.bootstrap * next_value
+        taken, passes = batch.action.unsqueeze(-1), self.critics.run(observation)
         q = torch.stack([each.output.gather(-1, taken).squeeze(-1) for each in passes])  # [2, n]
         error = q - target_q
         for each, row in zip(passes, error / len(target_q), strict=True):
@@ -251,22 +255,21 @@ class SAC(Algorithm):
         actor, params = model.run_beside(observation, next_observation)
         drawn = self.soft_value.draw(params)
         temperature = self.log_temperature.exp()
-        next_value = self.soft_value.target(next_observation, drawn[n:], temperature)
-        metrics = self._update_critics(batch, observation, next_value)
+        loss, q = self.soft_value.descend_error(batch, observation, next_observation, drawn[n:], temperature)
+        self.critic_updater.follow(loss, batch)
         policy_loss, log_prob, gradient = self.soft_value.gradient(observation, drawn[:n], temperature)
         actor.to_parameters(gradient)
         self.actor_updater.follow(policy_loss, batch)
         if self.config.learn_temperature:
             self._update_temperature(log_prob)
         soft_update(self.targets, self.online, self.config.tau)
-        return {**metrics, "policy_loss": policy_loss, "entropy": -log_prob, "temperature": temperature}
-
-    def _update_critics(self, batch: Transitions, observation: Tree, next_value: Tensor) -> dict[str, Tensor]:
-        """Descend Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6 of the second paper)."""
-        target_q = batch.return_ + batch.bootstrap * next_value
-        loss, q_mean = self.soft_value.descend_error(observation, batch.action, target_q)
-        self.critic_updater.follow(loss, batch)
-        return {"loss": loss, "q": q_mean}
+        return {
+            "loss": loss,
+            "q": q,
+            "policy_loss": policy_loss,
+            "entropy": -log_prob,
+            "temperature": temperature,
+        }
 
     def _update_temperature(self, log_prob: Tensor) -> None:
         """Descend -log α (log π + H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""

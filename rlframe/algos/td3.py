@@ -26,7 +26,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.models.critics import make_critics
+from rlframe.models.critics import CriticPasses, make_critics
 from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
 
 
@@ -82,7 +82,7 @@ class TD3(Algorithm):
             seed=seed,
         )
         self.critics = make_critics(space, agent.action_space, agent.network, 2, seed).to(self.device)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_critics = self.critics.make_target()
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         rates = [
             annealed(config.learning_rate_schedule, rate, n_steps)
@@ -136,25 +136,30 @@ class TD3(Algorithm):
         soft_update(self.targets, self.online, self.config.tau)
         return metrics
 
-    def _target_q(self, batch: Transitions) -> Tensor:
-        """y = r + γ min_i Q'_i(s', a~),  a~ = π'(s') + clip(ε, -c, c),  ε ~ N(0, σ)   (algorithm 1)."""
-        observation = self.agent.model.normalized(batch.next_inputs.observation)
-        action = self.policy.action(self.target_actor.params(observation))
-        noise = torch.empty_like(action).normal_(0.0, self.config.target_noise, generator=self.generator)
-        noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)
-        smoothed = action.add_(noise).clamp_(-1, 1)
-        return batch.return_ + batch.bootstrap * self.target_critics(observation, smoothed).amin(0)
+    def _evaluate(self, batch: Transitions, observation: Tree) -> tuple[CriticPasses, Tensor]:
+        """Q_i(s, a), and y = r + γ min_i Q'_i(s', a~) [n]."""
+        next_observation = self.agent.model.normalized(batch.next_inputs.observation)
+        next_action = self._smoothed(self.policy.action(self.target_actor.params(next_observation)))
+        critics, next_q = self.critics.run_beside(
+            self.target_critics, observation, batch.action, next_observation, next_action
+        )
+        return critics, batch.return_ + batch.bootstrap * next_q.amin(0)
 
     def _update_critics(self, batch: Transitions, observation: Tree) -> dict[str, Tensor]:
         """Descend Σ_i mean (Q_i(s, a) - y)²: its gradient in Q_i is 2 (Q_i - y) / n."""
-        target_q = self._target_q(batch)
-        critics = self.critics.run(observation, batch.action)
+        critics, target_q = self._evaluate(batch, observation)
         q = critics.q  # [2, n]
         error = q - target_q
         critics.to_parameters(error * (2 / len(target_q)))
         loss = error.square().mean() * 2
         self.critic_updater.follow(loss, batch)
         return {"loss": loss, "q": q.mean()}
+
+    def _smoothed(self, action: Tensor) -> Tensor:
+        """a~ = clip(π'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ)   (algorithm 1); in place."""
+        noise = torch.empty_like(action).normal_(0.0, self.config.target_noise, generator=self.generator)
+        noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)
+        return action.add_(noise).clamp_(-1, 1)
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q_1(s, π(s)): the deterministic policy gradient, mean ∇_a Q_1(s, a) ∇π(s)."""

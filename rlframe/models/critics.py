@@ -5,6 +5,7 @@ Their gradients are asked for one by one, as the losses of DDPG, TD3 and SAC nee
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +68,26 @@ class Critics(nn.Module):
         features = [encode(encoder, observation) for encoder in self.encoders]
         inputs = self._inputs([each.detach() for each in features], action, len(self.perceptrons))
         return CriticPasses(self.encoders, features, self.perceptrons.run(inputs))
+
+    def make_target(self) -> Critics:
+        """A copy that nothing descends for, to be evaluated beside these."""
+        target = copy.deepcopy(self).requires_grad_(False)
+        self.perceptrons.beside(target.perceptrons)
+        return target
+
+    def run_beside(
+        self, target: Critics, observation: Tree, action: Tensor, next_observation: Tree, next_action: Tensor
+    ) -> tuple[CriticPasses, Tensor]:
+        """`run`, and Q'(s', a') [n, rows] of target critics; the perceptrons of both are evaluated at once."""
+        features, k = [encode(encoder, observation) for encoder in self.encoders], len(self.perceptrons)
+        with torch.no_grad():
+            next_features = [encoder(next_observation) for encoder in target.encoders]
+            inputs = [
+                self._inputs([each.detach() for each in features], action, k),
+                target._inputs(next_features, next_action, k),
+            ]
+            run, next_q = self.perceptrons.run_beside(target.perceptrons, torch.cat(inputs))
+        return CriticPasses(self.encoders, features, run), next_q.squeeze(-1)
 
     @torch.no_grad()
     def least(self, observation: Tree, action: Tensor) -> ActionPass:

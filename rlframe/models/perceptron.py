@@ -86,6 +86,7 @@ class Perceptrons(nn.Module):
         both = [[nn.Parameter(torch.stack(of_all).detach()) for of_all in zip(*layer, strict=True)] for layer in layers]
         self.joined = nn.ParameterList(itertools.chain(*both))  # [k, out, in], [k, out], ...
         self.stack = Stack([(weight, bias) for weight, bias in both], apart[0].activations)
+        self._beside: list[Tensor] = []  # parameters of these and then of others, as `beside` has them
 
     def __len__(self) -> int:
         return len(self.joined[0])
@@ -101,6 +102,23 @@ class Perceptrons(nn.Module):
         """`forward` without autograd, to be followed by what a `Pass` can do."""
         return self.stack.run(x)
 
+    def run_beside(self, others: Perceptrons, x: Tensor) -> tuple[Pass, Tensor]:
+        """`run`, and what k others of the same shape give; x [2 k, n, in_size] is for these and then for the others.
+
+        All products are made at once.
+        """
+        run = self.beside(others).run(x)
+        return run.networks(self.stack), run.output[len(self) :]
+
+    @torch.no_grad()
+    def beside(self, others: Perceptrons) -> Stack:
+        """These and then the others: the parameters of both come to lie side by side in memory, if they do not yet."""
+        pairs = list(zip(self.joined, others.joined, strict=True))
+        if not self._beside or not all(map(_are_halves, self._beside, *zip(*pairs, strict=True))):
+            self._beside = [_joined(*pair) for pair in pairs]
+        layers = list(zip(self._beside[::2], self._beside[1::2], strict=True))
+        return Stack(layers, self.stack.activations)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Also what was saved while each network had parameters of its own."""
         for j in range(len(self.joined)):
@@ -109,6 +127,19 @@ class Perceptrons(nn.Module):
             if apart[0] in state_dict:
                 state_dict[f"{prefix}joined.{j}"] = torch.stack([state_dict.pop(key) for key in apart])
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _joined(one: Tensor, other: Tensor) -> Tensor:
+    """Both [k, ...] as one [2 k, ...], which they are the halves of from now on."""
+    both = torch.cat([one, other])
+    one.data, other.data = both[: len(one)], both[len(one) :]
+    return both
+
+
+def _are_halves(both: Tensor, one: Tensor, other: Tensor) -> bool:
+    """Whether they are, still: what takes them to another device gives them memory of their own."""
+    start = both.data_ptr()
+    return one.data_ptr() == start and other.data_ptr() == start + one.nbytes
 
 
 @dataclass(frozen=True)
@@ -126,6 +157,11 @@ class Pass:
         """Of the first n rows alone."""
         seen, kept = ([x[..., :n, :] for x in each] for each in (self.trace.seen, self.trace.kept))
         return Pass(self.stack, self.output[..., :n, :], Trace(self.trace.weights, seen, kept))
+
+    def networks(self, stack: Stack) -> Pass:
+        """Of the first networks alone, which `stack` is made of."""
+        k = len(stack.weights[0])
+        return Pass(stack, self.output[:k], Trace(*([x[:k] for x in each] for each in self.trace)))
 
     @torch.no_grad()
     def to_parameters(self, gradient: Tensor) -> Tensor:

@@ -91,6 +91,11 @@ def updated(algo: Any, batch: Transitions) -> dict[str, float]:
     return {name: float(value) for name, value in algo.update().items()}
 
 
+def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
+    """What the critics of TD3 or DDPG are to come to for these rows [n]."""
+    return algo._evaluate(batch, algo.agent.model.normalized(batch.inputs.observation))[1]
+
+
 def collected(
     env: Any, agent: Any, n_batches: int, spec: tuple[int, int], seed: int = 0, **kwargs: Any
 ) -> list[Samples]:

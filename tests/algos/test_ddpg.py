@@ -9,7 +9,7 @@ import torch
 
 from rlframe.algos import ddpg, sac
 from rlframe.core.types import BatchSpec
-from tests.algos.learners import learner, transitions, updated, write_linear
+from tests.algos.learners import learner, target_q, transitions, updated, write_linear
 
 TANH_HALF = math.tanh(0.5)
 
@@ -34,7 +34,7 @@ TARGETS = [0.25 + 0.9 * (10 - TANH_HALF), 3.0]
 
 def test_targets_come_from_the_target_actor_and_termination_does_not_bootstrap() -> None:
     with torch.no_grad():
-        assert by_hand()._target_q(two_rows()).tolist() == pytest.approx(TARGETS, rel=1e-6)
+        assert target_q(by_hand(), two_rows()).tolist() == pytest.approx(TARGETS, rel=1e-6)
 
 
 def test_the_critic_descends_the_squared_error() -> None:

@@ -183,6 +183,56 @@ def test_critics_differ_from_each_other_and_copies_do_not() -> None:
     assert not torch.equal(target(torch.ones(1, 5), torch.ones(1, 2)), critics(torch.ones(1, 5), torch.ones(1, 2)))
 
 
+@pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+def test_critics_and_their_target_give_together_what_each_gives(space: Space) -> None:
+    config = ModelConfig(hidden=(7,), image_hidden=(6,), activation="elu")
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    critics = make_critics(space, box, config, 2, 0)
+    target = critics.make_target()
+    with torch.no_grad():
+        for parameter in critics.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    before, after = observations(space, 6), map_tree(lambda x: x.flip(0), observations(space, 6))
+    action, next_action, of_q = torch.rand(6, 2), torch.rand(6, 2), torch.randn(2, 6)
+    alone = critics.run(before, action)
+    alone.to_parameters(of_q.clone())
+    expected = [parameter.grad.clone() for parameter in critics.parameters()]
+    both, next_q = critics.run_beside(target, before, action, after, next_action)
+    close(both.q, alone.q)
+    close(next_q, target(after, next_action))
+    both.to_parameters(of_q.clone())
+    for parameter, gradient in zip(critics.parameters(), expected, strict=True):
+        close(parameter.grad, gradient)
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_critics_see_what_is_loaded_or_moved_beside_them() -> None:
+    box, x, a = spaces.Box(-1, 1, (2,), np.float32), torch.rand(4, 5), torch.rand(4, 2)
+    critics, others = (make_critics(VECTOR, box, ModelConfig(), 2, seed) for seed in (0, 1))
+    target = critics.make_target()
+    target.load_state_dict(others.state_dict())
+    close(critics.run_beside(target, x, a, x, a)[1], others(x, a).detach())
+    critics.double().float()  # new memory, as by another device
+    close(critics.run_beside(target, x, a, x, a)[0].q, critics(x, a).detach())
+    with torch.no_grad():
+        critics.perceptrons.joined[-1].add_(1.0)
+    close(critics.run_beside(target, x, a, x, a)[0].q, critics(x, a).detach())
+    close(critics.run_beside(target, x, a, x, a)[1], others(x, a).detach())
+
+
+def test_an_actor_sees_two_batches_at_once_and_learns_from_the_first() -> None:
+    for space in OBSERVATIONS.values():
+        actor = Actor(space, 4, ModelConfig(hidden=(7,), image_hidden=(6,), activation="elu"))
+        one, other, gradient = observations(space, 6), observations(space, 3), torch.randn(6, 4)
+        actor.run(one).to_parameters(gradient.clone())
+        expected = [parameter.grad.clone() for parameter in actor.parameters()]
+        run, params = actor.run_beside(one, other)
+        close(params, torch.cat([actor(one), actor(other)]).detach())
+        run.to_parameters(gradient.clone())
+        for parameter, of_parameter in zip(actor.parameters(), expected, strict=True):
+            close(parameter.grad, of_parameter)
+
+
 def test_the_squashed_normal_gives_the_gradients_of_autograd() -> None:
     torch.manual_seed(0)
     mean, log_std = ((0.5 * torch.randn(30, 3, dtype=torch.float64)).requires_grad_() for _ in range(2))
