@@ -85,11 +85,11 @@ class Config:
 
 @dataclass(frozen=True)
 class Begun:
-    """An update whose batch is drawn; `next_values` waits for the target network's [n, A, n_atoms]."""
+    """An update whose batch is drawn, and whose loss is being computed."""
 
     batch: Transitions
-    next_values: Callable[[], Tensor]
-    put_back: tuple[Callable[[], object], ...]  # each undoes a part of what has begun
+    loss: Callable[[], tuple[QRun, QLoss]]  # waits for it
+    put_back: tuple[Callable[[], object], ...]  # each undoes a part of what was drawn
 
 
 class DQN(Algorithm):
@@ -112,7 +112,8 @@ class DQN(Algorithm):
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         device = agent.epsilon.device
         self.learn = graphed(self._learn, device, [self.updater])
-        # While one environment steps, a second core idles; networks of images give it enough to do.
+        # While one environment steps, a second core idles, and images give it enough to do. The networks stay as they
+        # are meanwhile, so the next update's loss may be computed then; only the newest rows are not in its batch.
         may_begin = device.type == "cpu" and n_envs == 1 and has_images(agent.observation_space)
         self.beside = Beside() if may_begin else None
         self.begun: Begun | None = None
@@ -131,6 +132,8 @@ class DQN(Algorithm):
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
+        if self.begun:
+            self.begun.loss()  # by the observations' statistics of before
         self.agent.observe(samples.observation)
         self.debt.receive(self.progress.scheduled, self.progress.env_steps)
         self.epsilon.apply(self.agent, self.progress.env_steps)
@@ -141,18 +144,19 @@ class DQN(Algorithm):
         self._put_back()
         put_back = self.replay.mark(), partial(self.generator.set_state, self.generator.get_state())
         batch = self._draw(self.progress.env_steps)
-        next_values = self.beside.start(self.target.values, batch.next_inputs).result
-        self.begun = Begun(batch, next_values, put_back)
+        self.begun = Begun(batch, self.beside.start(self._loss, batch).result, put_back)
 
     def _draw(self, scheduled: int) -> Transitions:
-        """The batch of an update, and noise for the target network."""
+        """The batch of an update, and noise for both networks."""
         beta = self.beta(scheduled) if self.config.prioritized else 0.0
         self.target.resample(self.generator)
+        self.agent.model.resample(self.generator)
         return self.replay.sample(self.config.batch_size, beta)
 
     def _put_back(self) -> None:
         """Forget what `prepare` has begun: a resumed run does not know of it."""
         if self.begun:
+            self.begun.loss()  # so that nothing looks at the networks any more
             for undo in self.begun.put_back:
                 undo()
             self.begun = None
@@ -166,8 +170,7 @@ class DQN(Algorithm):
     def update(self) -> UpdateMetrics:
         begun, self.begun = self.begun, None
         batch = begun.batch if begun else self._draw(self.progress.scheduled)
-        self.agent.model.resample(self.generator)
-        loss, q, grad_norm, error = self._learn(batch, begun.next_values()) if begun else self.learn(batch)
+        loss, q, grad_norm, error = self._descend(batch, *begun.loss()) if begun else self.learn(batch)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error))
@@ -182,23 +185,25 @@ class DQN(Algorithm):
             "learning_rate": self.updater.rate,
         }
 
-    def _learn(self, batch: Transitions, next_values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Descend the weighted mean of the loss; returns the mean loss, Q and gradient norm [], and the error [n]."""
-        run, (loss, error, gradient) = self._loss(batch, next_values)
-        run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)
-        mean_loss = loss.mean()
-        grad_norm = self.updater.follow(mean_loss, batch)
-        return mean_loss, self.agent.kind.q(run.values).mean(), grad_norm, error
+    def _learn(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self._descend(batch, *self._loss(batch))
 
-    def _loss(self, batch: Transitions, next_values: Tensor | None = None) -> tuple[QRun, QLoss]:
-        """The values of the rows' actions, and their loss; `next_values` are the target network's, if known already."""
+    def _loss(self, batch: Transitions) -> tuple[QRun, QLoss]:
+        """The values of the rows' actions, and their loss."""
         kind = self.agent.kind
-        if next_values is None:
-            next_values = self.target.values(batch.next_inputs)
+        next_values = self.target.values(batch.next_inputs)
         chooser = self.agent.model.values(batch.next_inputs) if self.config.double else next_values
         target = of_actions(next_values, kind.q(chooser).argmax(-1))
         run = self.agent.run(batch.inputs, batch.action)
         return run, kind.loss(run.values, target, batch.return_, batch.bootstrap)
+
+    def _descend(self, batch: Transitions, run: QRun, found: QLoss) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Descend the weighted mean of the loss; returns the mean loss, Q and gradient norm [], and the error [n]."""
+        loss, error, gradient = found
+        run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)
+        mean_loss = loss.mean()
+        grad_norm = self.updater.follow(mean_loss, batch)
+        return mean_loss, self.agent.kind.q(run.values).mean(), grad_norm, error
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}

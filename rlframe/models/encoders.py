@@ -251,7 +251,7 @@ def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:
     lead = x.shape[: x.dim() - cnn[0].ndim]
     with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bf16()):
         features = cnn(x.flatten(0, len(lead) - 1) if len(lead) > 1 else x)
-    return features.float().flatten(1).unflatten(0, lead)
+    return features.flatten(1).float().unflatten(0, lead)
 
 
 def _n_features(cnn: nn.Module) -> int:

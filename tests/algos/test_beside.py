@@ -110,13 +110,23 @@ def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any], n: int) ->
         assert torch.equal(one, two)
 
 
-def test_the_values_are_the_target_networks() -> None:
+def test_the_loss_is_that_of_the_batch_by_the_networks_as_they_are() -> None:
     sampler, _, algo = learner()
     for _ in range(10):
         iterate(sampler, algo)
     algo.prepare()
     begun = algo.begun
-    torch.testing.assert_close(begun.next_values(), algo.target.values(begun.batch.next_inputs))
+    samples = sampler.collect()
+    (_, found), (other_run, expected) = begun.loss(), algo._loss(begun.batch)
+    torch.testing.assert_close(found, expected)
+    other_run.back(expected.gradient / 8)
+    gradients = [parameter.grad.clone() for parameter in algo.agent.model.parameters()]
+    algo.receive(samples)
+    assert algo.updates_due() == 1
+    assert algo.update()["loss"] == found.loss.mean(), "nothing else was computed"
+    torch.testing.assert_close([parameter.grad for parameter in algo.agent.model.parameters()], gradients)
+    algo.prepare()
+    begun = algo.begun
     drawn = algo.replay.sample(8).index
     algo.updates_due()  # nothing is, so the draw is put back
     np.testing.assert_array_equal(algo.replay.sample(8).index, begun.batch.index)

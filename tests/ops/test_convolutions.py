@@ -68,7 +68,5 @@ def test_it_is_for_learning_in_bfloat16_alone() -> None:
     with learning_in("bf16"):
         assert convolutions.gains(x)
         assert not convolutions.gains(torch.rand(1, 4, 84, 84, requires_grad=True)), "whose gradient it does not give"
-        with torch.no_grad():
-            assert not convolutions.gains(x)
         with torch.inference_mode():
             assert not convolutions.gains(x)
