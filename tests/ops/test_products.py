@@ -50,8 +50,9 @@ def test_large_float32_products_take_the_fast_library(monkeypatch: pytest.Monkey
     assert len(calls) == 1
 
 
-def test_rows_acted_for_keep_their_bits_however_many_there_are() -> None:
-    weight, bias, x = numbers(256, 256), numbers(256), numbers(256, 256)
+@pytest.mark.parametrize(("i", "o"), [(256, 256), (3136, 512), (512, 6), (64, 64)])
+def test_rows_acted_for_keep_their_bits_however_many_there_are(i: int, o: int) -> None:
+    weight, bias, x = numbers(o, i), numbers(o), numbers(256, i)
     with torch.inference_mode():
         together = linear(x, weight, bias)
         apart = torch.cat([linear(part, weight, bias) for part in x.split(4)])

@@ -177,7 +177,9 @@ def queue(log_dir: Path, do: str, n_seeds: int, n_ready: int, mark: str) -> Iter
 
 
 def pids(log_dir: Path, *names: str) -> list[int]:
-    return [int(path.read_text()) for name in names for path in log_dir.glob(f"run_*/{name}")]
+    paths = [path for name in names for path in log_dir.glob(f"run_*/{name}")]
+    until(lambda: all(path.read_text() for path in paths), DEADLINE_S)  # a file is there before what is written to it
+    return [int(path.read_text()) for path in paths]
 
 
 def test_ctrl_c_waits_for_snapshots_and_the_same_command_finishes_only_what_is_left(tmp_path: Path) -> None:
