@@ -63,12 +63,6 @@ class Critics(nn.Module):
         inputs = [torch.cat([each, flat], -1) for each in features]
         return torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(n, -1, -1)
 
-    def run(self, observation: Tree, action: Tensor) -> CriticPasses:
-        """The same, to be followed by its gradient with respect to the parameters."""
-        features = [encode(encoder, observation) for encoder in self.encoders]
-        inputs = self._inputs([each.detach() for each in features], action, len(self.perceptrons))
-        return CriticPasses(self.encoders, features, self.perceptrons.run(inputs))
-
     def make_target(self) -> Critics:
         """A copy that nothing descends for, to be evaluated beside these."""
         target = copy.deepcopy(self).requires_grad_(False)
@@ -78,7 +72,10 @@ class Critics(nn.Module):
     def run_beside(
         self, target: Critics, observation: Tree, action: Tensor, next_observation: Tree, next_action: Tensor
     ) -> tuple[CriticPasses, Tensor]:
-        """`run`, and Q'(s', a') [n, rows] of target critics; the perceptrons of both are evaluated at once."""
+        """Q(s, a), to be followed by its gradient with respect to the parameters, and Q'(s', a') [n, rows] of `target`.
+
+        The perceptrons of both are evaluated at once.
+        """
         features, k = [encode(encoder, observation) for encoder in self.encoders], len(self.perceptrons)
         with torch.no_grad():
             next_features = [encoder(next_observation) for encoder in target.encoders]

@@ -32,6 +32,11 @@ class Stack:
         return [weight for weight, _ in self.layers]
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """Weight and bias of each layer in turn."""
+        return list(itertools.chain(*self.layers))
+
+    @property
     def on_cpu(self) -> bool:
         """Whether its parameters are."""
         return self.layers[0][0].device.type == "cpu"
@@ -86,7 +91,7 @@ class Perceptrons(nn.Module):
         both = [[nn.Parameter(torch.stack(of_all).detach()) for of_all in zip(*layer, strict=True)] for layer in layers]
         self.joined = nn.ParameterList(itertools.chain(*both))  # [k, out, in], [k, out], ...
         self.stack = Stack([(weight, bias) for weight, bias in both], apart[0].activations)
-        self._beside: list[Tensor] = []  # parameters of these and then of others, as `beside` has them
+        self._beside: Stack | None = None  # these and then others
 
     def __len__(self) -> int:
         return len(self.joined[0])
@@ -113,11 +118,11 @@ class Perceptrons(nn.Module):
     @torch.no_grad()
     def beside(self, others: Perceptrons) -> Stack:
         """These and then the others: the parameters of both come to lie side by side in memory, if they do not yet."""
-        pairs = list(zip(self.joined, others.joined, strict=True))
-        if not self._beside or not all(map(_are_halves, self._beside, *zip(*pairs, strict=True))):
-            self._beside = [_joined(*pair) for pair in pairs]
-        layers = list(zip(self._beside[::2], self._beside[1::2], strict=True))
-        return Stack(layers, self.stack.activations)
+        own, of_others = self.stack.parameters, others.stack.parameters
+        if self._beside is None or not all(map(_are_halves, self._beside.parameters, own, of_others)):
+            both = list(map(_joined, own, of_others))
+            self._beside = Stack(list(zip(both[::2], both[1::2], strict=True)), self.stack.activations)
+        return self._beside
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Also what was saved while each network had parameters of its own."""

@@ -135,13 +135,20 @@ def test_a_network_that_never_has_the_least_changes_nothing() -> None:
 def test_critics_give_the_gradients_of_autograd_encoders_and_all(space: Space) -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
     critics = make_critics(space, box, ModelConfig(hidden=(7,), image_hidden=(6,), activation="relu"), 2, 0)
-    plain = copy.deepcopy(critics)
+    target = critics.make_target()
+    with torch.no_grad():
+        for parameter in critics.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    plain, plain_target = copy.deepcopy(critics), copy.deepcopy(target)
     observation, action, gradient = observations(space, 6), torch.rand(6, 2, requires_grad=True), torch.randn(2, 6)
+    after, next_action = map_tree(lambda x: x.flip(0), observation), torch.rand(6, 2)
     (plain(observation, action) * gradient).sum().backward()
     for _ in range(2):
-        run = critics.run(observation, action.detach())
+        run, next_q = critics.run_beside(target, observation, action.detach(), after, next_action)
         run.to_parameters(gradient)
         close(run.q, plain(observation, action).detach())
+        close(next_q, plain_target(after, next_action))
+    assert all(parameter.grad is None for parameter in target.parameters())
     for one, other in zip(critics.parameters(), plain.parameters(), strict=True):
         close(one.grad, other.grad)
 
@@ -181,29 +188,6 @@ def test_critics_differ_from_each_other_and_copies_do_not() -> None:
     with torch.no_grad():
         critics.perceptrons.joined[0][0].zero_()
     assert not torch.equal(target(torch.ones(1, 5), torch.ones(1, 2)), critics(torch.ones(1, 5), torch.ones(1, 2)))
-
-
-@pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
-def test_critics_and_their_target_give_together_what_each_gives(space: Space) -> None:
-    config = ModelConfig(hidden=(7,), image_hidden=(6,), activation="elu")
-    box = spaces.Box(-1, 1, (2,), np.float32)
-    critics = make_critics(space, box, config, 2, 0)
-    target = critics.make_target()
-    with torch.no_grad():
-        for parameter in critics.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    before, after = observations(space, 6), map_tree(lambda x: x.flip(0), observations(space, 6))
-    action, next_action, of_q = torch.rand(6, 2), torch.rand(6, 2), torch.randn(2, 6)
-    alone = critics.run(before, action)
-    alone.to_parameters(of_q.clone())
-    expected = [parameter.grad.clone() for parameter in critics.parameters()]
-    both, next_q = critics.run_beside(target, before, action, after, next_action)
-    close(both.q, alone.q)
-    close(next_q, target(after, next_action))
-    both.to_parameters(of_q.clone())
-    for parameter, gradient in zip(critics.parameters(), expected, strict=True):
-        close(parameter.grad, gradient)
-    assert all(parameter.grad is None for parameter in target.parameters())
 
 
 def test_critics_see_what_is_loaded_or_moved_beside_them() -> None:

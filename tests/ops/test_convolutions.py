@@ -45,6 +45,13 @@ def test_results_and_gradients_are_torchs(x: Tensor, monkeypatch: pytest.MonkeyP
         assert (one - other).norm() <= 0.02 * other.norm()
 
 
+def test_without_a_gradient_the_result_is_the_same() -> None:
+    net, x = network(4), PICTURES["frames"]
+    expected, *_ = found_by(net, x)
+    with torch.no_grad(), learning_in("bf16"), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(net(x).float(), expected)
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3, 8])
 def test_any_stride_of_the_first_one(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = network(2, stride), torch.randint(0, 256, (2, 2, 97, 90), dtype=torch.uint8)
