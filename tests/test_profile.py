@@ -66,14 +66,33 @@ def test_all_time_is_counted_also_that_of_long_calls() -> None:
 
 
 @pytest.mark.timeout(method="thread")  # the alarm is for the looks
-def test_a_look_that_takes_longer_than_from_tick_to_tick_is_not_looked_at() -> None:
-    stacks, begin = Stacks(interval_s=5e-6), time.perf_counter()  # a look takes 20 us and more
+def test_a_look_that_takes_longer_than_from_tick_to_tick_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    depths, depth = [], 0
+
+    def slowly(stack: object) -> str:
+        nonlocal depth
+        depth += 1
+        depths.append(depth)
+        end = time.perf_counter() + 0.005  # five ticks
+        while time.perf_counter() < end:
+            pass
+        depth -= 1
+        return OTHER
+
+    class Forgetful(dict[object, str]):
+        def get(self, *_: object) -> None:
+            """Every stack is new."""
+
+    monkeypatch.setattr("benchmarks.parts.stacks.part_of", slowly)
+    stacks, begin = Stacks(interval_s=1e-3), time.perf_counter()
+    monkeypatch.setattr(stacks, "_names", Forgetful())
     stacks.start()
-    while time.perf_counter() < begin + 0.2:
-        sorted(range(10), key=lambda x: -x)  # Python's instructions, between which ticks are noticed
+    while time.perf_counter() < begin + 0.1:
+        pass
     stacks.stop()
-    passed = time.perf_counter() - begin
-    assert passed / 2 < sum(stacks.seconds.values()) < passed
+    assert len(depths) > 1
+    assert set(depths) == {1}
+    assert 0.05 < sum(stacks.seconds.values()) < time.perf_counter() - begin
 
 
 @pytest.mark.timeout(method="thread")  # the alarm is for the looks

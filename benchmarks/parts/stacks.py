@@ -83,8 +83,8 @@ class Stacks:
 
     def stop(self) -> None:
         """Count no longer."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # first: what ticks until then take is counted
         self.running = False
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         if callable(self._before):
             time.sleep(_LATE_S)
             signal.signal(signal.SIGALRM, self._before)
