@@ -26,7 +26,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlframe.core.command import Words, run_command
+from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.launch import DEFAULT_PRESET, beside
 from rlframe.system.threads import limit_threads

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import read_csv, read_json
 from rlframe.core.seeding import Role, generator
-from rlframe.core.text import printable
 
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_RESAMPLES = 2_000

@@ -13,10 +13,9 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.command import Words, run_command
-from rlframe.core.errors import ConfigError
+from rlframe.core.command_line import Words, run_command
+from rlframe.core.errors import ConfigError, printable
 from rlframe.core.seeding import Role, env_seeds, generator
-from rlframe.core.text import printable
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.samplers import Evaluator

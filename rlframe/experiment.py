@@ -17,8 +17,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
-from rlframe.core.errors import ConfigError
-from rlframe.core.text import counted
+from rlframe.core.errors import ConfigError, counted
 from rlframe.envs import EnvConfig
 from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from rlframe.core.command import Words, run_command
+from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import as_numpy, leaves, map_tree

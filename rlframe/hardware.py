@@ -14,10 +14,9 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, counted
 from rlframe.core.ranks import Ranks
 from rlframe.core.struct import leaves
-from rlframe.core.text import counted
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.envs.workers import Supervision, split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads

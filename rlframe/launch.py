@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlframe.core.command import Words, run_command
+from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.presets import load_preset, preset_names, presets_for

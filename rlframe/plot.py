@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.command import run_command
+from rlframe.core.command_line import run_command
 from rlframe.core.config import nearest
-from rlframe.core.text import printable
+from rlframe.core.errors import printable
 from rlframe.curves import Curve, Experiment, PlotError, choose_y, find_experiments, make_curve
 
 USAGE = """\

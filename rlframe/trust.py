@@ -14,9 +14,8 @@ from typing import Any
 
 import yaml
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import read_json
-from rlframe.core.text import printable
 from rlframe.experiment import PARTS
 
 _MOST_UNITS = 1 << 28  # weights of a network, as far as its widths tell: 1 GB

@@ -12,7 +12,7 @@ import chz
 import torch
 
 from rlframe.algos.parts import UpdateDebt
-from rlframe.core.text import counted
+from rlframe.core.errors import counted
 from rlframe.experiment import Experiment, choose_device, make_agent
 from rlframe.ops.precision import learning_in
 from rlframe.samplers import serial

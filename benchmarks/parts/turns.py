@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rlframe.core.text import counted
+from rlframe.core.errors import counted
 from rlframe.system.memory import keep_freed_memory
 
 DEADLINE_S = 300  # for one answer of a contender

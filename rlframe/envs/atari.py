@@ -13,10 +13,9 @@ from gymnasium.vector import VectorEnv
 
 from rlframe.core import spaces
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, counted
 from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
-from rlframe.core.text import counted
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.native import check_next_step
 

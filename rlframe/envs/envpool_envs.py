@@ -13,9 +13,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, counted
 from rlframe.core.struct import Tree, map_tree
-from rlframe.core.text import counted
 from rlframe.envs.native import NativeEnvs
 
 # Checked against Gymnasium 1.4: the same spaces, time limit and NEXT_STEP autoreset (EnvPool 1.2.5). One difference is

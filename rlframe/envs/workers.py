@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from rlframe.core.errors import ConfigError, ReadableError
-from rlframe.core.text import counted
+from rlframe.core.errors import ConfigError, ReadableError, counted
 from rlframe.envs import worker
 from rlframe.envs.base import EnvConfig, EnvError
 from rlframe.envs.make import fixed_backend

@@ -11,8 +11,7 @@ from typing import Any
 
 from rlframe import __version__
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_plain
-from rlframe.record.files import SnapshotError, write_file
+from rlframe.core.files import SnapshotError, read_plain, write_file
 from rlframe.record.parts import MANIFEST, Facts, Part, file_of
 
 FORMAT = 2  # 1: every array of a rank lies in its one file

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rlframe.record.files import SnapshotError
+from rlframe.core.files import SnapshotError
 
 _STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
 

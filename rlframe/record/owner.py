@@ -14,9 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import read_plain
-from rlframe.core.text import printable
 
 FILE = "owner.json"
 _SAME_S = 2.0  # between two readings of when one process began

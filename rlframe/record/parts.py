@@ -21,8 +21,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from rlframe.core.files import SnapshotError, as_bytes, check_file, check_room, refused, sync, write_file
 from rlframe.record.chunks import Chunked, check_memory, in_pieces
-from rlframe.record.files import SnapshotError, as_bytes, check_file, check_room, refused, sync, write_file
 from rlframe.record.names import list_snapshots
 from rlframe.record.tree import STORED, TreeError, decode, encode
 

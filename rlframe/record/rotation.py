@@ -9,7 +9,7 @@ from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.record.files import SnapshotError, refused
+from rlframe.core.files import SnapshotError, refused
 from rlframe.record.metrics import METRICS
 from rlframe.record.names import env_steps_of, list_snapshots
 from rlframe.record.snapshot import (

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import is_plain
+from rlframe.core.files import NotRecorded, is_plain, refused
 from rlframe.record.console import Console, PlainConsole, SilentConsole
-from rlframe.record.files import NotRecorded, refused
 from rlframe.record.kept import keep
 from rlframe.record.owner import FILE as OWNER
 from rlframe.record.owner import Ownership

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.text import counted
-from rlframe.record.files import NotRecorded as NotRecorded
-from rlframe.record.files import SnapshotError as SnapshotError
-from rlframe.record.files import refused, sync
+from rlframe.core.errors import counted
+from rlframe.core.files import NotRecorded as NotRecorded
+from rlframe.core.files import SnapshotError as SnapshotError
+from rlframe.core.files import refused, sync
 from rlframe.record.manifest import read_manifest, write_manifest
 from rlframe.record.names import env_steps_of as env_steps_of
 from rlframe.record.names import free_name

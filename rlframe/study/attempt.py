@@ -13,7 +13,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from rlframe.core.text import printable
+from rlframe.core.errors import printable
 from rlframe.study.plan import Run
 from rlframe.study.slots import Slot
 from rlframe.system import leash

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from sys import platform
 
-from rlframe.core.text import counted
+from rlframe.core.errors import counted
 from rlframe.study.attempt import Attempt
 from rlframe.study.plan import Run
 from rlframe.study.progress import Reader

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.command import run_command
+from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError
 from rlframe.record.context import dated
 from rlframe.study.plan import INNERMOST, Program, make_runs

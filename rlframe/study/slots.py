@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlframe.core.errors import ConfigError
-from rlframe.core.text import counted
+from rlframe.core.errors import ConfigError, counted
 from rlframe.system.affinity import Affinity, Topology, plan
 
 

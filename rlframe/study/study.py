@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import Interrupted
-from rlframe.core.text import counted
+from rlframe.core.errors import Interrupted, counted
 from rlframe.study.plan import Run
 from rlframe.study.queue import Options, Queue
 from rlframe.study.record import DONE, FAILED, Record

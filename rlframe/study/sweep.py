@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.command import Words
+from rlframe.core.command_line import Words
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import Experiment, to_flat
 from rlframe.record.context import dated

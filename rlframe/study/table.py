@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rlframe.core.text import counted
+from rlframe.core.errors import counted
 from rlframe.record.console import format_duration, format_number
 from rlframe.study.progress import Progress
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING

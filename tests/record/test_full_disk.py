@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlframe.core.files import NotRecorded
 from rlframe.record import logger_context
-from rlframe.record.files import NotRecorded
 from rlframe.record.snapshot import load_newest
 from rlframe.record.writers import read_csv
 
@@ -21,7 +21,7 @@ import logging, os, sys
 from pathlib import Path
 import numpy as np
 from rlframe.record import logger_context
-from rlframe.record.files import NotRecorded
+from rlframe.core.files import NotRecorded
 from rlframe.record.snapshot import list_snapshots, load_newest
 from rlframe.record.writers import read_csv
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlframe.core.files import as_bytes
 from rlframe.core.struct import leaves
 from rlframe.record import chunks, parts
 from rlframe.record.chunks import Chunked
-from rlframe.record.files import as_bytes
 from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.record.tree import Arrays, encode
 from rlframe.replay import NStep, Whole

@@ -8,8 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, Interrupted, ReadableError
-from rlframe.core.text import printable
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 
 
 class Words:
