@@ -29,7 +29,7 @@ from pathlib import Path
 from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.launch import DEFAULT_PRESET, beside
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import limit_threads
 
 REFUSED = ("resume", "world_size", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")
 
@@ -64,7 +64,7 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
     from rlframe.presets import load_preset
     from rlframe.record import logger_context
     from rlframe.system.affinity import pin
-    from rlframe.system.memory import keep_freed_memory
+    from rlframe.system.machine import keep_freed_memory
 
     preset = words.pop("experiment", "" if {"env", "algo"} & set(words) else DEFAULT_PRESET)
     experiment = from_flat(*([load_preset(preset)] if preset else []), {**words, "runner.n_steps": "1e9"})

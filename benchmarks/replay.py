@@ -40,8 +40,7 @@ from benchmarks.parts.chosen import chosen
 from benchmarks.parts.replay_ours import Filled, of_noise, of_play, transition_bytes
 from rlframe.core.spaces import FrameStack
 from rlframe.replay import ReplayBuffer, ReplayConfig
-from rlframe.system.memory import keep_freed_memory
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import keep_freed_memory, limit_threads
 
 Unit = Callable[[], object]
 OURS = "rlframe"

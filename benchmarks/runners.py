@@ -36,7 +36,7 @@ from benchmarks.parts.running import ENV, MODEL, impala_of, loop, make_in_turn, 
 from benchmarks.parts.synthetic import agree
 from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
 from rlframe.samplers import cpu, serial
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import limit_threads
 
 T, B = 8, 8
 

@@ -66,7 +66,7 @@ from benchmarks.parts.turns import Comparison, Contender, Group, Line, Make, run
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import limit_threads
 
 BATCH_T = 128  # time steps a batch
 N_WORKERS = 2  # worker processes, and cores of all groups but the first three

@@ -45,8 +45,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record.rotation import Policy, Rotation
 from rlframe.replay import ReplayConfig
-from rlframe.system.memory import keep_freed_memory
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import keep_freed_memory, limit_threads
 
 NEW = 10_000  # env_steps between snapshots
 CHEETAH = (Box(-np.inf, np.inf, (17,), np.float32), Box(-1, 1, (6,), np.float32))

@@ -40,7 +40,7 @@ from benchmarks.parts import updates_others, updates_ours
 from benchmarks.parts.chosen import chosen
 from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
 from benchmarks.parts.updates_ours import Case
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import limit_threads
 
 SB3 = "stable_baselines3"
 

@@ -26,9 +26,8 @@ from rlframe.samplers import auto, cpu
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.batch import empty_batch
 from rlframe.samplers.workers import WorkersConfig
-from rlframe.system.affinity import Affinity, plan, read_topology
+from rlframe.system.affinity import Affinity, plan, read_topology, share
 from rlframe.system.distributed import TIMEOUT_S, Place, join
-from rlframe.system.shares import share
 from rlframe.tuning import fastest_threads
 
 _TUNE_S = 2.0  # that each candidate samples for

@@ -17,8 +17,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.presets import load_preset, preset_names, presets_for
 from rlframe.system.affinity import pin
-from rlframe.system.memory import loading
-from rlframe.system.threads import limit_threads
+from rlframe.system.machine import limit_threads, loading
 
 if TYPE_CHECKING:
     from rlframe.core.ranks import Ranks
@@ -134,7 +133,7 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
     from rlframe import experiment as experiments
     from rlframe import hardware
     from rlframe.record import current_run, logger_context
-    from rlframe.system.memory import keep_freed_memory
+    from rlframe.system.machine import keep_freed_memory
 
     found = _newest_of(resume, experiment.snapshot_mode, place.rank) if resume else None
     keep_freed_memory()

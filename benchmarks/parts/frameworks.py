@@ -14,7 +14,7 @@ from benchmarks.parts.gate import Gate, Train
 from benchmarks.parts.rows import Row
 from benchmarks.parts.turns import Contender
 from rlframe.launch import beside
-from rlframe.system import threads
+from rlframe.system import machine
 
 OURS = "rlframe"
 
@@ -67,7 +67,7 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
             "pip install rlframe",
             "benchmarks.parts.train_rlframe",
             (words,),
-            lambda row: threads.variables(beside(words_of(row, words))),  # which launch sets before it loads torch
+            lambda row: machine.variables(beside(words_of(row, words))),  # which launch sets before it loads torch
         ),
         "sb3": Framework(
             "Stable-Baselines3",

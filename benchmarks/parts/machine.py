@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rlframe.system.threads import n_cpus
+from rlframe.system.machine import n_cpus
 
 PACKAGES = ("torch", "gymnasium", "numpy", "ale-py", "mujoco", "stable-baselines3")
 _BF16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")  # flags of x86 and ARM

@@ -18,7 +18,7 @@ from rlframe.record import logger_context
 from rlframe.samplers import serial
 from rlframe.samplers.actor import Actor, block_of
 from rlframe.samplers.batch import empty_batch
-from rlframe.system.memory import keep_freed_memory
+from rlframe.system.machine import keep_freed_memory
 
 
 def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlframe.core.errors import counted
-from rlframe.system.memory import keep_freed_memory
+from rlframe.system.machine import keep_freed_memory
 
 DEADLINE_S = 300  # for one answer of a contender
 CLOSE_S = 30  # for its end

@@ -16,7 +16,7 @@ from rlframe.envs import EnvConfig
 from rlframe.envs.remote import remote_steppers
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.workers import EnvWorkers, Supervision
-from rlframe.system.processes import START_METHODS
+from rlframe.system.process import START_METHODS
 from rlframe.system.shared import share
 
 ENV = "CartPole-v1"

@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs import atari, envpool_envs, native, single
 from rlframe.envs.base import EnvConfig, Envs
 from rlframe.envs.python_envs import PythonEnvs
-from rlframe.system.threads import n_cpus
+from rlframe.system.machine import n_cpus
 
 BACKENDS = ("auto", "native", "envpool", "python")
 

@@ -12,8 +12,8 @@ from rlframe.envs.rows import Rows
 from rlframe.envs.stepper import Cut, Diagnostics, Events, LocalStepper, Stepper
 from rlframe.envs.worker import Site
 from rlframe.envs.workers import EnvWorkers, Job, Worker
-from rlframe.system.child import NOTES, PROGRESS, Handler
 from rlframe.system.shared import Shared
+from rlframe.system.worker_main import NOTES, PROGRESS, Handler
 
 STEP, RESET, CUT, EVENTS, STATE, RESTORE = range(6)  # commands
 

@@ -11,7 +11,7 @@ from rlframe.core import spaces
 from rlframe.core.struct import write
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.worker import Site
-from rlframe.system.child import PROGRESS, Handler
+from rlframe.system.worker_main import PROGRESS, Handler
 
 _T = 64  # rows that are written over and over
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, Envs
 from rlframe.envs.make import make_envs
-from rlframe.system.child import Handler, Parent
+from rlframe.system.worker_main import Handler, Parent
 
 Program = Callable[["Site"], Handler]
 

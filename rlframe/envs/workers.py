@@ -17,10 +17,10 @@ from rlframe.core.errors import ConfigError, ReadableError, counted
 from rlframe.envs import worker
 from rlframe.envs.base import EnvConfig, EnvError
 from rlframe.envs.make import fixed_backend
-from rlframe.system.processes import SLICE_S, Child, ChildDied, ChildHung
+from rlframe.system.machine import n_cpus
+from rlframe.system.process import SLICE_S, Child, ChildDied, ChildHung
 from rlframe.system.restarts import Restarts
 from rlframe.system.shared import Shared
-from rlframe.system.threads import n_cpus
 
 _log = logging.getLogger("rlframe")
 

@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs.workers import Supervision
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.samplers import Evaluator, RemoteSampler
-from rlframe.system.processes import START_METHODS
+from rlframe.system.process import START_METHODS
 
 
 @chz.chz

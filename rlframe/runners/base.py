@@ -27,7 +27,7 @@ from rlframe.record.snapshot import NotRecorded, Part, SnapshotError, write_part
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize
-from rlframe.system.memory import keep_freed_memory, resident_bytes
+from rlframe.system.machine import keep_freed_memory, resident_bytes
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over

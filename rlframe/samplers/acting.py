@@ -15,8 +15,8 @@ from rlframe.samplers.actor import Actor
 from rlframe.samplers.base import load_noise
 from rlframe.samplers.batch import Batch
 from rlframe.samplers.collector import Collector
-from rlframe.system.child import PROGRESS, Handler
-from rlframe.system.memory import keep_freed_memory
+from rlframe.system.machine import keep_freed_memory
+from rlframe.system.worker_main import PROGRESS, Handler
 
 COLLECT, GO_ON, STATE, RESUME = range(4)  # commands
 

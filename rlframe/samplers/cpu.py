@@ -24,8 +24,7 @@ from rlframe.samplers.bounds import BoundsWatch
 from rlframe.samplers.collector import load_running, running
 from rlframe.samplers.episodes import EpisodeTracker
 from rlframe.samplers.workers import WorkersConfig, check_workers
-from rlframe.system import board
-from rlframe.system.shared import share
+from rlframe.system.shared import make_shared_parameters, post_parameters, share
 
 
 @chz.chz
@@ -53,7 +52,7 @@ class CpuSampler(Sampler):
         shared = share(Batch(rows, empty_answers(agent, rows, range(first, first + envs.n))), "batch")
         self.batch: Batch = shared.tree
         self.samples = self.batch.samples()
-        self.board = board.make_board(acting.parameters(agent))
+        self.board = make_shared_parameters(acting.parameters(agent))
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
         self.whole = True  # the batch is complete, and every environment stands at its last row
         self.tracker.partial[:] = decorrelation_steps > 0
@@ -96,7 +95,7 @@ class CpuSampler(Sampler):
         return self.tracker.pop()
 
     def refresh(self, agent: Agent) -> None:
-        board.post(self.board.tree, acting.parameters(agent))
+        post_parameters(self.board.tree, acting.parameters(agent))
 
     def counters(self) -> dict[str, float]:
         return {**self.envs.counters(), **self.bounds.counters()}

@@ -19,7 +19,7 @@ from rlframe.envs import EnvConfig
 from rlframe.envs.workers import Supervision, WorkersFailed
 from rlframe.samplers import producing
 from rlframe.samplers.workers import WorkersConfig
-from rlframe.system.processes import Child, ChildDied, ChildHung
+from rlframe.system.process import Child, ChildDied, ChildHung
 from rlframe.system.restarts import Restarts
 from rlframe.system.shared import Shared
 

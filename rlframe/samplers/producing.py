@@ -21,10 +21,10 @@ from rlframe.models.encoders import has_images
 from rlframe.samplers.acting import parameters
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.batch import empty_batch
-from rlframe.system import board
-from rlframe.system.child import PROGRESS, Parent
-from rlframe.system.memory import keep_freed_memory
+from rlframe.system.machine import keep_freed_memory
 from rlframe.system.ring import FILL, filling
+from rlframe.system.shared import read_parameters
+from rlframe.system.worker_main import PROGRESS, Parent
 
 LOAD_NOISE = 1  # the command beside FILL, before the first of those
 _NEWS_S = 1.0  # between messages about the sampler's counters
@@ -131,7 +131,7 @@ class _Producer:
         slot.news[0] = self._tell()
 
     def _refresh(self) -> None:
-        version = board.read(self.board, self.read, self.version)
+        version = read_parameters(self.board, self.read, self.version)
         if version != self.version:
             self.version = version
             with torch.no_grad():

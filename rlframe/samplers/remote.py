@@ -17,9 +17,9 @@ from rlframe.samplers.base import Sampler, load_noise, noise_state
 from rlframe.samplers.device import Pinned
 from rlframe.samplers.process import SamplerProcess
 from rlframe.samplers.producing import LOAD_NOISE, Slot, empty_slot
-from rlframe.system import board
-from rlframe.system.processes import SLICE_S, ChildDied
+from rlframe.system.process import SLICE_S, ChildDied
 from rlframe.system.ring import Ring
+from rlframe.system.shared import make_shared_parameters, post_parameters
 
 
 class RemoteSampler(Sampler):
@@ -35,7 +35,7 @@ class RemoteSampler(Sampler):
         """
         self.process = process
         self.batch_spec = spec = BatchSpec(process.config.batch_T, process.config.batch_B)
-        self.board = board.make_board(parameters(agent))
+        self.board = make_shared_parameters(parameters(agent))
         self.ring = Ring(empty_slot(process.observation_space, process.action_space, agent, spec), n_slots, "ring")
         self._samples = [slot.samples() for slot in self.ring.slots]
         self._pinned = Pinned(self.ring.memory, next(agent.parameters()).device)
@@ -109,7 +109,7 @@ class RemoteSampler(Sampler):
 
     def refresh(self, agent: Agent) -> None:
         """Act with these parameters from the next batch on that has not begun; `posted` is their version."""
-        self.posted = board.post(self.board.tree, parameters(agent))
+        self.posted = post_parameters(self.board.tree, parameters(agent))
 
     def tell_life(self, life: np.ndarray) -> None:
         """Nothing: the life of the process is in its parent, which `collect` sees to."""

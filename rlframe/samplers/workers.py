@@ -12,7 +12,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig
 from rlframe.envs.workers import EnvWorkers, Supervision
 from rlframe.samplers.base import SamplerConfig
-from rlframe.system.processes import START_METHODS
+from rlframe.system.process import START_METHODS
 
 
 @chz.chz

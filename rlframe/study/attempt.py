@@ -16,7 +16,7 @@ from pathlib import Path
 from rlframe.core.errors import printable
 from rlframe.study.plan import Run
 from rlframe.study.slots import Slot
-from rlframe.system import leash
+from rlframe.system import parent_death
 
 _STACK_S = 2.0  # for a run that hangs to write its stack
 _CLOSE_S = 10.0  # for a killed process to be gone
@@ -49,7 +49,7 @@ class Attempt:
                 log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} slot {slot.index}: {shlex.join(command)}\n".encode())
                 log.flush()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", leash.__file__, str(line), _cpus(slot), *command],
+                    [sys.executable, "-I", "-S", parent_death.__file__, str(line), _cpus(slot), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -141,7 +141,7 @@ def _environment() -> dict[str, str]:
     """Ours; lines come when they are printed, a crash shows its stack, and affinity codes speak of our CPUs."""
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **os.environ}
     if sys.platform == "linux":
-        environment.setdefault(leash.QUEUE_CPUS, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
+        environment.setdefault(parent_death.QUEUE_CPUS, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     return environment
 
 

@@ -30,8 +30,8 @@ from torch.utils import _pytree as pytree
 
 from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.core.ranks import Alone, RankLost, Ranks, as_current
-from rlframe.system.child import NOTES, Parent
-from rlframe.system.processes import Child, ChildDied
+from rlframe.system.process import Child, ChildDied
+from rlframe.system.worker_main import NOTES, Parent
 
 TIMEOUT_S = 600.0  # for all ranks to come to an exchange, unless told otherwise
 _START_S = 120.0  # for a rank's process to load torch

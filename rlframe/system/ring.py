@@ -13,9 +13,9 @@ import numpy as np
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, zeros_like
-from rlframe.system.child import Handler
-from rlframe.system.processes import SLICE_S, Child
+from rlframe.system.process import SLICE_S, Child
 from rlframe.system.shared import share
+from rlframe.system.worker_main import Handler
 
 FILL = 0  # the command
 

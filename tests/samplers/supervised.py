@@ -18,8 +18,8 @@ from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvWorkers
 from rlframe.envs.workers import Supervision
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
-from rlframe.system.child import Parent
-from rlframe.system.processes import Child
+from rlframe.system.process import Child
+from rlframe.system.worker_main import Parent
 from tests.processes import PRELOAD, is_running, until
 from tests.samplers.faulty import Coded
 from tests.samplers.made import agent_for, copied

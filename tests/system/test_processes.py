@@ -26,10 +26,9 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
-from rlframe.system import board
-from rlframe.system.child import Parent
-from rlframe.system.processes import Child, ChildDied
-from rlframe.system.shared import share
+from rlframe.system.process import Child, ChildDied
+from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share
+from rlframe.system.worker_main import Parent
 from tests.processes import PRELOAD, is_running, until
 
 METHODS = ["forkserver", "spawn"]
@@ -344,26 +343,26 @@ def post_all(parent: Parent) -> None:
     """Post 1, 2, ..., each to arrays that take a while to write."""
     posted = parent.take().tree
     for number in itertools.count(1):
-        board.post(posted, {"a": np.full(3000, number), "b": np.full(3000, number)})
+        post_parameters(posted, {"a": np.full(3000, number), "b": np.full(3000, number)})
 
 
 def test_a_board_is_never_read_half_written() -> None:
-    shared = board.make_board({"a": np.zeros(3000), "b": np.zeros(3000)})
+    shared = make_shared_parameters({"a": np.zeros(3000), "b": np.zeros(3000)})
     values = {"a": np.zeros(3000), "b": np.zeros(3000)}
     version, seen = -1, set()
     with child_for(post_all) as child:
         child.hand_over(shared)
         while len(seen) < 100:
-            version = board.read(shared.tree, values, version)
+            version = read_parameters(shared.tree, values, version)
             assert len(np.unique(np.concatenate([values["a"], values["b"]]))) == 1
             seen.add(float(values["a"][0]))
         child.kill()
 
 
 def test_a_posting_that_was_interrupted_is_made_good_by_the_next() -> None:
-    shared = board.make_board({"a": np.zeros(2)})
+    shared = make_shared_parameters({"a": np.zeros(2)})
     shared.tree["version"][0] += 1  # as an exception within `post` would leave it
     values = {"a": np.zeros(2)}
-    assert board.post(shared.tree, {"a": np.ones(2)}) % 2 == 0
-    board.read(shared.tree, values, 2)
+    assert post_parameters(shared.tree, {"a": np.ones(2)}) % 2 == 0
+    read_parameters(shared.tree, values, 2)
     np.testing.assert_array_equal(values["a"], 1)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.system.child import PROGRESS, Parent
-from rlframe.system.processes import Child, ChildDied, ChildHung
+from rlframe.system.process import Child, ChildDied, ChildHung
 from rlframe.system.ring import Ring, filling
+from rlframe.system.worker_main import PROGRESS, Parent
 from tests.processes import PRELOAD, is_running, until
 
 PATIENT_S = 60.0

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.system.affinity import Affinity, Cpu, Gpu, Topology, plan
-from rlframe.system.shares import share
+from rlframe.system.affinity import Affinity, Cpu, Gpu, Topology, plan, share
 
 # Four cores of two hyperthreads: CPUs 0 and 4 are siblings, and so on; two GPUs.
 MACHINE = Topology(tuple(Cpu(i, i % 4, 0, 0) for i in range(8)), (Gpu(0, 0), Gpu(1, 0)), math.inf)

@@ -14,9 +14,8 @@ import pytest
 
 from rlframe.core.errors import Interrupted
 from rlframe.launch import beside
-from rlframe.system.memory import keep_freed_memory, loading
+from rlframe.system.machine import keep_freed_memory, limit_threads, loading, variables
 from rlframe.system.signals import stop_request
-from rlframe.system.threads import limit_threads, variables
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

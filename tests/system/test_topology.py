@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlframe.system.affinity import plan
-from rlframe.system.topology import Cpu, Gpu, Topology, read_topology
+from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -22,9 +22,8 @@ import cloudpickle
 
 from rlframe.core.errors import ReadableError
 from rlframe.system.affinity import pin
-from rlframe.system.handover import Signal
-from rlframe.system.leash import die_with_writer
-from rlframe.system.shared import Shared
+from rlframe.system.parent_death import die_with_writer
+from rlframe.system.shared import Shared, Signal
 
 COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES, LINES = range(7)  # words that parent and child share
 N_WORDS = 8

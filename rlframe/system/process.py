@@ -26,9 +26,8 @@ import cloudpickle
 import numpy as np
 
 from rlframe.core.errors import ConfigError
-from rlframe.system import child as child_side
-from rlframe.system.handover import Signal
-from rlframe.system.shared import Shared, share
+from rlframe.system import worker_main as child_side
+from rlframe.system.shared import Shared, Signal, share
 
 SLICE_S = 0.2  # between looks at whether a child that is waited for is alive
 _CLOSE_S = 2.0  # for a child to end in order
@@ -99,7 +98,7 @@ class Child:
             target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name
         )
         with _starting, _start_environment():
-            multiprocessing.set_forkserver_preload(["rlframe.system.child", *preload])
+            multiprocessing.set_forkserver_preload(["rlframe.system.worker_main", *preload])
             process.start()
             assert process.pid
             self._process, self.pid = process, process.pid
