@@ -30,7 +30,7 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
     torch.set_num_threads(1)  # enough for a network of this size
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     T, B, log_interval_steps = 128, 16, max(1, n_steps // 10)
-    env = EnvConfig("rlframe.envs.probe:masked_cartpole")
+    env = EnvConfig("rlframe.envs.debug_envs:masked_cartpole")
     model = ModelConfig(memory="lstm", memory_size=64, normalize_observation=True)
     config = ppo.Config(
         learning_rate=1e-3,

@@ -17,7 +17,7 @@ SMALL = ["runner=minibatch_rl", "runner.n_steps=64", "runner.log_interval_steps=
 SMALL += ["sampler.batch_T=8", "sampler.batch_B=4", "model.hidden=[8]"]
 PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
 REPLAY = ["algo.learn_from=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
-PROBE = "env=rlframe.envs.probe:identity"
+PROBE = "env=rlframe.envs.debug_envs:identity"
 SEQUENCES = ["algo.learn_from=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
 TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
 RUNS = {

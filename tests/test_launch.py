@@ -215,7 +215,12 @@ def test_init_from_another_network_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "shape"])
 def test_a_failing_environment_ends_the_run_with_its_facts_and_a_snapshot(tmp_path, capsys, fault):
-    words = ("env=rlframe.envs.probe:faulty", f"env_kwargs.fault={fault}", "env_kwargs.at=40", "runner=minibatch_rl")
+    words = (
+        "env=rlframe.envs.debug_envs:faulty",
+        f"env_kwargs.fault={fault}",
+        "env_kwargs.at=40",
+        "runner=minibatch_rl",
+    )
     assert launch(tmp_path, *words) == 1
     message = capsys.readouterr().err
     for fact in ("environment 0", "seed", "step 40", "action"):

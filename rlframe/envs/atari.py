@@ -17,7 +17,7 @@ from rlframe.core.errors import ConfigError, counted
 from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
-from rlframe.envs.native import check_next_step
+from rlframe.envs.gymnasium_vector import check_next_step
 
 # Ours, beside ALE's own below: the environment itself is always run unclipped and over whole games.
 EPISODIC_LIFE = True  # a lost life ends the episode for learning (not the game), as in CleanRL's and SB3's presets

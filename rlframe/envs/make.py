@@ -11,9 +11,9 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.envs import atari, envpool_envs, native, single
+from rlframe.envs import atari, envpool, gymnasium_vector, registry
 from rlframe.envs.base import EnvConfig, Envs
-from rlframe.envs.python_envs import PythonEnvs
+from rlframe.envs.python import PythonEnvs
 from rlframe.system.machine import n_cpus
 
 BACKENDS = ("auto", "native", "envpool", "python")
@@ -38,12 +38,12 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     if n < 1 or len(seeds) != n:
         raise ValueError(f"n={n} environments need n >= 1 and as many seeds, got {len(seeds)}")
     seeds = [int(seed) for seed in seeds]
-    target = single.resolve(config.id)
+    target = registry.resolve(config.id)
     try:
-        with single.missing_packages_named(target):
+        with registry.missing_packages_named(target):
             return _make(_chosen(config, target, n), config, target, seeds, first)
     except ValueError as error:  # from core.spaces
-        raise ConfigError(f"env={single.name(config.id)}: {error}") from error
+        raise ConfigError(f"env={registry.name(config.id)}: {error}") from error
 
 
 def fixed_backend(config: EnvConfig, n: int) -> str:
@@ -52,7 +52,7 @@ def fixed_backend(config: EnvConfig, n: int) -> str:
     Raises:
         ConfigError: an unknown id or backend.
     """
-    return _chosen(config, single.resolve(config.id), n)
+    return _chosen(config, registry.resolve(config.id), n)
 
 
 def can_split(config: EnvConfig, n: int) -> bool:
@@ -60,32 +60,32 @@ def can_split(config: EnvConfig, n: int) -> bool:
 
     Gymnasium's own vector environments draw for all their environments from one generator, so theirs are not.
     """
-    return fixed_backend(config, n) != "native" or _is_ale(single.resolve(config.id))
+    return fixed_backend(config, n) != "native" or _is_ale(registry.resolve(config.id))
 
 
 def steps_on_threads(config: EnvConfig, n: int) -> bool:
     """Whether the batch is stepped by threads of its own."""
     backend = fixed_backend(config, n)
-    return backend == "envpool" or (backend == "native" and _is_ale(single.resolve(config.id)))
+    return backend == "envpool" or (backend == "native" and _is_ale(registry.resolve(config.id)))
 
 
-def _is_ale(target: single.Target) -> bool:
+def _is_ale(target: registry.Target) -> bool:
     return isinstance(target, EnvSpec) and is_atari(target)
 
 
-def _make(backend: str, config: EnvConfig, target: single.Target, seeds: list[int], first: int) -> Envs:
+def _make(backend: str, config: EnvConfig, target: registry.Target, seeds: list[int], first: int) -> Envs:
     n_threads = config.n_threads or min(len(seeds), n_cpus())
     if isinstance(target, EnvSpec) and backend == "native":
         if is_atari(target):
             return atari.make_atari(target, {"num_threads": n_threads, **config.kwargs}, seeds)
-        return native.make_native(target, config.kwargs, seeds, first)
+        return gymnasium_vector.make_native(target, config.kwargs, seeds, first)
     if isinstance(target, EnvSpec) and backend == "envpool":
-        return envpool_envs.make_envpool(target.id, {"num_threads": n_threads, **config.kwargs}, seeds, first)
-    maker, time_limit = single.maker(target, config.kwargs)
+        return envpool.make_envpool(target.id, {"num_threads": n_threads, **config.kwargs}, seeds, first)
+    maker, time_limit = registry.maker(target, config.kwargs)
     return PythonEnvs([maker] * len(seeds), seeds, time_limit, first)
 
 
-def _chosen(config: EnvConfig, target: single.Target, n: int) -> str:
+def _chosen(config: EnvConfig, target: registry.Target, n: int) -> str:
     if config.backend not in BACKENDS:
         raise ConfigError(
             f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
@@ -95,30 +95,30 @@ def _chosen(config: EnvConfig, target: single.Target, n: int) -> str:
         return _fastest(config, target, n, available)
     if config.backend not in available:
         raise ConfigError(
-            f"env_backend={config.backend} is not available for env={single.name(config.id)}; "
+            f"env_backend={config.backend} is not available for env={registry.name(config.id)}; "
             f"available: {', '.join(available)}{_hint(config.backend)}"
         )
     return config.backend
 
 
 def _hint(backend: str) -> str:
-    missing = backend == "envpool" and not envpool_envs.is_installed()
+    missing = backend == "envpool" and not envpool.is_installed()
     return ' (pip install "rlframe[envpool]" adds EnvPool)' if missing else ""
 
 
-def backends(target: single.Target) -> list[str]:
+def backends(target: registry.Target) -> list[str]:
     """The backends that serve `target` here."""
     if not isinstance(target, EnvSpec):
         return ["python"]
-    known = target.id in envpool_envs.CHECKED
+    known = target.id in envpool.CHECKED
     return [
         *(["native"] if target.vector_entry_point is not None and not _needs_jax(target) else []),
-        *(["envpool"] if known and envpool_envs.is_installed() else []),
+        *(["envpool"] if known and envpool.is_installed() else []),
         *(["python"] if target.entry_point is not None else []),
     ]
 
 
-def _fastest(config: EnvConfig, target: single.Target, n: int, available: list[str]) -> str:
+def _fastest(config: EnvConfig, target: registry.Target, n: int, available: list[str]) -> str:
     if available == ["python"] or not isinstance(target, EnvSpec):
         return "python"
     if "python" not in available or is_atari(target):
@@ -127,7 +127,7 @@ def _fastest(config: EnvConfig, target: single.Target, n: int, available: list[s
         return "python"
     if "native" in available and _takes(target, config):
         return "native"
-    if "envpool" in available and target.id in envpool_envs.FASTER and not config.kwargs:
+    if "envpool" in available and target.id in envpool.FASTER and not config.kwargs:
         return "envpool"
     return "python"
 
@@ -151,5 +151,5 @@ def _needs_jax(spec: EnvSpec) -> bool:
 
 def registered_ids() -> list[str]:
     """Gymnasium's ids, with Atari's where ale_py is installed."""
-    single.register_atari()
+    registry.register_atari()
     return sorted(gymnasium.registry)

@@ -13,13 +13,13 @@ from rlframe.core import spaces
 from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
+from rlframe.envs.observations import BoundsWatch
 from rlframe.envs.remote import remote_steppers
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.stepper import LocalStepper, Stepper
 from rlframe.envs.workers import EnvWorkers
 from rlframe.samplers.actor import Actor, block_of
 from rlframe.samplers.batch import Batch, empty_answers, empty_batch
-from rlframe.samplers.bounds import BoundsWatch
 from rlframe.samplers.episodes import EpisodeTracker
 from rlframe.system.shared import share
 

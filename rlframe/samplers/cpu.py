@@ -13,6 +13,7 @@ from rlframe.agents import Agent
 from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
 from rlframe.core.types import BatchSpec, Samples, Trajectory
+from rlframe.envs.observations import BoundsWatch
 from rlframe.envs.rows import empty_rows
 from rlframe.envs.stepper import Cut, Events
 from rlframe.envs.workers import EnvWorkers, Job, Worker
@@ -20,7 +21,6 @@ from rlframe.samplers import acting
 from rlframe.samplers.actor import block_of
 from rlframe.samplers.base import NOT_SAVED, Sampler, load_noise
 from rlframe.samplers.batch import Batch, empty_answers
-from rlframe.samplers.bounds import BoundsWatch
 from rlframe.samplers.collector import load_running, running
 from rlframe.samplers.episodes import EpisodeTracker
 from rlframe.samplers.workers import WorkersConfig, check_workers

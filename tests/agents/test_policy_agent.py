@@ -10,7 +10,7 @@ from gymnasium import spaces
 from rlframe.agents.base import NoiseBuffer
 from rlframe.algos.parts import values
 from rlframe.core.struct import leaves
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from tests.samplers.made import agent_for, sampler_for
 
 MODELS: list[dict[str, Any]] = [
@@ -22,7 +22,7 @@ MODELS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model) or "plain")
-@pytest.mark.parametrize("env", [probe.memory, "Pendulum-v1"])
+@pytest.mark.parametrize("env", [debug_envs.memory, "Pendulum-v1"])
 def test_training_sees_what_acting_saw(env: Any, model: dict[str, Any]) -> None:
     sampler, agent = sampler_for(env, T=7, B=3, **model)
     for _ in range(3):  # episodes of 5 steps and one more row begin at all places of the batches
@@ -38,7 +38,7 @@ def test_training_sees_what_acting_saw(env: Any, model: dict[str, Any]) -> None:
 
 def test_a_squashed_policy_that_saturates_is_trained_on_the_log_prob_it_acted_with() -> None:
     agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), squash=True)
-    sampler, agent = sampler_for(probe.identity, action="box", T=20, B=4, model_squash=True, model_log_std=1.5)
+    sampler, agent = sampler_for(debug_envs.identity, action="box", T=20, B=4, model_squash=True, model_log_std=1.5)
     samples = sampler.collect()
     assert (samples.action.abs() > 0.999_99).any(), "nothing saturates"
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_the_bootstrap_is_the_value_the_next_batch_begins_with() -> None:
 
 def test_zero_noise_acts_greedily() -> None:
     agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Discrete(4))
-    sampler, agent = sampler_for(probe.identity, action="discrete", T=4, B=3)
+    sampler, agent = sampler_for(debug_envs.identity, action="discrete", T=4, B=3)
     samples = sampler.collect()
     inputs = samples.inputs[0]
     noise = torch.zeros(3, 3)
@@ -71,7 +71,7 @@ def test_acting_tracks_no_gradient() -> None:
 
 
 def test_noise_of_an_environment_does_not_depend_on_its_company() -> None:
-    agent = agent_for(spaces.Box(-1, 1, (3,)), probe.identity("dict").action_space)
+    agent = agent_for(spaces.Box(-1, 1, (3,)), debug_envs.identity("dict").action_space)
     alone, together = (
         NoiseBuffer(agent, 4, len(seeds), [np.random.default_rng(seed) for seed in seeds]) for seeds in ([7], [5, 7, 9])
     )

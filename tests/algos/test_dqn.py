@@ -13,7 +13,7 @@ from rlframe.algos.base import Progress
 from rlframe.algos.parts import UpdateDebt, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.envs import EnvConfig, probe
+from rlframe.envs import EnvConfig, debug_envs
 from rlframe.models import ModelConfig
 from rlframe.models.q_values import Expected
 from rlframe.replay import ReplayConfig
@@ -136,8 +136,8 @@ def test_debts_out_of_range_are_refused() -> None:
 
 
 def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
-    algo, agent, _ = run(probe.identity, 1, learn_from=0, target_interval=1_000_000)
-    fresh, fresh_agent, _ = run(probe.identity, 1, learn_from=10_000)
+    algo, agent, _ = run(debug_envs.identity, 1, learn_from=0, target_interval=1_000_000)
+    fresh, fresh_agent, _ = run(debug_envs.identity, 1, learn_from=10_000)
     for one, other in zip(fresh.target.parameters(), fresh_agent.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     for one, other in zip(algo.target.parameters(), fresh.target.parameters(), strict=True):
@@ -185,16 +185,16 @@ def test_a_distribution_is_learned_of_the_action_taken_only(value: str) -> None:
 
 
 def test_the_learning_rate_is_used_and_scheduled() -> None:
-    _, agent, _ = run(probe.identity, 2, learning_rate=0.0)
-    _, untouched, _ = run(probe.identity, 1, learn_from=10_000)
+    _, agent, _ = run(debug_envs.identity, 2, learning_rate=0.0)
+    _, untouched, _ = run(debug_envs.identity, 1, learn_from=10_000)
     for one, other in zip(agent.parameters(), untouched.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    algo, _, _ = run(probe.identity, 4, learning_rate_schedule="linear")
+    algo, _, _ = run(debug_envs.identity, 4, learning_rate_schedule="linear")
     assert algo.updater.rate == pytest.approx(1e-2 * (1 - algo.progress.scheduled / 256))
 
 
 def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
-    algo, agent, _ = run(probe.identity, 4, epsilon_fraction=0.5, epsilon_last=0.01)
+    algo, agent, _ = run(debug_envs.identity, 4, epsilon_fraction=0.5, epsilon_last=0.01)
     assert agent.epsilon.tolist() == pytest.approx([0.1, 0.01])
     algo.epsilon.apply(agent, 64)
     assert agent.epsilon.tolist() == pytest.approx([0.55, 0.505])
@@ -202,7 +202,7 @@ def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
 
 
 def test_prioritized_replay_is_told_the_errors() -> None:
-    algo, _, _ = run(probe.identity, 3, prioritized=True, discount=0.0)
+    algo, _, _ = run(debug_envs.identity, 3, prioritized=True, discount=0.0)
     told: list[Any] = []
     algo.replay.update_priorities = lambda index, priority: told.append((index, priority))
     algo.debt.receive(1_000_000, 1_000_004)
@@ -214,7 +214,7 @@ def test_prioritized_replay_is_told_the_errors() -> None:
 
 def test_memory_is_refused_with_the_algorithm_that_trains_it() -> None:
     with pytest.raises(ConfigError, match="use r2d1"):
-        run(probe.memory, 1, model_memory="lstm")
+        run(debug_envs.memory, 1, model_memory="lstm")
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -242,8 +242,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option_learns_to_name_what_it_sees(options: dict[str, Any]) -> None:
-    _, agent, _ = run(probe.identity, 50, length=8, discount=0.5, **options)
-    assert score(agent, probe.identity, length=8) > 0.9 * 8  # chance is at most 4
+    _, agent, _ = run(debug_envs.identity, 50, length=8, discount=0.5, **options)
+    assert score(agent, debug_envs.identity, length=8) > 0.9 * 8  # chance is at most 4
 
 
 def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tensor:
@@ -262,14 +262,14 @@ def test_a_time_limit_bootstraps(n_step: int) -> None:
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_termination_does_not_bootstrap(n_step: int) -> None:
-    q = q_values(probe.time_limit, 5, n_step, ends="terminated", length=5)
+    q = q_values(debug_envs.time_limit, 5, n_step, ends="terminated", length=5)
     torch.testing.assert_close(q, torch.tensor([3.3616, 2.952, 2.44, 1.8, 1.0]), rtol=0, atol=0.3)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["rainbow"]], ids=["plain", "rainbow"])
 def test_one_seed_gives_one_history(options: dict[str, Any]) -> None:
-    agents = [run(probe.identity, 4, seed=3, **options)[1] for _ in range(2)]
-    other = run(probe.identity, 4, seed=4, **options)[1]
+    agents = [run(debug_envs.identity, 4, seed=3, **options)[1] for _ in range(2)]
+    other = run(debug_envs.identity, 4, seed=4, **options)[1]
     pairs = list(zip(*(agent.parameters() for agent in (*agents, other)), strict=True))
     assert all(torch.equal(a, b) for a, b, _ in pairs)
     assert not all(torch.equal(a, c) for a, _, c in pairs)
@@ -277,7 +277,7 @@ def test_one_seed_gives_one_history(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["rainbow"]], ids=["plain", "rainbow"])
 def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any]) -> None:
-    check_resume(probe.identity, **options)
+    check_resume(debug_envs.identity, **options)
 
 
 def check_resume(env: Any, **settings: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from rlframe.algos import a2c, appo, impala
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from tests.algos.table import one_step_episodes, table_agent
 from tests.algos.test_learning import trained
 from tests.samplers.made import copied, sampler_for
@@ -84,7 +84,9 @@ def test_appo_and_impala_forget_rows_that_are_not_valid() -> None:
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_impala_on_the_newest_policy_is_a2c_with_n_step_returns(memory: str) -> None:
     def learned(module: Any, **more: Any) -> tuple[Any, dict[str, float]]:
-        sampler, agent = sampler_for(probe.time_limit, T=7, B=3, length=4, model_memory=memory, model_memory_size=4)
+        sampler, agent = sampler_for(
+            debug_envs.time_limit, T=7, B=3, length=4, model_memory=memory, model_memory_size=4
+        )
         settings = {**PLAIN, "learning_rate": 1e-2, "optimizer": "adam", **more}
         algo = module.Config(**settings).make_algorithm(agent, sampler.batch_spec, 1000, 0)
         for _ in range(4):
@@ -108,20 +110,20 @@ BOTH = pytest.mark.parametrize(("module", "settings"), [(impala, IMPALA), (appo,
 @BOTH
 @pytest.mark.parametrize("action", ["discrete_start", "dict"])
 def test_both_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, probe.identity, 100, action=action, length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 100, action=action, length=8)
     assert score > 0.85 * 8
 
 
 @BOTH
 def test_both_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
-    _, score = trained(module, settings, probe.memory, 100, T=12, delay=2, **model)
+    _, score = trained(module, settings, debug_envs.memory, 100, T=12, delay=2, **model)
     assert score > 0.95
 
 
 @BOTH
 def test_a_late_reward_reaches_the_action_that_earned_it(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, settings, probe.delayed_reward, 60, T=15, delay=4)
+    _, score = trained(module, settings, debug_envs.delayed_reward, 60, T=15, delay=4)
     assert score == 1.0
 
 

@@ -10,7 +10,7 @@ import torch
 from rlframe.algos import a2c, pg, ppo
 from rlframe.algos.base import Algorithm
 from rlframe.core.types import Samples
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from tests.samplers.made import assert_equal, copied, sampler_for
 
 SETTINGS: list[tuple[Any, dict[str, Any]]] = [(ppo, {"epochs": 2, "minibatches": 2}), (a2c, {}), (pg, {})]
@@ -55,7 +55,7 @@ def test_rows_that_are_not_valid_change_nothing(
         sampler, agent, algo = made(
             module,
             {**settings, "normalize_advantage": normalize},
-            env=probe.identity,
+            env=debug_envs.identity,
             action="box",
             length=4,
             model_memory=memory,
@@ -73,7 +73,7 @@ def test_rows_that_are_not_valid_change_nothing(
 @MEMORY
 @ALL
 def test_a_batch_without_any_valid_row_does_no_harm(module: Any, settings: dict[str, Any], memory: str) -> None:
-    sampler, agent, algo = made(module, settings, env=probe.memory, model_memory=memory)
+    sampler, agent, algo = made(module, settings, env=debug_envs.memory, model_memory=memory)
     samples = copied(sampler.collect())
     samples.valid[...] = False
     metrics = learn(algo, samples)
@@ -84,7 +84,7 @@ def test_a_batch_without_any_valid_row_does_no_harm(module: Any, settings: dict[
 
 @ALL
 def test_metrics_are_numbers_without_gradient(module: Any, settings: dict[str, Any]) -> None:
-    sampler, _, algo = made(module, settings, env=probe.memory)
+    sampler, _, algo = made(module, settings, env=debug_envs.memory)
     metrics = learn(algo, sampler.collect())
     expected = {"policy_loss", "value_loss", "entropy", "grad_norm", "explained_variance", "learning_rate"}
     assert expected <= set(metrics)
@@ -113,7 +113,7 @@ def test_one_seed_gives_one_result_and_another_another(module: Any, settings: di
 
 def test_the_seed_of_ppo_orders_its_minibatches() -> None:
     def after(seed: int) -> Any:
-        sampler, agent = sampler_for(probe.memory, T=12, B=4)
+        sampler, agent = sampler_for(debug_envs.memory, T=12, B=4)
         algo = ppo.PPO(agent, sampler.batch_spec, 1000, ppo.Config(epochs=2, minibatches=2), seed)
         learn(algo, sampler.collect())
         return agent.state_dict()["model.policy_head.weight"]
@@ -126,14 +126,14 @@ def test_the_seed_of_ppo_orders_its_minibatches() -> None:
 @ALL
 def test_a_saved_algorithm_goes_on_as_if_never_stopped(module: Any, settings: dict[str, Any], memory: str) -> None:
     settings = {**settings, "learning_rate_schedule": "linear"}
-    sampler, agent, algo = made(module, settings, env=probe.memory, model_memory=memory)
+    sampler, agent, algo = made(module, settings, env=debug_envs.memory, model_memory=memory)
     batches = [copied(sampler.collect()) for _ in range(4)]
     for samples in batches[:2]:
         learn(algo, samples)
     saved = copy.deepcopy((agent.state_dict(), algo.state_dict()))
     straight = [learn(algo, samples) for samples in batches[2:]]
 
-    _, other_agent, other = made(module, settings, seed=5, env=probe.memory, model_memory=memory)
+    _, other_agent, other = made(module, settings, seed=5, env=debug_envs.memory, model_memory=memory)
     other_agent.load_state_dict(saved[0])
     other.load_state_dict(saved[1])
     resumed = [learn(other, samples) for samples in batches[2:]]

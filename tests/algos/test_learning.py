@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rlframe.algos import a2c, pg, ppo
 from rlframe.core.types import AgentInputs
-from rlframe.envs import EnvConfig, probe
+from rlframe.envs import EnvConfig, debug_envs
 from rlframe.samplers import EvalConfig, Evaluator
 from tests.samplers.made import sampler_for
 
@@ -43,43 +43,45 @@ ACTIONS = ["discrete", "discrete_start", "multi_discrete", "multi_binary", "box"
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_ppo_names_what_it_sees_in_every_action_space(action: str) -> None:
-    _, score = trained(ppo, {**PPO, "discount": 0.0}, probe.identity, 30, action=action, length=8)
+    _, score = trained(ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, action=action, length=8)
     assert score > 0.9 * 8  # chance is at most 4
 
 
 @pytest.mark.parametrize("action", ["discrete_start", "dict"])
 @pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
 def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, probe.identity, 70, action=action, length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 70, action=action, length=8)
     assert score > 0.85 * 8
 
 
 def test_a_squashed_policy_learns_too() -> None:
-    _, score = trained(ppo, {**PPO, "discount": 0.0}, probe.identity, 30, action="box", length=8, model_squash=True)
+    _, score = trained(
+        ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, action="box", length=8, model_squash=True
+    )
     assert score > 0.85 * 8
 
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_ppo_with_memory_remembers(memory: str) -> None:
-    _, score = trained(ppo, PPO, probe.memory, 40, T=15, delay=4, model_memory=memory, model_memory_size=16)
+    _, score = trained(ppo, PPO, debug_envs.memory, 40, T=15, delay=4, model_memory=memory, model_memory_size=16)
     assert score > 0.95
 
 
 @pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
 def test_the_others_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
-    _, score = trained(module, settings, probe.memory, 100, T=12, delay=2, **model)
+    _, score = trained(module, settings, debug_envs.memory, 100, T=12, delay=2, **model)
     assert score > 0.95
 
 
 def test_ppo_without_memory_stays_at_chance() -> None:
-    _, score = trained(ppo, PPO, probe.memory, 25, T=15, delay=4)
+    _, score = trained(ppo, PPO, debug_envs.memory, 25, T=15, delay=4)
     assert 0.2 < score < 0.8
 
 
 @pytest.mark.parametrize(("module", "settings"), ALGOS, ids=NAMES)
 def test_a_reward_that_comes_late_reaches_the_action_that_earned_it(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, settings, probe.delayed_reward, 40, T=15, delay=4)
+    _, score = trained(module, settings, debug_envs.delayed_reward, 40, T=15, delay=4)
     assert score == 1.0  # chance is 1/3
 
 
@@ -93,7 +95,7 @@ class Blind(gymnasium.ObservationWrapper):
 
 
 def blind_time_limit(ends: str) -> gymnasium.Env:
-    return Blind(probe.time_limit(ends, 5))
+    return Blind(debug_envs.time_limit(ends, 5))
 
 
 def state_values(agent: Any, n: int) -> list[float]:
@@ -115,6 +117,6 @@ def test_truncation_bootstraps_to_the_endless_sum(module: Any, settings: dict[st
 
 @pytest.mark.parametrize(("module", "settings"), ALGOS, ids=NAMES)
 def test_termination_ends_the_sum(module: Any, settings: dict[str, Any]) -> None:
-    agent, _ = trained(module, {**settings, **VALUE}, probe.time_limit, 80, T=12, B=4, ends="terminated", length=5)
+    agent, _ = trained(module, {**settings, **VALUE}, debug_envs.time_limit, 80, T=12, B=4, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
     assert state_values(agent, 6)[:5] == pytest.approx(expected, rel=0.03)

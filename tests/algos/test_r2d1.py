@@ -8,7 +8,7 @@ import torch
 
 from rlframe.algos import r2d1
 from rlframe.core.errors import ConfigError
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from tests.algos.test_dqn import check_resume, made, run, score
 
 MEMORY: dict[str, Any] = {
@@ -30,12 +30,12 @@ def sequences(algo: Any, n: int = 8) -> Any:
 
 def test_a_memory_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"use model.memory=lstm or gru, or algo=dqn"):
-        run(probe.memory, 1, module=r2d1, learn_T=8)
+        run(debug_envs.memory, 1, module=r2d1, learn_T=8)
 
 
 def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values() -> None:
     settings = {**MEMORY, "burn_in": 0, "learn_T": 8, "learn_from": 10_000, "prioritized": False}
-    algo, agent, batches = run(probe.memory, 6, **settings)
+    algo, agent, batches = run(debug_envs.memory, 6, **settings)
     batch = sequences(algo, 32)
     values, _ = agent.model(batch.inputs[:-1], batch.state.memory)
     time, env = np.divmod(batch.index, 8)
@@ -46,7 +46,7 @@ def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values() ->
 
 
 def test_burn_in_changes_the_state_but_has_no_gradient() -> None:
-    algo, _, _ = run(probe.memory, 4, **{**MEMORY, "learn_from": 10_000})
+    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learn_from": 10_000})
     batch = sequences(algo)
     first = batch.inputs.first.clone()
     first[:] = False
@@ -69,7 +69,7 @@ def batch_with(batch: Any, **fields: Any) -> Any:
 
 
 def test_rows_that_do_not_count_have_no_part_in_loss_and_priority() -> None:
-    algo, _, _ = run(probe.memory, 6, delay=3, **{**MEMORY, "learn_from": 10_000, "n_step": 1})
+    algo, _, _ = run(debug_envs.memory, 6, delay=3, **{**MEMORY, "learn_from": 10_000, "n_step": 1})
     batch = sequences(algo, 16)
     assert not batch.valid[4:].all()
     other = type(batch)(**{**vars(batch), "action": torch.where(batch.valid, batch.action, 1 - batch.action)})
@@ -78,7 +78,7 @@ def test_rows_that_do_not_count_have_no_part_in_loss_and_priority() -> None:
 
 
 def test_priorities_mix_the_largest_and_the_mean_error() -> None:
-    algo, _, _ = run(probe.memory, 4, **{**MEMORY, "learn_from": 10_000, "rescale": False, "double": False})
+    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learn_from": 10_000, "rescale": False, "double": False})
     batch = sequences(algo)
     found = {}
     for eta in (0.0, 0.9, 1.0):
@@ -94,7 +94,7 @@ def vars_of(config: Any) -> dict[str, Any]:
 
 def test_the_target_is_rescaled_by_hand() -> None:
     """One sequence of one row, terminated with reward 3: h(3) = 1.003."""
-    algo, _, _ = run(probe.memory, 4, **{**MEMORY, "learn_from": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1})
+    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learn_from": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1})
     batch = sequences(algo, 4)
     one = torch.ones_like(batch.terminated)
     batch = type(batch)(
@@ -105,7 +105,7 @@ def test_the_target_is_rescaled_by_hand() -> None:
 
 
 def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
-    sampler, _, algo = made(probe.memory, 64, **{**MEMORY, "learn_from": 10_000})
+    sampler, _, algo = made(debug_envs.memory, 64, **{**MEMORY, "learn_from": 10_000})
     told: list[Any] = []
     real = algo.replay.update_priorities
     algo.replay.update_priorities = lambda index, priority: (told.append((index, priority)), real(index, priority))
@@ -120,9 +120,9 @@ def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
 
 def test_r2d1_learns_what_needs_memory() -> None:
     settings = {**MEMORY, "learning_rate": 5e-3, "burn_in": 0, "learn_T": 16, "replay_ratio": 16.0}
-    _, agent, _ = run(probe.memory, 100, delay=3, **settings)
-    assert score(agent, probe.memory, delay=3) > 0.95  # chance is 0.5
+    _, agent, _ = run(debug_envs.memory, 100, delay=3, **settings)
+    assert score(agent, debug_envs.memory, delay=3) > 0.95  # chance is 0.5
 
 
 def test_a_resumed_algorithm_goes_on_exactly() -> None:
-    check_resume(probe.memory, **MEMORY)
+    check_resume(debug_envs.memory, **MEMORY)

@@ -9,7 +9,7 @@ import torch
 from rlframe.algos import ddpg, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec
-from rlframe.envs import EnvConfig, make_envs, probe
+from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
@@ -43,13 +43,13 @@ def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwa
     ("module", "settings"), [(ddpg, NOISY), (td3, NOISY), (sac, {"temperature": 0.1})], ids=["ddpg", "td3", "sac"]
 )
 def test_a_level_is_named(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, probe.identity, 1000, action="box", length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 1000, action="box", length=8)
     assert score > 0.85 * 8  # chance is below 4
 
 
 def test_discrete_sac_names_what_it_sees() -> None:
     settings = {"discount": 0.0, "temperature": 0.1, "target_entropy_fraction": 0.2}
-    _, score = trained(sac, settings, probe.identity, 1000, action="discrete", length=8)
+    _, score = trained(sac, settings, debug_envs.identity, 1000, action="discrete", length=8)
     assert score > 0.9 * 8  # chance is 2.7
 
 
@@ -69,12 +69,12 @@ def test_truncation_bootstraps_to_the_endless_sum(n_step: int) -> None:
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_termination_ends_the_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, probe.time_limit, 1000, ends="terminated", length=5)
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 1000, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
     assert state_values(algo, 6)[:5] == pytest.approx(expected, rel=0.05)
 
 
 def test_returns_of_n_steps_carry_a_late_reward_past_states_that_do_not_tell() -> None:
     settings = {"discount": 0.99, "temperature": 0.1, "learn_temperature": False, "n_step": 4}
-    _, score = trained(sac, settings, probe.delayed_reward, 1000, delay=3)
+    _, score = trained(sac, settings, debug_envs.delayed_reward, 1000, delay=3)
     assert score == 1.0  # chance is 1/3

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 
 from rlframe.algos import ddpg, sac, td3
 from rlframe.core.struct import leaves, map_tree
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from rlframe.ops.precision import has_bf16_units, learning_in
 from rlframe.record.chunks import Chunked
 from rlframe.record.tree import decode, encode
@@ -20,7 +20,7 @@ from tests.runners.resumed import count_equal
 
 MODULES = {"ddpg": ddpg, "td3": td3, "sac": sac}
 every = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
-SEEN = spaces.Box(-2.0, 4.0, (1,), np.float32)  # by probe.identity(action="box")
+SEEN = spaces.Box(-2.0, 4.0, (1,), np.float32)  # by debug_envs.identity(action="box")
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 MIXED = spaces.Dict({"image": IMAGE, "place": SEEN, "which": spaces.Discrete(3)})
 
@@ -46,11 +46,11 @@ class Sees(gymnasium.Env):
 
 
 def identity_learner(module: Any, **settings: Any) -> Any:
-    return learner(module, SEEN, probe.identity("box").action_space, **{"model": {"hidden": (8,)}} | settings)
+    return learner(module, SEEN, debug_envs.identity("box").action_space, **{"model": {"hidden": (8,)}} | settings)
 
 
 def identity_batches(algo: Any, n: int, **kwargs: Any) -> Any:
-    return collected(probe.identity, algo.agent, n, (4, 2), action="box", length=6, **kwargs)
+    return collected(debug_envs.identity, algo.agent, n, (4, 2), action="box", length=6, **kwargs)
 
 
 @every

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.envs import EnvConfig, make, make_envs, probe
-from rlframe.envs.single import resolve
+from rlframe.envs import EnvConfig, debug_envs, make, make_envs
+from rlframe.envs.registry import resolve
 from tests.envs.rows import made
 
 
@@ -56,7 +56,7 @@ def test_without_envpool_python_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unavailable_backend_is_refused_with_those_there_are() -> None:
     assert refused("Taxi-v4", backend="native").endswith("; available: python")
-    assert "; available: python" in refused("rlframe.envs.probe:identity", backend="envpool")
+    assert "; available: python" in refused("rlframe.envs.debug_envs:identity", backend="envpool")
 
 
 def test_an_unknown_backend_is_refused() -> None:
@@ -90,8 +90,8 @@ def test_an_unknown_argument_is_named(backend: str) -> None:
 
 
 def test_an_unknown_argument_is_answered_with_the_nearest() -> None:
-    assert "env_kwargs.dely is no argument" in refused("rlframe.envs.probe:memory", dely=3)
-    assert "did you mean delay" in refused("rlframe.envs.probe:memory", dely=3)
+    assert "env_kwargs.dely is no argument" in refused("rlframe.envs.debug_envs:memory", dely=3)
+    assert "did you mean delay" in refused("rlframe.envs.debug_envs:memory", dely=3)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_atari_serves_three_backends_at_most() -> None:
 
 CONFIGS = [
     EnvConfig("CartPole-v1", {"max_episode_steps": 5}),
-    EnvConfig("rlframe.envs.probe:memory", {"delay": 2}),
-    EnvConfig(probe.masked_cartpole),
+    EnvConfig("rlframe.envs.debug_envs:memory", {"delay": 2}),
+    EnvConfig(debug_envs.masked_cartpole),
 ]
 
 

@@ -14,12 +14,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvError, Envs
 from rlframe.envs.diagnostics import Means
-from rlframe.envs.native import NativeEnvs
+from rlframe.envs.gymnasium_vector import NativeEnvs
 from tests.envs.rows import made, rows_for, walk
 
 
 def fault_of(fault: str, **kwargs: object) -> EnvError:
-    envs = made("rlframe.envs.probe:faulty", 2, seeds=[101, 102], fault=fault, at=3, **kwargs)
+    envs = made("rlframe.envs.debug_envs:faulty", 2, seeds=[101, 102], fault=fault, at=3, **kwargs)
     envs.reset(rows_for(envs))
     with pytest.raises(EnvError) as caught:
         step_through(envs, ([0, 0], [0, 0], [1, 0], [0, 0]))

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from rlframe.core.seeding import EpisodeSeeds
-from rlframe.envs import probe
-from rlframe.envs.python_envs import PythonEnvs
+from rlframe.envs import debug_envs
+from rlframe.envs.python import PythonEnvs
 from tests.envs.custom import Scripted
 from tests.envs.rows import Walk, made, rows_for, walk
 
@@ -64,7 +64,7 @@ def test_an_action_on_the_step_that_resets_is_ignored() -> None:
 
 @pytest.mark.parametrize("ends", ["truncated", "terminated"])
 def test_truncation_and_termination_are_told_apart(ends: str) -> None:
-    seen = walk(made("rlframe.envs.probe:time_limit", 2, ends=ends, length=4), 12)
+    seen = walk(made("rlframe.envs.debug_envs:time_limit", 2, ends=ends, length=4), 12)
     check_rows(seen)
     np.testing.assert_array_equal(np.flatnonzero(seen.ended[:, 0]), [3, 8])
     np.testing.assert_array_equal(seen.ended, seen.terminated if ends == "terminated" else seen.truncated)
@@ -151,7 +151,7 @@ def test_a_batch_steps_as_the_plain_environment_does() -> None:
 
 
 def test_masked_cartpole_keeps_positions_and_the_limit() -> None:
-    seen = walk(made(probe.masked_cartpole, 2, max_episode_steps=6), 8)
+    seen = walk(made(debug_envs.masked_cartpole, 2, max_episode_steps=6), 8)
     whole = walk(made("CartPole-v1", 2, backend="python", max_episode_steps=6), 8)
     np.testing.assert_array_equal(seen.observation, whole.observation[..., ::2])
     np.testing.assert_array_equal(seen.truncated, whole.truncated)

@@ -12,7 +12,7 @@ import pytest
 
 from rlframe.core import spaces
 from rlframe.core.seeding import EpisodeSeeds
-from rlframe.envs import Envs, keeper, plain
+from rlframe.envs import Envs, episode_state, object_codec
 from rlframe.envs.base import EnvStep
 from rlframe.record.tree import decode, encode
 from tests.envs import resumable
@@ -223,7 +223,7 @@ class Holder:
 
 def through(holder: Any) -> Any:
     fresh = Holder()
-    plain.put([fresh], [fresh], stored(plain.take([holder], [holder], {})), {})
+    object_codec.put([fresh], [fresh], stored(object_codec.take([holder], [holder], {})), {})
     return fresh
 
 
@@ -252,19 +252,19 @@ def test_plain_attributes_come_back_with_their_types_and_what_they_share() -> No
 def test_what_is_not_plain_is_refused_by_name(value: Any) -> None:
     holder = Holder()
     holder.numbers = value
-    with pytest.raises(plain.Opaque, match=r"Holder\.numbers is a"):
-        plain.take([holder], [holder], {})
+    with pytest.raises(object_codec.Opaque, match=r"Holder\.numbers is a"):
+        object_codec.take([holder], [holder], {})
 
 
 def test_arrays_that_share_memory_are_refused() -> None:
     holder = Holder()
     holder.numbers = holder.by_name["a", 1][:10]
-    with pytest.raises(plain.Opaque, match="share memory"):
-        plain.take([holder], [holder], {})
+    with pytest.raises(object_codec.Opaque, match="share memory"):
+        object_codec.take([holder], [holder], {})
 
 
 def test_a_state_of_other_wrappers_is_refused() -> None:
     one, other = (gymnasium.make("CartPole-v1", max_episode_steps=n) for n in (5, -1))
     one.reset(seed=0)
-    with pytest.raises(plain.Opaque, match="layers"):
-        keeper.put(other, stored(keeper.take(one)))
+    with pytest.raises(object_codec.Opaque, match="layers"):
+        episode_state.put(other, stored(episode_state.take(one)))

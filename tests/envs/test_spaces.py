@@ -9,7 +9,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import leaves, map_tree
-from rlframe.envs.python_envs import PythonEnvs
+from rlframe.envs.python import PythonEnvs
 from tests.envs.custom import SPACES, Scripted
 from tests.envs.rows import made, rows_for, walk
 
@@ -58,7 +58,7 @@ def test_actions_arrive_as_the_environment_wants_them(kind: str) -> None:
 
 
 def test_discrete_choices_count_from_zero_for_the_agent() -> None:
-    envs = made("rlframe.envs.probe:discrete_start", 4)
+    envs = made("rlframe.envs.debug_envs:discrete_start", 4)
     seen = walk(envs, 30)
     assert set(np.unique(seen.observation)) == {0, 1, 2}
 
@@ -73,7 +73,7 @@ def test_an_unsupported_space_is_refused(kind: str) -> None:
     "kind", ["discrete", "discrete_start", "box", "multi_discrete", "multi_binary", "dict", "tuple"]
 )
 def test_identity_rewards_the_right_answer_fully(kind: str) -> None:
-    envs = made("rlframe.envs.probe:identity", 3, action=kind)
+    envs = made("rlframe.envs.debug_envs:identity", 3, action=kind)
     rows = rows_for(envs)
     envs.reset(rows)
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_identity_rewards_the_right_answer_fully(kind: str) -> None:
 
 
 def test_memory_shows_its_cue_once_and_asks_at_the_end() -> None:
-    envs = made("rlframe.envs.probe:memory", 2, delay=3, cues=2)
+    envs = made("rlframe.envs.debug_envs:memory", 2, delay=3, cues=2)
     seen = walk(envs, 4)
     cue = seen.start
     assert (cue[:, :2].sum(axis=1) == 1).all()
@@ -96,7 +96,7 @@ def test_memory_shows_its_cue_once_and_asks_at_the_end() -> None:
 
 
 def test_a_delayed_reward_is_for_the_first_action() -> None:
-    envs = made("rlframe.envs.probe:delayed_reward", 1, delay=2)
+    envs = made("rlframe.envs.debug_envs:delayed_reward", 1, delay=2)
     rows = rows_for(envs)
     for first, expected in ((1, 1.0), (0, 0.0)):
         envs.reset(rows)

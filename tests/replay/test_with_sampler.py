@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlframe.core.types import BatchSpec
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from rlframe.replay import NStep, ReplayConfig, Whole, make_replay
 from tests.samplers.made import sampler_for
 
@@ -14,9 +14,9 @@ from tests.samplers.made import sampler_for
 @pytest.mark.parametrize("memory", ["feed_forward", "lstm"])
 def test_batches_of_a_sampler_go_on(memory: str) -> None:
     recurrent = {"model_memory": "lstm"} if memory == "lstm" else {}
-    sampler, agent = sampler_for(probe.memory, T=8, B=3, decorrelation_steps=2, **recurrent)
+    sampler, agent = sampler_for(debug_envs.memory, T=8, B=3, decorrelation_steps=2, **recurrent)
     plan = Whole(10) if memory == "lstm" else NStep(0.9, 2)
-    env = probe.memory()
+    env = debug_envs.memory()
     spaces = (env.observation_space, env.action_space)
     state = agent.initial_state(range(3))
     replay = make_replay(ReplayConfig(size=600), *spaces, BatchSpec(8, 3), plan, state=state, previous=True)

@@ -26,7 +26,7 @@ def parts(env: EnvConfig, n_steps: int = 256):
 
 
 def test_env_steps_count_valid_rows_only():
-    sampler, agent, algo = parts(EnvConfig("rlframe.envs.probe:time_limit", {"length": 4}))
+    sampler, agent, algo = parts(EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 4}))
     row = MinibatchRl(sampler, agent, algo, n_steps=64, log_interval_steps=64).train()
     batches = row["updates"] / CONFIG.minibatches
     assert row["env_steps"] == pytest.approx(batches * 64 * 4 / 5, abs=4)  # one row in five is an episode's end
@@ -55,7 +55,7 @@ def test_a_runner_without_evaluation_scores_by_training_episodes():
 
 
 def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
-    sampler, agent, algo = parts(EnvConfig("rlframe.envs.probe:faulty", {"fault": "raise", "at": 40}))
+    sampler, agent, algo = parts(EnvConfig("rlframe.envs.debug_envs:faulty", {"fault": "raise", "at": 40}))
     with pytest.raises(EnvError, match="step 40"), logger_context(tmp_path, console=False) as run:
         MinibatchRl(sampler, agent, algo, 10_000, 10_000).train()
     state, meta = load_snapshot(resolve_snapshot(run.directory))

@@ -21,7 +21,7 @@ from rlframe.runners import MinibatchRl, MinibatchRlEval
 from rlframe.runners.base import Limits
 from rlframe.samplers import EvalConfig, Evaluator, Sampler, SerialSampler
 
-ENV = EnvConfig("rlframe.envs.probe:time_limit", {"length": 5})
+ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
 DQN = dqn.Config(learn_from=16, batch_size=8, replay_ratio=16.0, replay=ReplayConfig(size=256))
 
 

@@ -11,7 +11,7 @@ from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import Samples
-from rlframe.envs import EnvConfig, make_envs, probe
+from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
 from rlframe.samplers import SerialSampler
 
@@ -24,7 +24,12 @@ def agent_for(observation_space: Space, action_space: Space, seed: int = 0, **mo
 
 
 def sampler_for(
-    env: Make | str = probe.memory, T: int = 8, B: int = 3, seed: int = 0, decorrelation_steps: int = 0, **kwargs: Any
+    env: Make | str = debug_envs.memory,
+    T: int = 8,
+    B: int = 3,
+    seed: int = 0,
+    decorrelation_steps: int = 0,
+    **kwargs: Any,
 ) -> tuple[SerialSampler, PolicyAgent]:
     """A sampler and its agent; what begins with `model_` is the model's, the rest the environment's."""
     model = {key.removeprefix("model_"): kwargs.pop(key) for key in list(kwargs) if key.startswith("model_")}

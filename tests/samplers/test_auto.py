@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlframe.envs import EnvConfig, EnvError, probe
+from rlframe.envs import EnvConfig, EnvError, debug_envs
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.samplers import auto, cpu, gpu, serial
 from tests.samplers.made import agent_for
@@ -135,4 +135,4 @@ def test_the_environments_own_time_is_measured() -> None:
 
 def test_an_environment_that_fails_is_told_before_anything_starts() -> None:
     with pytest.raises(EnvError, match="environment 0"):
-        measured(probe.faulty, fault="raise", at=5)
+        measured(debug_envs.faulty, fault="raise", at=5)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
-from rlframe.envs import EnvConfig, EnvError, probe
+from rlframe.envs import EnvConfig, EnvError, debug_envs
 from rlframe.samplers import EvalConfig, Evaluator
 from rlframe.samplers.evaluator import summarize
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
@@ -61,8 +61,8 @@ def test_the_episodes_that_count_are_the_first_of_each_environment() -> None:
 
 def test_evaluation_does_not_disturb_sampling() -> None:
     def history(evaluates: bool) -> list[Any]:
-        sampler, agent = sampler_for(probe.memory, T=7, B=3, model_memory="lstm", model_normalize_observation=True)
-        evaluator = Evaluator(EnvConfig(probe.memory, {}, "python"), agent, EvalConfig(n_episodes=5, explore=True))
+        sampler, agent = sampler_for(debug_envs.memory, T=7, B=3, model_memory="lstm", model_normalize_observation=True)
+        evaluator = Evaluator(EnvConfig(debug_envs.memory, {}, "python"), agent, EvalConfig(n_episodes=5, explore=True))
         found = []
         for _ in range(3):
             found.append(copied(sampler.collect()))
@@ -79,8 +79,8 @@ def test_evaluation_does_not_disturb_sampling() -> None:
 
 def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
     kwargs = {"action": "discrete", "length": 50}
-    greedy = evaluator_for(probe.identity, EvalConfig(n_envs=2, n_episodes=2), **kwargs)
-    exploring = evaluator_for(probe.identity, EvalConfig(n_envs=2, n_episodes=2, explore=True), **kwargs)
+    greedy = evaluator_for(debug_envs.identity, EvalConfig(n_envs=2, n_episodes=2), **kwargs)
+    exploring = evaluator_for(debug_envs.identity, EvalConfig(n_envs=2, n_episodes=2, explore=True), **kwargs)
     greedy.evaluate()
     samples = greedy.collector.samples
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
 @pytest.mark.parametrize("explore", [False, True])
 def test_one_seed_gives_one_evaluation(explore: bool) -> None:
     config = EvalConfig(n_envs=3, n_episodes=6, explore=explore)
-    one, same, other = (evaluator_for(probe.identity, config, seed) for seed in (1, 1, 2))
+    one, same, other = (evaluator_for(debug_envs.identity, config, seed) for seed in (1, 1, 2))
     first = one.evaluate()
     assert same.evaluate() == first
     assert other.evaluate() != first
@@ -105,9 +105,9 @@ def test_one_seed_gives_one_evaluation(explore: bool) -> None:
 
 
 def test_every_evaluation_begins_its_episodes_and_memory_afresh() -> None:
-    env = probe.time_limit(length=5)
+    env = debug_envs.time_limit(length=5)
     agent = agent_for(env.observation_space, env.action_space, memory="gru", memory_size=4)
-    config = EnvConfig(probe.time_limit, {"length": 5}, "python")
+    config = EnvConfig(debug_envs.time_limit, {"length": 5}, "python")
     evaluator = Evaluator(config, agent, EvalConfig(n_envs=1, n_episodes=1))
     evaluator.evaluate()
     values = evaluator.collector.samples.info.value[:6].clone()  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ def test_every_evaluation_begins_its_episodes_and_memory_afresh() -> None:
 
 
 def test_an_episode_without_end_is_an_error_with_the_remedy() -> None:
-    evaluator = evaluator_for(probe.time_limit, EvalConfig(n_envs=2, n_episodes=2, max_length=30), length=1000)
+    evaluator = evaluator_for(debug_envs.time_limit, EvalConfig(n_envs=2, n_episodes=2, max_length=30), length=1000)
     with pytest.raises(EnvError, match=r"has run \d+ steps without an end.*max_episode_steps.*eval\.max_length"):
         evaluator.evaluate()
 

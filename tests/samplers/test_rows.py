@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import Samples
-from rlframe.envs import probe
+from rlframe.envs import debug_envs
 from tests.samplers.made import assert_equal, copied, sampler_for
 
 
@@ -21,7 +21,7 @@ def two_batches(**kwargs: Any) -> tuple[Samples, Samples]:
 
 
 def test_the_end_of_an_episode_is_a_row() -> None:
-    sampler, _ = sampler_for(probe.time_limit, T=9, B=1, length=3, ends="terminated")
+    sampler, _ = sampler_for(debug_envs.time_limit, T=9, B=1, length=3, ends="terminated")
     samples = sampler.collect()
     #                                        0, 1, 2, last, 0, 1, 2, last, 0
     assert samples.inputs.observation[:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -33,7 +33,7 @@ def test_the_end_of_an_episode_is_a_row() -> None:
 
 
 def test_a_time_limit_truncates_and_does_not_terminate() -> None:
-    sampler, _ = sampler_for(probe.time_limit, T=5, B=1, length=3, ends="truncated")
+    sampler, _ = sampler_for(debug_envs.time_limit, T=5, B=1, length=3, ends="truncated")
     samples = sampler.collect()
     assert samples.truncated[:, 0].int().tolist() == [0, 0, 1, 0, 0]
     assert not samples.terminated.any()
@@ -41,7 +41,7 @@ def test_a_time_limit_truncates_and_does_not_terminate() -> None:
 
 @pytest.mark.parametrize("action", ["discrete", "box", "dict"])
 def test_previous_action_and_reward_are_the_row_before(action: str) -> None:
-    first, second = two_batches(env=probe.identity, T=6, B=2, action=action)
+    first, second = two_batches(env=debug_envs.identity, T=6, B=2, action=action)
     for samples in (first, second):
         assert_equal(map_tree(lambda x: x[1:], samples.inputs.prev_action), samples.action)
         assert_equal(samples.inputs.prev_reward[1:], samples.reward)
@@ -50,7 +50,7 @@ def test_previous_action_and_reward_are_the_row_before(action: str) -> None:
 
 
 def test_previous_action_and_reward_share_the_memory_of_action_and_reward() -> None:
-    sampler, _ = sampler_for(probe.identity, T=4, B=2)
+    sampler, _ = sampler_for(debug_envs.identity, T=4, B=2)
     samples = sampler.collect()
     assert samples.inputs.prev_action[1:].data_ptr() == samples.action.data_ptr()
     assert samples.inputs.prev_reward[1:].data_ptr() == samples.reward.data_ptr()
@@ -58,7 +58,7 @@ def test_previous_action_and_reward_share_the_memory_of_action_and_reward() -> N
 
 @pytest.mark.parametrize("T", [1, 4])
 def test_the_last_row_of_inputs_is_the_first_of_the_next_batch(T: int) -> None:
-    sampler, _ = sampler_for(probe.memory, T=T, B=2)
+    sampler, _ = sampler_for(debug_envs.memory, T=T, B=2)
     before = copied(sampler.collect())
     for _ in range(8):
         after = copied(sampler.collect())
@@ -67,8 +67,8 @@ def test_the_last_row_of_inputs_is_the_first_of_the_next_batch(T: int) -> None:
 
 
 def test_rows_do_not_depend_on_how_they_are_cut_into_batches() -> None:
-    long, _ = sampler_for(probe.memory, T=12, B=2, model_memory="gru")
-    short, _ = sampler_for(probe.memory, T=4, B=2, model_memory="gru")
+    long, _ = sampler_for(debug_envs.memory, T=12, B=2, model_memory="gru")
+    short, _ = sampler_for(debug_envs.memory, T=4, B=2, model_memory="gru")
     whole = long.collect()
     pieces = [copied(short.collect()) for _ in range(3)]
     assert_equal(whole.action, torch.cat([piece.action for piece in pieces]))
@@ -77,20 +77,20 @@ def test_rows_do_not_depend_on_how_they_are_cut_into_batches() -> None:
 
 
 def test_states_are_those_before_row_0_and_before_row_T() -> None:
-    first, second = two_batches(env=probe.memory, T=3, B=2, model_memory="lstm")
+    first, second = two_batches(env=debug_envs.memory, T=3, B=2, model_memory="lstm")
     assert not any(leaf.any() for leaf in leaves(first.state))
     assert all(leaf.any() for leaf in leaves(first.final_state))
     assert_equal(second.state, first.final_state)
 
 
 def test_samples_are_one_memory_used_again() -> None:
-    sampler, _ = sampler_for(probe.memory, T=3, B=2, model_memory="lstm")
+    sampler, _ = sampler_for(debug_envs.memory, T=3, B=2, model_memory="lstm")
     pointers = [leaf.data_ptr() for leaf in leaves(sampler.collect())]
     assert [leaf.data_ptr() for leaf in leaves(sampler.collect())] == pointers
 
 
 def test_shapes_and_types_of_a_batch() -> None:
-    sampler, _ = sampler_for(probe.identity, T=5, B=3, action="dict")
+    sampler, _ = sampler_for(debug_envs.identity, T=5, B=3, action="dict")
     samples = sampler.collect()
     assert sampler.batch_spec == (5, 3)
     assert samples.action["which"].shape == (5, 3)
@@ -103,7 +103,7 @@ def test_shapes_and_types_of_a_batch() -> None:
 
 
 def test_box_actions_are_stored_as_sampled_and_clipped_only_for_the_environment() -> None:
-    sampler, agent = sampler_for(probe.identity, T=30, B=2, action="box", model_log_std=1.0)
+    sampler, agent = sampler_for(debug_envs.identity, T=30, B=2, action="box", model_log_std=1.0)
     samples = sampler.collect()
     assert samples.action.abs().max() > 1
     executed = action_decoder(sampler.envs.action_space)(samples.action.numpy()[:, 0])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlframe.core.seeding import Role, env_seeds
-from rlframe.envs import EnvConfig, EnvWorkers, make_envs, probe
+from rlframe.envs import EnvConfig, EnvWorkers, debug_envs, make_envs
 from rlframe.envs.workers import Supervision
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
 from tests.processes import PRELOAD
@@ -68,8 +68,8 @@ def test_every_sampler_gives_the_batches_of_the_serial_one(how: str, model: dict
 @pytest.mark.parametrize("how", ["cpu2", "alternating2"])
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_start_method_changes_nothing(how: str, method: str) -> None:
-    one = list(history(sampler("serial", probe.memory, {}, 1)))
-    other = list(history(sampler(how, probe.memory, {}, 1, method)))
+    one = list(history(sampler("serial", debug_envs.memory, {}, 1)))
+    other = list(history(sampler(how, debug_envs.memory, {}, 1, method)))
     for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
         assert_equal(samples, others)
         assert trajectories == other_trajectories

@@ -10,13 +10,13 @@ from gymnasium import spaces
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import Trajectory
-from rlframe.envs import Envs, EnvStep, probe
+from rlframe.envs import Envs, EnvStep, debug_envs
 from rlframe.samplers import SerialSampler
 from tests.samplers.made import agent_for, assert_equal, copied, differ, sampler_for
 
 
 def test_an_episode_is_scored_at_its_end_and_told_once() -> None:
-    sampler, _ = sampler_for(probe.time_limit, T=4, B=2, length=6, ends="terminated")
+    sampler, _ = sampler_for(debug_envs.time_limit, T=4, B=2, length=6, ends="terminated")
     sampler.collect()
     assert sampler.trajectories() == []
     sampler.collect()
@@ -25,7 +25,7 @@ def test_an_episode_is_scored_at_its_end_and_told_once() -> None:
 
 
 def test_episodes_in_a_row_are_scored_apart() -> None:
-    sampler, _ = sampler_for(probe.time_limit, T=20, B=1, length=3, ends="truncated")
+    sampler, _ = sampler_for(debug_envs.time_limit, T=20, B=1, length=3, ends="truncated")
     sampler.collect()
     assert sampler.trajectories() == [Trajectory(3.0, 3, False, 0)] * 5  # 3 steps and the row of the end
 
@@ -79,7 +79,7 @@ def batches(n: int = 3, **kwargs: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("model", [{}, {"model_memory": "lstm", "model_feed_back": True}])
-@pytest.mark.parametrize("env", [probe.memory, "Pendulum-v1"])
+@pytest.mark.parametrize("env", [debug_envs.memory, "Pendulum-v1"])
 def test_one_seed_gives_one_history_and_another_another(env: Any, model: dict[str, Any]) -> None:
     one, same, other = (batches(env=env, seed=seed, **model) for seed in (3, 3, 4))
     for a, b in zip(one, same, strict=True):
@@ -100,17 +100,17 @@ def test_noise_of_an_environment_does_not_depend_on_the_size_of_the_batch() -> N
 
 
 def test_a_resumed_sampler_draws_the_noise_that_would_have_come() -> None:
-    sampler, _ = sampler_for(probe.memory, T=3, B=2)
+    sampler, _ = sampler_for(debug_envs.memory, T=3, B=2)
     sampler.collect()
     state = sampler.state_dict()
     expected = [rng.random() for rng in sampler.rngs]
-    other, _ = sampler_for(probe.memory, T=3, B=2)
+    other, _ = sampler_for(debug_envs.memory, T=3, B=2)
     other.load_state_dict(state)
     assert [rng.random() for rng in other.rngs] == expected
 
 
 def test_the_streams_of_noise_are_those_of_the_role_and_the_environment() -> None:
-    sampler, _ = sampler_for(probe.memory, T=3, B=2, seed=11)
+    sampler, _ = sampler_for(debug_envs.memory, T=3, B=2, seed=11)
     assert [rng.random() for rng in sampler.rngs] == [generator(11, Role.NOISE, env).random() for env in range(2)]
     assert not set(env_seeds(11, Role.ENV, 8)) & set(env_seeds(11, Role.EVAL_ENV, 8))
 
@@ -125,12 +125,12 @@ def test_decorrelation_moves_on_and_begins_an_episode_of_the_agents_own() -> Non
 
 
 def test_episodes_of_random_steps_are_not_told_as_the_agents() -> None:
-    sampler, _ = sampler_for(probe.time_limit, T=4, B=1, decorrelation_steps=9, length=4, ends="truncated")
+    sampler, _ = sampler_for(debug_envs.time_limit, T=4, B=1, decorrelation_steps=9, length=4, ends="truncated")
     sampler.collect()  # the random steps: 4, a reset, 4 and an end
     assert sampler.trajectories() == []
 
 
 def test_a_sampler_may_be_closed_twice() -> None:
-    sampler, _ = sampler_for(probe.memory, T=2, B=1)
+    sampler, _ = sampler_for(debug_envs.memory, T=2, B=1)
     sampler.close()
     sampler.close()

@@ -15,9 +15,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import Means
-from rlframe.envs.keeper import Keeper, row, same
+from rlframe.envs.episode_state import Keeper, row, same
+from rlframe.envs.object_codec import Opaque
 from rlframe.envs.observations import Misfit, batch_checker, foreign, row_writer
-from rlframe.envs.plain import Opaque
 
 _FLAGS = frozenset({bool, np.bool_})
 _REMEDY = "reproduce it with a batch of one environment of this seed, and correct the environment"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.envs.plain import Known, Opaque, full_name
+from rlframe.envs.object_codec import Known, Opaque, full_name
 
 ALE = "ale_py._ale_py.ALEInterface"  # the full name of its type
 

@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, counted
 from rlframe.core.struct import Tree, map_tree
-from rlframe.envs.native import NativeEnvs
+from rlframe.envs.gymnasium_vector import NativeEnvs
 
 # Checked against Gymnasium 1.4: the same spaces, time limit and NEXT_STEP autoreset (EnvPool 1.2.5). One difference is
 # known: an end that falls on the time limit's very step is reported as truncated only. In thousands of env steps a

@@ -17,9 +17,9 @@ from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, fault
 from rlframe.envs.diagnostics import BatchMeans
-from rlframe.envs.keeper import put, take
+from rlframe.envs.episode_state import put, take
+from rlframe.envs.object_codec import Opaque
 from rlframe.envs.observations import Misfit, batch_checker, batch_writer, foreign
-from rlframe.envs.plain import Opaque
 
 _REMEDY = "compare with backend=python, and correct the environment"
 
