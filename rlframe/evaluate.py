@@ -18,8 +18,8 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.rollout.collector import local_collector
 from rlframe.samplers import Evaluator
-from rlframe.samplers.collector import local_collector
 from rlframe.samplers.evaluator import summarize
 from rlframe.trained import load_trained
 

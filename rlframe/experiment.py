@@ -19,16 +19,15 @@ from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
 from rlframe.core.errors import ConfigError, counted
 from rlframe.envs import EnvConfig
-from rlframe.envs.workers import Supervision
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.ops.precision import PRECISIONS, choose_precision, learning_in
 from rlframe.record.snapshot import load_snapshot
+from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import Runner, async_rl, minibatch_rl, minibatch_rl_eval, sync_rl
 from rlframe.runners.base import RunnerConfig
 from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, Sampler, SamplerProcess, gpu
-from rlframe.samplers.base import SamplerConfig
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.base import SamplerConfig, WorkersConfig
 from rlframe.system.affinity import Affinity
 
 PARTS = {

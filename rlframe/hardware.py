@@ -18,14 +18,13 @@ from rlframe.core.errors import ConfigError, counted
 from rlframe.core.ranks import Ranks
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
-from rlframe.envs.workers import Supervision, split
 from rlframe.experiment import Experiment, choose_device, make_agent, torch_threads
 from rlframe.ops.precision import choose_precision
+from rlframe.rollout.env_pool import Supervision, split
+from rlframe.rollout.inference import empty_batch
 from rlframe.runners import async_rl, sync_rl
 from rlframe.samplers import auto, cpu
-from rlframe.samplers.base import Sampler
-from rlframe.samplers.batch import empty_batch
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.base import Sampler, WorkersConfig
 from rlframe.system.affinity import Affinity, plan, read_topology, share
 from rlframe.system.distributed import TIMEOUT_S, Place, join
 from rlframe.tuning import fastest_threads

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 DEADLINE_S = 60.0
-PRELOAD = ("rlframe.samplers.acting",)  # the first child's server of forks serves the whole session
+PRELOAD = ("rlframe.rollout.cpu_worker",)  # the first child's server of forks serves the whole session
 
 
 def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:

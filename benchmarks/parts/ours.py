@@ -23,7 +23,7 @@ from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.ops.returns import generalized_advantage
 from rlframe.samplers import Sampler, gpu, serial
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.base import WorkersConfig
 
 SomeConfig = Any  # serial.Config | cpu.Config | gpu.Config, whose `make_envs` and `make_sampler` fit together
 

@@ -14,10 +14,10 @@ from rlframe.core import spaces
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, Envs, make_envs
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.stepper import LocalStepper
 from rlframe.record.chunks import Chunked
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.rollout.buffer import empty_rows
+from rlframe.rollout.stepper import LocalStepper
 
 B = 8  # environments
 T = 100  # time steps a batch

@@ -20,7 +20,7 @@ from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.runners import AsyncRl, MinibatchRl, Runner
 from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.base import WorkersConfig
 
 ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # which no turn comes to the end of
 

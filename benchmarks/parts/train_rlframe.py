@@ -15,9 +15,8 @@ from rlframe.envs import EnvConfig
 from rlframe.experiment import Built, build, from_flat, part_name
 from rlframe.ops.precision import learning_in
 from rlframe.record import logger_context
+from rlframe.rollout.inference import Actor, block_of, empty_batch
 from rlframe.samplers import serial
-from rlframe.samplers.actor import Actor, block_of
-from rlframe.samplers.batch import empty_batch
 from rlframe.system.machine import keep_freed_memory
 
 

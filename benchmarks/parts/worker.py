@@ -13,9 +13,9 @@ import psutil
 
 from benchmarks.parts.turns import Line, line
 from rlframe.envs import EnvConfig
-from rlframe.envs.remote import remote_steppers
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.workers import EnvWorkers, Supervision
+from rlframe.rollout.buffer import empty_rows
+from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.stepper import remote_steppers
 from rlframe.system.process import START_METHODS
 from rlframe.system.shared import share
 
@@ -50,7 +50,7 @@ def bare_environment() -> tuple[float, float]:
 def one_worker(method: str) -> tuple[float, float, float]:
     """Seconds until a worker is ready to step, and its memory after a batch."""
     start = time.perf_counter()
-    with closing(EnvWorkers(EnvConfig(ENV), 1, [0], 1, (), Supervision(start_method=method))) as workers:
+    with closing(EnvPool(EnvConfig(ENV), 1, [0], 1, (), Supervision(start_method=method))) as workers:
         rows = share(empty_rows(workers.observation_space, workers.action_space, 128, 1), "rows")
         (stepper,) = remote_steppers(workers, rows, 1)
         ready = time.perf_counter() - start

@@ -2,6 +2,5 @@
 
 from rlframe.envs.base import EnvConfig, EnvError, Envs, EnvStep
 from rlframe.envs.make import make_envs
-from rlframe.envs.workers import EnvWorkers
 
-__all__ = ["EnvConfig", "EnvError", "EnvStep", "EnvWorkers", "Envs", "make_envs"]
+__all__ = ["EnvConfig", "EnvError", "EnvStep", "Envs", "make_envs"]

@@ -11,7 +11,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError
-from rlframe.envs.workers import Supervision
+from rlframe.rollout.env_pool import Supervision
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.samplers import Evaluator, RemoteSampler
 from rlframe.system.process import START_METHODS

@@ -16,15 +16,13 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
-from rlframe.envs import EnvConfig, EnvWorkers
+from rlframe.envs import EnvConfig
 from rlframe.envs.make import fixed_backend
-from rlframe.envs.timing import time_steps
-from rlframe.envs.workers import Job, Supervision
+from rlframe.rollout.env_pool import EnvPool, Job, Supervision
+from rlframe.rollout.inference import Actor, block_of, empty_batch
+from rlframe.rollout.stepper import time_steps
 from rlframe.samplers import cpu, gpu, serial
-from rlframe.samplers.actor import Actor, block_of
-from rlframe.samplers.base import Sampler, SamplerConfig
-from rlframe.samplers.batch import empty_batch
-from rlframe.samplers.workers import WorkersConfig
+from rlframe.samplers.base import Sampler, SamplerConfig, WorkersConfig
 
 _ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # for timing the environment, twice, and each of a few numbers of rows
 _HANDOVER_S = 15e-6  # to one worker and back (benchmarks/handover.py)
@@ -134,7 +132,7 @@ class Probe:
         """
         config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
         supervision = Supervision(timeout_s, start_method="spawn")
-        self._workers = EnvWorkers(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
+        self._workers = EnvPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
         self.observation_space: Space = self._workers.observation_space
         self.action_space: Space = self._workers.action_space
 

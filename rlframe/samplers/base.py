@@ -1,4 +1,4 @@
-"""What a sampler is: it fills one [T, B] batch after another by stepping environments with an agent."""
+"""What a sampler is: it fills [T, B] batches by stepping environments with an agent; and what samplers share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import count
+from rlframe.core.config import AUTO, choice, count, count_or_auto, option
 from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
+from rlframe.envs import EnvConfig, Envs
+from rlframe.rollout.collector import Collector
+from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.inference import load_noise, noise_state
+from rlframe.system.process import START_METHODS
 
 NOT_SAVED = "the snapshot holds no environments"  # a reason why episodes begin anew
 
@@ -89,12 +95,77 @@ class SamplerConfig:
             )
 
 
-def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:
-    """The states of noise generators."""
-    return [rng.bit_generator.state for rng in rngs]
+class CentralSampler(Sampler, ABC):
+    """Shares the agent with the learner, so its data always come from the newest parameters."""
+
+    def __init__(
+        self, envs: Envs | EnvPool, collector: Collector, rngs: Sequence[np.random.Generator], backend: str
+    ) -> None:
+        self.envs, self.collector, self.rngs, self.backend = envs, collector, rngs, backend
+        self.batch_spec = BatchSpec(collector.batch.rows.T, envs.n)
+
+    def collect(self) -> Samples:
+        return self.collector.collect()
+
+    def trajectories(self) -> list[Trajectory]:
+        return self.collector.tracker.pop()
+
+    def refresh(self, agent: Agent) -> None:
+        """Nothing to do: the agent is shared."""
+
+    def counters(self) -> dict[str, float]:
+        of_workers = self.envs.counters() if isinstance(self.envs, EnvPool) else {}
+        return {**of_workers, **self.collector.bounds.counters()}
+
+    def tell_life(self, life: np.ndarray) -> None:
+        for stepper in self.collector.steppers:
+            stepper.tell_life(life)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"noise": noise_state(self.rngs), **(self.collector.state() if self.collector.whole else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        load_noise(self.rngs, state["noise"])
+        return self.collector.resume(state) if "envs" in state else [NOT_SAVED] * self.envs.n
+
+    def close(self) -> None:
+        self.envs.close()
 
 
-def load_noise(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
-    """Set noise generators to saved states."""
-    for rng, saved in zip(rngs, states, strict=True):
-        rng.bit_generator.state = saved
+@chz.chz
+class WorkersConfig(SamplerConfig):
+    """The fields of samplers whose environments live in worker processes."""
+
+    n_workers: int = count_or_auto("worker processes, or auto: one a core, at most one an environment")
+    timeout_s: float = option(60.0, "seconds without a finished step, after which a worker is killed and replaced")
+    max_restarts: int = count(100, "workers replaced within an hour, beyond which the run ends")
+    start_method: str = choice("forkserver", START_METHODS, "how worker processes start")
+
+    @chz.validate
+    def _check_workers(self) -> None:
+        if self.n_workers != AUTO and not 1 <= self.n_workers <= self.batch_B:
+            raise ConfigError(
+                f"sampler.n_workers={self.n_workers} must be from 1 to sampler.batch_B={self.batch_B}, or auto"
+            )
+        self.supervision()
+
+    def supervision(self) -> Supervision:
+        """What happens to workers that die or hang."""
+        return Supervision(self.timeout_s, self.max_restarts, self.start_method)
+
+    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:
+        seeds = env_seeds(seed, Role.ENV, self.batch_B)
+        n_workers = len(cpus) if self.n_workers == AUTO else self.n_workers
+        return EnvPool(env, self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload())
+
+    def preload(self) -> tuple[str, ...]:
+        """What the workers need beside their environments."""
+        return ()
+
+
+def check_workers(envs: object, sampler: str) -> None:
+    """Raises:
+    TypeError: `envs` are not in worker processes.
+    """
+    if not isinstance(envs, EnvPool):
+        raise TypeError(f"{sampler} needs environments in worker processes: give it EnvPool(...)")

@@ -14,16 +14,13 @@ from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsWatch
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.stepper import Cut, Events
-from rlframe.envs.workers import EnvWorkers, Job, Worker
-from rlframe.samplers import acting
-from rlframe.samplers.actor import block_of
-from rlframe.samplers.base import NOT_SAVED, Sampler, load_noise
-from rlframe.samplers.batch import Batch, empty_answers
-from rlframe.samplers.collector import load_running, running
-from rlframe.samplers.episodes import EpisodeTracker
-from rlframe.samplers.workers import WorkersConfig, check_workers
+from rlframe.rollout import cpu_worker
+from rlframe.rollout.buffer import Batch, empty_rows
+from rlframe.rollout.collector import EpisodeTracker, load_running, running
+from rlframe.rollout.env_pool import EnvPool, Job, Worker
+from rlframe.rollout.inference import block_of, empty_answers, load_noise
+from rlframe.rollout.stepper import Cut, Events
+from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers
 from rlframe.system.shared import make_shared_parameters, post_parameters, share
 
 
@@ -32,18 +29,16 @@ class Config(WorkersConfig):
     """For environments that are slow next to the policy: nothing is handed over, and no core waits, within a batch."""
 
     def preload(self) -> tuple[str, ...]:
-        return ("rlframe.samplers.acting",)
+        return ("rlframe.rollout.cpu_worker",)
 
-    def make_sampler(self, envs: EnvWorkers, agent: Agent, seed: int) -> CpuSampler:
+    def make_sampler(self, envs: EnvPool, agent: Agent, seed: int) -> CpuSampler:
         return CpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
 
 
 class CpuSampler(Sampler):
     """Workers take over the parameters between batches only: a batch is exactly on-policy as of the last `refresh`."""
 
-    def __init__(
-        self, envs: EnvWorkers, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0
-    ) -> None:
+    def __init__(self, envs: EnvPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
         check_workers(envs, "CpuSampler")
         self.envs, self.backend = envs, f"{envs.backend}, each acting for its own"
         self.batch_spec = BatchSpec(batch_T, envs.n)
@@ -52,21 +47,21 @@ class CpuSampler(Sampler):
         shared = share(Batch(rows, empty_answers(agent, rows, range(first, first + envs.n))), "batch")
         self.batch: Batch = shared.tree
         self.samples = self.batch.samples()
-        self.board = make_shared_parameters(acting.parameters(agent))
+        self.board = make_shared_parameters(cpu_worker.parameters(agent))
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
         self.whole = True  # the batch is complete, and every environment stands at its last row
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n), first)
         noise = share(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # of the workers' generators, as of the last batch
-        envs.run(Job(acting.collect_batches, (shared, self.board, noise), arguments))
+        envs.run(Job(cpu_worker.collect_batches, (shared, self.board, noise), arguments))
 
     def collect(self) -> Samples:
         self.whole = False
         ready = [place for place in self.envs.workers if not place.took_over]
         left = {place: -1 for place in self.envs.workers if place.took_over}  # batches to complete, after which step
         for place in ready:
-            place.child.begin(acting.COLLECT)
+            place.child.begin(cpu_worker.COLLECT)
         events: list[Events] = []
         for place, answer in zip(ready, self.envs.finish(ready), strict=True):
             if not answer.done:
@@ -84,7 +79,7 @@ class CpuSampler(Sampler):
         cuts: list[Cut] = []
         while True:
             cuts.append(Cut(min(max(progress, 0), self.batch_spec.T - 1), place.lo, place.hi))
-            place.child.begin(acting.GO_ON, progress)
+            place.child.begin(cpu_worker.GO_ON, progress)
             (answer,) = self.envs.finish([place])
             if answer.done:
                 place.took_over = False
@@ -95,7 +90,7 @@ class CpuSampler(Sampler):
         return self.tracker.pop()
 
     def refresh(self, agent: Agent) -> None:
-        post_parameters(self.board.tree, acting.parameters(agent))
+        post_parameters(self.board.tree, cpu_worker.parameters(agent))
 
     def counters(self) -> dict[str, float]:
         return {**self.envs.counters(), **self.bounds.counters()}
@@ -107,7 +102,7 @@ class CpuSampler(Sampler):
         noise = {"noise": [unpack_state(words) for words in self.noise]}
         if not self.whole:
             return noise
-        envs = [each for place in self.envs.workers for each in self.envs.states(place, acting.STATE)]
+        envs = [each for place in self.envs.workers for each in self.envs.states(place, cpu_worker.STATE)]
         return {**noise, "envs": envs, **running(self.batch, self.tracker, self.bounds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
@@ -118,7 +113,7 @@ class CpuSampler(Sampler):
             self.batch.load_last_row(state["row"])
         reasons: list[str] = []
         for place in self.envs.workers:
-            reasons += self.envs.call(place, acting.RESUME, values=[state.get("envs", [])[place.lo : place.hi]])
+            reasons += self.envs.call(place, cpu_worker.RESUME, values=[state.get("envs", [])[place.lo : place.hi]])
         if "envs" not in state:
             return [NOT_SAVED] * self.envs.n
         load_running(state, reasons, self.tracker, self.bounds)

@@ -14,9 +14,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Trajectory
-from rlframe.envs import EnvConfig, EnvError, Envs, EnvWorkers, make_envs
-from rlframe.envs.workers import Supervision, split
-from rlframe.samplers.collector import local_collector, remote_collector
+from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
+from rlframe.rollout.collector import local_collector, remote_collector
+from rlframe.rollout.env_pool import EnvPool, Supervision, split
 
 _CHUNK = 16  # time steps between looks at what has finished
 
@@ -71,14 +71,14 @@ class Evaluator:
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]
         seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
         self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
-        self.envs: Envs | EnvWorkers
+        self.envs: Envs | EnvPool
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
             self.collector = local_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, self.lo)
         else:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
-            self.envs = EnvWorkers(env, n, seeds, n_workers, pinned, supervision)
+            self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
             self.collector = remote_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def evaluate(self, number: int = 0, stop: Callable[[], bool] = _never) -> list[Trajectory]:
@@ -133,7 +133,7 @@ class Evaluator:
 
     def counters(self) -> dict[str, float]:
         """How many worker processes were replaced since the start, where there are any."""
-        return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvWorkers) else {}
+        return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvPool) else {}
 
     def close(self) -> None:
         """Close the environments."""

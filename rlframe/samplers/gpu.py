@@ -9,10 +9,9 @@ from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import Role, generators
-from rlframe.envs.workers import EnvWorkers
-from rlframe.samplers.central import CentralSampler
-from rlframe.samplers.collector import remote_collector
-from rlframe.samplers.workers import WorkersConfig, check_workers
+from rlframe.rollout.collector import remote_collector
+from rlframe.rollout.env_pool import EnvPool
+from rlframe.samplers.base import CentralSampler, WorkersConfig, check_workers
 
 
 @chz.chz
@@ -29,7 +28,7 @@ class Config(WorkersConfig):
                 f"each group has a worker"
             )
 
-    def make_sampler(self, envs: EnvWorkers, agent: Agent, seed: int) -> GpuSampler:
+    def make_sampler(self, envs: EnvPool, agent: Agent, seed: int) -> GpuSampler:
         return GpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.n_groups)
 
 
@@ -38,7 +37,7 @@ class GpuSampler(CentralSampler):
 
     def __init__(
         self,
-        envs: EnvWorkers,
+        envs: EnvPool,
         agent: Agent,
         batch_T: int,
         seed: int = 0,

@@ -9,10 +9,10 @@ import chz
 from rlframe.agents import Agent
 from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import Role, env_seeds, generators
-from rlframe.envs import EnvConfig, Envs, EnvWorkers, make_envs
-from rlframe.samplers.base import SamplerConfig
-from rlframe.samplers.central import CentralSampler
-from rlframe.samplers.collector import local_collector
+from rlframe.envs import EnvConfig, Envs, make_envs
+from rlframe.rollout.collector import local_collector
+from rlframe.rollout.env_pool import EnvPool
+from rlframe.samplers.base import CentralSampler, SamplerConfig
 
 
 @chz.chz
@@ -30,7 +30,7 @@ class SerialSampler(CentralSampler):
     """Environments step in this process, one after another or on threads of their own."""
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
-        if isinstance(envs, EnvWorkers):
+        if isinstance(envs, EnvPool):
             raise TypeError("SerialSampler steps environments of this process: give it make_envs(...)")
         first = first_of_rank(envs.n)
         rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)

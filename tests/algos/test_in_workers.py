@@ -8,9 +8,10 @@ import torch
 
 from rlframe.algos import dqn, r2d1, sac, td3
 from rlframe.core.seeding import Role, env_seeds
-from rlframe.envs import EnvConfig, EnvWorkers, make_envs
+from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import CpuSampler, SerialSampler
 from tests.processes import PRELOAD
@@ -29,9 +30,7 @@ CASES: dict[str, Any] = {
 def trained(case: str, n_workers: int) -> Any:
     module, env, settings, model = CASES[case]
     config, seeds = EnvConfig(env, backend="python"), env_seeds(0, Role.ENV, 5)
-    envs: Any = (
-        EnvWorkers(config, 5, seeds, n_workers, (), preload=PRELOAD) if n_workers else make_envs(config, 5, seeds)
-    )
+    envs: Any = EnvPool(config, 5, seeds, n_workers, (), preload=PRELOAD) if n_workers else make_envs(config, 5, seeds)
     algo_config = module.Config(**settings)
     agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), **model), 0)
     sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)

@@ -15,10 +15,10 @@ from rlframe.core import spaces
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.stepper import LocalStepper
 from rlframe.replay import NStep, ReplayConfig, make_replay
 from rlframe.replay.observations import check_stacks
+from rlframe.rollout.buffer import empty_rows
+from rlframe.rollout.stepper import LocalStepper
 from tests.replay.history import SIZE, History
 from tests.replay.made import ACTIONS, replay_for
 

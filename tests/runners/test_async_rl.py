@@ -18,13 +18,13 @@ from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
-from rlframe.envs.workers import Supervision
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.replay import ReplayConfig
+from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import AsyncRl, MinibatchRlEval
 from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess, serial
 from tests.processes import DEADLINE_S, is_running, launched, until

@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from rlframe.envs import EnvConfig, EnvWorkers
-from rlframe.envs.remote import remote_steppers
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.workers import Supervision
+from rlframe.envs import EnvConfig
+from rlframe.rollout.buffer import empty_rows
+from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.stepper import remote_steppers
 from rlframe.system.shared import share
 from rlframe.system.signals import stop_request
 from tests.samplers import faulty
@@ -21,7 +21,7 @@ known = (faulty.hang_in_c, faulty.hang_in_python, faulty.stop, faulty.start_prog
 acts = {each.__name__: each for each in known}
 faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
 supervision = Supervision(60.0, 9, method)
-envs = EnvWorkers(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
+envs = EnvPool(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
 rows = share(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
 (stepper,) = remote_steppers(envs, rows, 1)
 

@@ -15,8 +15,8 @@ import pytest
 
 from rlframe.agents import PolicyAgent
 from rlframe.core.types import Samples
-from rlframe.envs import EnvConfig, EnvWorkers
-from rlframe.envs.workers import Supervision
+from rlframe.envs import EnvConfig
+from rlframe.rollout.env_pool import EnvPool, Supervision
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
 from rlframe.system.process import Child
 from rlframe.system.worker_main import Parent
@@ -51,10 +51,10 @@ def _preload_torch() -> None:
 
 
 @contextmanager
-def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[EnvWorkers]:
+def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[EnvPool]:
     """Four environments in worker processes, of which nothing is left at the end."""
     _preload_torch()
-    envs = EnvWorkers(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how), PRELOAD)
+    envs = EnvPool(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how), PRELOAD)
     try:
         yield envs
     finally:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rlframe.envs.workers import WorkersFailed
+from rlframe.rollout.env_pool import WorkersFailed
 from rlframe.samplers import GpuSampler
 from tests.processes import until
 from tests.samplers import faulty

@@ -164,9 +164,10 @@ def test_a_master_that_was_stopped_for_longer_than_the_deadline_finds_its_worker
 SCRIPT = """
 import torch
 import gymnasium
-from rlframe.envs import EnvConfig, EnvWorkers
+from rlframe.envs import EnvConfig
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import GpuSampler
-from rlframe.envs.workers import Supervision
+from rlframe.rollout.env_pool import Supervision
 from tests.samplers.faulty import Modules
 from tests.samplers.made import agent_for
 
@@ -176,7 +177,7 @@ class Here(Modules):
     def reset(self, **kwargs):
         return super().reset(**kwargs)
 
-envs = EnvWorkers(EnvConfig(lambda: Here(), {}, "python"), 2, [1, 2], 2, (), Supervision(60.0, 0, "METHOD"))
+envs = EnvPool(EnvConfig(lambda: Here(), {}, "python"), 2, [1, 2], 2, (), Supervision(60.0, 0, "METHOD"))
 sampler = GpuSampler(envs, agent_for(envs.observation_space, envs.action_space), 16)
 sampler.collect()
 print(*[f"{each.diagnostics['torch']:g} {each.diagnostics['rss_mb']:.0f}" for each in sampler.trajectories()[:2]])

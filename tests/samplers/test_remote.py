@@ -17,7 +17,7 @@ import torch
 from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
-from rlframe.envs.workers import Supervision, WorkersFailed
+from rlframe.rollout.env_pool import Supervision, WorkersFailed
 from rlframe.samplers import RemoteSampler, SamplerProcess, cpu, gpu, serial
 from tests.processes import is_running, until
 from tests.samplers import faulty

@@ -10,11 +10,10 @@ import pytest
 
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.struct import leaves
-from rlframe.envs import EnvConfig, EnvWorkers, make_envs
-from rlframe.envs.workers import Supervision
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.inference import Actor, block_of, empty_batch
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
-from rlframe.samplers.actor import Actor, block_of
-from rlframe.samplers.batch import empty_batch
 from tests.envs import resumable
 from tests.envs.test_restore import stored
 from tests.processes import PRELOAD
@@ -30,7 +29,7 @@ def made(how: str, env: Any, backend: str = "python", **model: Any) -> Any:
     if how == "serial":
         envs = make_envs(config, B, seeds)
     else:
-        envs = EnvWorkers(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30), PRELOAD)
+        envs = EnvPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30), PRELOAD)
     agent = agent_for(envs.observation_space, envs.action_space, **model)
     if how == "serial":
         return SerialSampler(envs, agent, T, decorrelation_steps=3), agent

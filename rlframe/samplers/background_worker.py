@@ -18,9 +18,9 @@ from rlframe.core.struct import Struct, Tree, as_numpy, map_tree, write
 from rlframe.core.types import AgentInputs, Array, BatchSpec, Samples
 from rlframe.envs import EnvConfig
 from rlframe.models.encoders import has_images
-from rlframe.samplers.acting import parameters
+from rlframe.rollout.cpu_worker import parameters
+from rlframe.rollout.inference import empty_batch
 from rlframe.samplers.base import Sampler
-from rlframe.samplers.batch import empty_batch
 from rlframe.system.machine import keep_freed_memory
 from rlframe.system.ring import FILL, filling
 from rlframe.system.shared import read_parameters

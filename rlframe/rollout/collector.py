@@ -1,8 +1,8 @@
-"""The time-step loop: acting and stepping in turn, group by group, over the memory of one batch."""
+"""The time-step loop: act and step in turn, group by group, over one batch; finished episodes are added up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +11,68 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core import spaces
 from rlframe.core.struct import leaves, map_tree, write
-from rlframe.core.types import Samples
+from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsWatch
-from rlframe.envs.remote import remote_steppers
-from rlframe.envs.rows import empty_rows
-from rlframe.envs.stepper import LocalStepper, Stepper
-from rlframe.envs.workers import EnvWorkers
-from rlframe.samplers.actor import Actor, block_of
-from rlframe.samplers.batch import Batch, empty_answers, empty_batch
-from rlframe.samplers.episodes import EpisodeTracker
+from rlframe.rollout.buffer import Batch, Rows, empty_rows
+from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.inference import Actor, block_of, empty_answers, empty_batch
+from rlframe.rollout.stepper import Events, LocalStepper, Stepper, remote_steppers
 from rlframe.system.shared import share
+
+
+class EpisodeTracker:
+    """Follows every environment's running episode, a batch at a time; the same in every sampler."""
+
+    def __init__(self, n: int) -> None:
+        self.return_ = np.zeros(n)
+        self.length = np.zeros(n, np.int64)
+        self.partial = np.zeros(n, bool)  # others than the agent have acted in the running episode
+        self.finished: list[Trajectory] = []
+
+    def follow(self, rows: Rows, events: Iterable[Events]) -> None:
+        """Account for a batch; finished episodes in the order of their end, then of their environment."""
+        events = list(events)
+        if not np.count_nonzero(rows.ended) and not any(each.cuts for each in events):
+            self._go_on(rows)
+            return
+        diagnostics = {(note.t, note.env): note.means for each in events for note in each.diagnostics}
+        cuts = {(cut.t, env) for each in events for cut in each.cuts for env in range(cut.lo, cut.hi)}
+        ends = [(int(t), int(env)) for t, env in np.argwhere(rows.ended)]
+        start = np.zeros(len(self.length), np.int64)  # rows before are accounted for
+        for t, env in sorted({*ends, *cuts}):
+            self._add(rows, env, int(start[env]), t + 1)
+            start[env] = t + 1
+            if (t, env) not in cuts and not self.partial[env]:
+                return_, length = float(self.return_[env]), int(self.length[env])
+                terminated = bool(rows.terminated[t, env])
+                self.finished.append(Trajectory(return_, length, terminated, env, diagnostics.get((t, env), {})))
+            self.return_[env], self.length[env], self.partial[env] = 0.0, 0, False
+        for env, begin in enumerate(start.tolist()):
+            self._add(rows, env, begin, rows.T)
+
+    def _go_on(self, rows: Rows) -> None:
+        """All episodes."""
+        self.return_ += np.add.reduce(rows.score, axis=0, dtype=np.float64)
+        self.length += np.add.reduce(rows.valid, axis=0, dtype=np.int64)
+
+    def _add(self, rows: Rows, env: int, start: int, end: int) -> None:
+        self.return_[env] += rows.score[start:end, env].sum(dtype=np.float64)
+        self.length[env] += np.count_nonzero(rows.valid[start:end, env])
+
+    def state(self) -> dict[str, Any]:
+        """The running episodes."""
+        return {"return": self.return_.copy(), "length": self.length.copy(), "partial": self.partial.copy()}
+
+    def load(self, saved: Mapping[str, Any], begun: np.ndarray) -> None:
+        """Go on with saved ones, but for the environments whose episodes have just `begun`."""
+        for own, name in ((self.return_, "return"), (self.length, "length"), (self.partial, "partial")):
+            own[...] = np.where(begun, 0, saved[name])
+
+    def pop(self) -> list[Trajectory]:
+        """The finished episodes; forgets them."""
+        finished, self.finished = self.finished, []
+        return finished
 
 
 class Collector:
@@ -139,7 +190,7 @@ def local_collector(
 
 
 def remote_collector(
-    workers: EnvWorkers,
+    workers: EnvPool,
     agent: Agent,
     T: int,
     rngs: Sequence[np.random.Generator],

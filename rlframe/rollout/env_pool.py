@@ -14,13 +14,44 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, ReadableError, counted
-from rlframe.envs import worker
-from rlframe.envs.base import EnvConfig, EnvError
-from rlframe.envs.make import fixed_backend
+from rlframe.core.struct import Tree
+from rlframe.envs.base import EnvConfig, EnvError, Envs
+from rlframe.envs.make import fixed_backend, make_envs
 from rlframe.system.machine import n_cpus
 from rlframe.system.process import SLICE_S, Child, ChildDied, ChildHung
 from rlframe.system.restarts import Restarts
 from rlframe.system.shared import Shared
+from rlframe.system.worker_main import Handler, Parent
+
+Program = Callable[["Site"], Handler]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a program finds in its worker."""
+
+    parent: Parent
+    envs: Envs
+    lo: int  # index of its first environment among all
+    incarnation: int  # how many processes have had this place before
+    takes_over: bool  # whether the environments of one of them had begun
+    memory: tuple[Tree, ...]  # what the program was handed, mapped
+    arguments: tuple[Any, ...]  # likewise, copied
+
+
+def work(parent: Parent, config: EnvConfig, seeds: Sequence[int], lo: int, incarnation: int, takes_over: bool) -> None:
+    """The worker's life. Torch is loaded only by programs that need it."""
+    envs = make_envs(config, len(seeds), seeds, first=lo)
+    try:
+        parent.send((envs.observation_space, envs.action_space, envs.backend))
+        program, n_memories, arguments = parent.receive()
+        memory = tuple(parent.take().tree for _ in range(n_memories))
+        handle = program(Site(parent, envs, lo, incarnation, takes_over, memory, arguments))
+        parent.send(None)
+        parent.serve(handle)
+    finally:
+        envs.close()
+
 
 _log = logging.getLogger("rlframe")
 
@@ -50,7 +81,7 @@ class Supervision:
 class Job:
     """The program that workers run, and what it is handed."""
 
-    program: worker.Program
+    program: Program
     memory: tuple[Shared, ...]
     arguments: tuple[Any, ...]
 
@@ -98,7 +129,7 @@ class Worker:
         ]
 
 
-class EnvWorkers:
+class EnvPool:
     """B environments in W processes, columns dealt evenly. Samplers give them their program by `run`.
 
     Owned by one thread.
@@ -140,7 +171,7 @@ class EnvWorkers:
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
         self.life = np.zeros(1, np.int64)  # its number changes as long as workers are waited for, and watched
         self._restarts = Restarts(self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step")
-        self._preload = ("rlframe.envs.worker", *preload)
+        self._preload = ("rlframe.rollout.env_pool", *preload)
         self._job: Job | None = None
         self._introduction: list[Any] = []  # spaces and backend, as worker 0 gave them
         self.workers = [
@@ -176,7 +207,7 @@ class EnvWorkers:
     def _start(self, place: Worker) -> None:
         arguments = (self.config, place.seeds, place.lo, place.incarnation, place.begun)
         method = self.supervision.start_method
-        place.child = Child(place.name, worker.work, arguments, place.cpus, method, self._preload)
+        place.child = Child(place.name, work, arguments, place.cpus, method, self._preload)
 
     def _introduce(self, place: Worker) -> None:
         """Take in what a worker that has been started says of its environments."""
@@ -196,7 +227,7 @@ class EnvWorkers:
             As `finish`.
         """
         if self._job is not None:
-            raise ConfigError("these workers have a sampler already; make EnvWorkers for each sampler")
+            raise ConfigError("these workers have a sampler already; make EnvPool for each sampler")
         self._job = job
         self._begin_all(self._brief, self._receive)
         for place in self.workers:

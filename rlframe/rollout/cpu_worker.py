@@ -9,12 +9,11 @@ import torch
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
 from rlframe.core.struct import Tree, write
-from rlframe.envs.stepper import LocalStepper
-from rlframe.envs.worker import Site
-from rlframe.samplers.actor import Actor
-from rlframe.samplers.base import load_noise
-from rlframe.samplers.batch import Batch
-from rlframe.samplers.collector import Collector
+from rlframe.rollout.buffer import Batch
+from rlframe.rollout.collector import Collector
+from rlframe.rollout.env_pool import Site
+from rlframe.rollout.inference import Actor, load_noise
+from rlframe.rollout.stepper import LocalStepper
 from rlframe.system.machine import keep_freed_memory
 from rlframe.system.worker_main import PROGRESS, Handler
 
