@@ -43,7 +43,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
-from rlframe.record.rotation import Policy, Rotation
+from rlframe.record.retention import Policy, Rotation
 from rlframe.replay import ReplayConfig
 from rlframe.system.machine import keep_freed_memory, limit_threads
 

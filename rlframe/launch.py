@@ -179,7 +179,9 @@ _Found = tuple[Path, Any, Mapping[str, Any]]
 
 def _newest_of(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     """The snapshot to go on from, with its state; none where the run ended before its first, and so begins anew."""
-    from rlframe.record.snapshot import SnapshotError, list_snapshots, load_newest
+    from rlframe.core.files import SnapshotError
+    from rlframe.record.rank_state import list_snapshots
+    from rlframe.record.snapshot import load_newest
 
     if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
         return None

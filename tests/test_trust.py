@@ -16,8 +16,7 @@ from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import MOST_BYTES
 from rlframe.experiment import from_flat, to_flat
-from rlframe.record.manifest import self_hash
-from rlframe.record.snapshot import resolve_snapshot
+from rlframe.record.snapshot import resolve_snapshot, self_hash
 from rlframe.trust import foreign, read_config
 
 WORDS = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=32", "sampler=serial", "sampler.batch_T=8"]

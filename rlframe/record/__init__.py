@@ -1,8 +1,7 @@
 """Run directories: logs, metrics and snapshots."""
 
-from rlframe.record.clock import Clock
 from rlframe.record.context import current_run, logger_context
-from rlframe.record.metrics import METRICS, Metrics, metrics_table
+from rlframe.record.metrics import METRICS, Clock, Metrics, metrics_table
 from rlframe.record.run import NullRun, Run, RunBase
 
 __all__ = [

@@ -13,7 +13,7 @@ import pyprojroot
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
-from rlframe.record.rotation import Policy
+from rlframe.record.retention import Policy
 from rlframe.record.run import Follower, NullRun, Run, RunBase, check_directory
 
 _current: ContextVar[RunBase] = ContextVar("rlframe_run")

@@ -13,12 +13,12 @@ from typing import Any
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import NotRecorded, is_plain, refused
+from rlframe.record.codec import keep
 from rlframe.record.console import Console, PlainConsole, SilentConsole
-from rlframe.record.kept import keep
-from rlframe.record.owner import FILE as OWNER
-from rlframe.record.owner import Ownership
+from rlframe.record.lock import FILE as OWNER
+from rlframe.record.lock import Ownership
 from rlframe.record.params import append_resumed, write_params
-from rlframe.record.rotation import Policy, Rotation
+from rlframe.record.retention import Policy, Rotation
 from rlframe.record.snapshot import Others, list_snapshots, no_others
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
 
@@ -322,7 +322,7 @@ def _console(title: str) -> Console:
     # Here, not at the top: only a terminal needs rich's live display.
     from rich.console import Console as RichConsole
 
-    from rlframe.record.live import LiveConsole
+    from rlframe.record.rich_console import LiveConsole
 
     return LiveConsole(title, RichConsole())
 

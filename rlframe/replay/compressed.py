@@ -10,10 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from rlframe.core.spaces import FrameStack
-from rlframe.record.chunks import Chunked, by_rows
-from rlframe.replay.memory import Memory
-from rlframe.replay.observations import At, Kept, check_stacks
-from rlframe.replay.ring import Ring
+from rlframe.record.codec import Chunked, by_rows
+from rlframe.replay.columns import Memory, Ring
+from rlframe.replay.frames import At, Kept, check_stacks
 
 _TOGETHER = 4096  # blocks of a piece in a snapshot
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
-from rlframe.replay.memory import Column, Memory
-from rlframe.replay.observations import At, Kept
-from rlframe.replay.ring import Ring, spans, write_rows
+from rlframe.replay.columns import Column, Memory, Ring, spans, write_rows
+from rlframe.replay.frames import At, Kept
 
 _FLAGS = ("reward", "terminated", "truncated", "valid", "first")
 

@@ -19,11 +19,12 @@ from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError
+from rlframe.core.files import NotRecorded, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
 from rlframe.record import Clock, Metrics, current_run
 from rlframe.record.metrics import over_ranks
-from rlframe.record.snapshot import NotRecorded, Part, SnapshotError, write_part
+from rlframe.record.rank_state import Part, write_part
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize

@@ -1,6 +1,6 @@
 """Studies: many runs, of settings and seeds, queued on the slots of a machine."""
 
 from rlframe.study.queue import Options
-from rlframe.study.script import run_study
+from rlframe.study.study import run_study
 
 __all__ = ["Options", "run_study"]

@@ -13,10 +13,9 @@ from rlframe.core.command_line import Words
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import Experiment, to_flat
 from rlframe.record.context import dated
-from rlframe.study.plan import INNERMOST, SWEEP, Program, Run, make_runs, read_grid, settings_of, split_values
+from rlframe.study.plan import INNERMOST, SWEEP, Program, Run, deal, make_runs, read_grid, settings_of, split_values
 from rlframe.study.queue import Options
 from rlframe.study.record import FILE, read_record
-from rlframe.study.slots import deal
 from rlframe.study.study import Study, conduct, preview
 from rlframe.system.affinity import read_topology
 from rlframe.trust import foreign, refuse_foreign

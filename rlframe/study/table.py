@@ -12,8 +12,7 @@ from datetime import datetime
 
 from rlframe.core.errors import counted
 from rlframe.record.console import format_duration, format_number
-from rlframe.study.progress import Progress
-from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING
+from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Progress
 
 HEADER = ("run", "state", "slot", "progress", "return", "time", "left")
 BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, DONE)
@@ -128,6 +127,6 @@ def open_display() -> Display:
     # Here, not at the top: only a terminal needs rich's live display.
     from rich.console import Console as RichConsole
 
-    from rlframe.study.live import LiveDisplay
+    from rlframe.study.rich_table import LiveDisplay
 
     return LiveDisplay(RichConsole())

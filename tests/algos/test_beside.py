@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rlframe.algos.beside import Beside
 from rlframe.ops.precision import in_bf16, learning_in
-from rlframe.record.chunks import Chunked
+from rlframe.record.codec import Chunked
 from tests.algos.test_dqn import copied, made
 
 

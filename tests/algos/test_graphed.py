@@ -19,7 +19,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.perceptron import Stack
 from rlframe.ops import returns
 from rlframe.ops.precision import learning_in
-from rlframe.record.tree import decode
+from rlframe.record.codec import decode
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, PlayedGraph, launch, play, updaters_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept

@@ -14,7 +14,7 @@ from rlframe.core import spaces
 from rlframe.core.seeding import EpisodeSeeds
 from rlframe.envs import Envs, episode_state, object_codec
 from rlframe.envs.base import EnvStep
-from rlframe.record.tree import decode, encode
+from rlframe.record.codec import decode, encode
 from tests.envs import resumable
 from tests.envs.rows import made, rows_for
 

@@ -29,9 +29,9 @@ import torch
 from rlframe.algos import ppo, sac
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
-from rlframe.record import chunks, parts
-from rlframe.record.chunks import Chunked
-from rlframe.record.rotation import Policy, Rotation
+from rlframe.record import codec, rank_state
+from rlframe.record.codec import Chunked
+from rlframe.record.retention import Policy, Rotation
 from rlframe.record.snapshot import load_newest
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl
@@ -179,12 +179,12 @@ def whole_run(folder: Path, make: Callable[[], MinibatchRl]) -> Counter[str]:
 @contextmanager
 def in_small_pieces(n_bytes: int) -> Iterator[None]:
     """Arrays that are small are kept as large ones are."""
-    before = parts.LARGE_BYTES, chunks.PIECE_BYTES
-    parts.LARGE_BYTES, chunks.PIECE_BYTES = n_bytes, n_bytes
+    before = rank_state.LARGE_BYTES, codec.PIECE_BYTES
+    rank_state.LARGE_BYTES, codec.PIECE_BYTES = n_bytes, n_bytes
     try:
         yield
     finally:
-        parts.LARGE_BYTES, chunks.PIECE_BYTES = before
+        rank_state.LARGE_BYTES, codec.PIECE_BYTES = before
 
 
 def case(name: str, folder: Path) -> Counter[str]:

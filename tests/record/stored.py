@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlframe.record import chunks, parts
+from rlframe.record import codec, rank_state
 from rlframe.record.snapshot import save_snapshot, write_part
 from rlframe.replay import NStep, ReplayBuffer
 from tests.replay.history import History
@@ -50,7 +50,7 @@ def filled(compress: bool) -> dict[str, Any]:
 
 def write(folder: Path) -> Path:
     """A snapshot of two ranks, its small arrays kept as large ones are."""
-    parts.LARGE_BYTES, chunks.PIECE_BYTES = 128, 256
+    rank_state.LARGE_BYTES, codec.PIECE_BYTES = 128, 256
     state = {**plain(), "replay": filled(compress=False), "compressed": filled(compress=True)}
     return save_snapshot(folder, state, META, lambda aside: [write_part(aside, 1, {"rank": 1, "x": torch.ones(2)})])
 

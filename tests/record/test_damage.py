@@ -14,11 +14,10 @@ import psutil
 import pytest
 import torch
 
-from rlframe.record import parts
+from rlframe.record import rank_state
 from rlframe.record import snapshot as snapshots
-from rlframe.record.chunks import Chunked
-from rlframe.record.manifest import self_hash
-from rlframe.record.rotation import Policy, Rotation
+from rlframe.record.codec import Chunked
+from rlframe.record.retention import Policy, Rotation
 from rlframe.record.snapshot import (
     SnapshotError,
     load_newest,
@@ -26,9 +25,10 @@ from rlframe.record.snapshot import (
     read_meta,
     remove_snapshot,
     save_snapshot,
+    self_hash,
 )
 
-N = 400_000  # float32: larger than parts.LARGE_BYTES
+N = 400_000  # float32: larger than rank_state.LARGE_BYTES
 
 
 def run_of_two(directory: Path) -> tuple[Path, Path]:
@@ -191,7 +191,7 @@ def test_a_symlink_named_as_a_snapshot_is_none(tmp_path: Path) -> None:
 
 
 def test_a_piece_cut_off_after_it_was_checked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "LARGE_BYTES", 8)
+    monkeypatch.setattr(rank_state, "LARGE_BYTES", 8)
     array = Chunked(np.dtype(np.float32), (), [100], lambda i: np.ones(100, np.float32), [""])
     path = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})
     loaded = load_snapshot(path)[0]["x"]

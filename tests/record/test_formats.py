@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from rlframe.core.struct import as_numpy
-from rlframe.record.chunks import Chunked
-from rlframe.record.manifest import FORMAT
-from rlframe.record.snapshot import load_snapshot, read_meta
+from rlframe.record.codec import Chunked
+from rlframe.record.snapshot import FORMAT, load_snapshot, read_meta
 from tests.record import stored
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -6,8 +6,7 @@ import time
 import pytest
 import torch
 
-from rlframe.record.clock import Clock
-from rlframe.record.metrics import METRICS, Metrics, metrics_table
+from rlframe.record.metrics import METRICS, Clock, Metrics, metrics_table
 
 
 def test_flush_means_over_the_interval_and_starts_anew() -> None:

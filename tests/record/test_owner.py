@@ -17,12 +17,12 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
-from rlframe.record.owner import FILE, Owner, Ownership, read_owner, this_process
+from rlframe.record.lock import FILE, Owner, Ownership, read_owner, this_process
 
 HOLD = """
 import sys
 from pathlib import Path
-from rlframe.record.owner import Ownership
+from rlframe.record.lock import Ownership
 owned = Ownership(Path(sys.argv[1]), "a run", "log_dir")
 print("held", flush=True)
 sys.stdin.read()

@@ -8,7 +8,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
-from rlframe.record.rotation import Policy, Rotation
+from rlframe.record.retention import Policy, Rotation
 from rlframe.record.snapshot import load_snapshot
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.record.manifest import self_hash
 from rlframe.record.snapshot import (
     SnapshotError,
     list_snapshots,
@@ -22,6 +21,7 @@ from rlframe.record.snapshot import (
     remove_snapshot,
     resolve_snapshot,
     save_snapshot,
+    self_hash,
     write_part,
 )
 

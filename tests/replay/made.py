@@ -12,7 +12,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, make_replay
-from rlframe.replay.read import Plan
+from rlframe.replay.readers import Plan
 from tests.replay.history import SIZE, History
 
 ACTIONS = spaces.Discrete(1000)

@@ -16,7 +16,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.replay import NStep, ReplayConfig, make_replay
-from rlframe.replay.observations import check_stacks
+from rlframe.replay.frames import check_stacks
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import LocalStepper
 from tests.replay.history import SIZE, History

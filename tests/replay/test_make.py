@@ -14,9 +14,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.record import logger_context
-from rlframe.replay import NStep, ReplayConfig, Whole, make_replay, memory
-from rlframe.replay.memory import DiskMemory, available_memory
-from rlframe.replay.observations import Frames, Rows
+from rlframe.replay import NStep, ReplayConfig, Whole, columns, make_replay
+from rlframe.replay.columns import DiskMemory, available_memory
+from rlframe.replay.frames import Frames, Rows
 from tests.replay.history import History
 from tests.replay.made import replay_for
 
@@ -44,8 +44,8 @@ def test_vectors_of_float64_take_four_bytes_a_number() -> None:
 
 
 def test_what_cannot_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlframe.replay.make.available_memory", lambda: 10**9)
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr("rlframe.replay.buffer.available_memory", lambda: 10**9)
+    monkeypatch.setattr(columns, "available_memory", lambda: 10**9)
     with pytest.raises(ValueError, match=r"algo\.replay\.size=1000000 needs 7\.1\d GB .* 1\.00 GB .*size=14\d{4} or"):
         make(ReplayConfig(), ATARI)
     with pytest.raises(ValueError, match=r"needs 1\.8\d GB .* of main memory"):
@@ -117,11 +117,11 @@ def test_limits_of_control_groups_count(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "_control_groups", lambda: [tmp_path])
+    monkeypatch.setattr(columns, "_control_groups", lambda: [tmp_path])
     assert available_memory() == left
 
 
 def test_no_limit_leaves_the_memory_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(memory, "_control_groups", lambda: [tmp_path, tmp_path / "missing"])
+    monkeypatch.setattr(columns, "_control_groups", lambda: [tmp_path, tmp_path / "missing"])
     assert available_memory() > 10**6

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rlframe.replay import NStep, ReplayBuffer
-from rlframe.replay.select import Prioritized
-from rlframe.replay.sum_tree import WIDTH, SumTree
+from rlframe.replay.select import WIDTH, Prioritized, SumTree
 from tests.replay.history import History
 from tests.replay.made import replay_for
 

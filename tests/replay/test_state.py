@@ -13,10 +13,9 @@ import pytest
 
 from rlframe.core.files import as_bytes
 from rlframe.core.struct import leaves
-from rlframe.record import chunks, parts
-from rlframe.record.chunks import Chunked
+from rlframe.record import codec, rank_state
+from rlframe.record.codec import Arrays, Chunked, encode
 from rlframe.record.snapshot import load_snapshot, save_snapshot
-from rlframe.record.tree import Arrays, encode
 from rlframe.replay import NStep, Whole
 from tests.replay.history import History
 from tests.replay.made import replay_for, same
@@ -28,8 +27,8 @@ PLANS = [NStep(0.5), NStep(0.5, 3), Whole(5)]
 @pytest.fixture(autouse=True)
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small arrays of these tests are kept as large ones are."""
-    monkeypatch.setattr(parts, "LARGE_BYTES", 8)
-    monkeypatch.setattr(chunks, "PIECE_BYTES", 64)
+    monkeypatch.setattr(rank_state, "LARGE_BYTES", 8)
+    monkeypatch.setattr(codec, "PIECE_BYTES", 64)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -137,7 +136,7 @@ def test_what_is_noted_of_a_piece_holds_whatever_is_written(
 def test_a_snapshot_writes_only_what_is_new_also_in_the_process_that_goes_on(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "PIECE_BYTES", 256)
+    monkeypatch.setattr(codec, "PIECE_BYTES", 256)
     if "compress" in config:
         monkeypatch.setattr("rlframe.replay.compressed._TOGETHER", 16)
     history = History(2, "frames")

@@ -13,7 +13,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.core.struct import as_numpy
-from rlframe.record.chunks import Chunked
+from rlframe.record.codec import Chunked
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.runners import Runner

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.study.slots import Slot, deal, describe
+from rlframe.study.plan import Slot, deal, describe
 from rlframe.system.affinity import Cpu, Gpu, Topology
 
 

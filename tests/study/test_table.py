@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlframe.study.live import LiveDisplay
-from rlframe.study.progress import Progress, Reader, last_row
+from rlframe.study.record import Progress, Reader, last_row
+from rlframe.study.rich_table import LiveDisplay
 from rlframe.study.table import PlainDisplay, Row, plain_table, summary
 
 HALF = Progress(env_steps=500, n_steps=1000, return_=123.4, elapsed_s=60.0, written=time.time())

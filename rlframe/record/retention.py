@@ -11,7 +11,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import SnapshotError, refused
 from rlframe.record.metrics import METRICS
-from rlframe.record.names import env_steps_of, list_snapshots
+from rlframe.record.rank_state import env_steps_of, list_snapshots
 from rlframe.record.snapshot import (
     Others,
     check_inside,

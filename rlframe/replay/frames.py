@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from rlframe.core.spaces import FrameStack
-from rlframe.replay.memory import Memory
-from rlframe.replay.ring import Ring, write_rows
+from rlframe.replay.columns import Memory, Ring, write_rows
 
 
 class At(NamedTuple):

@@ -14,9 +14,9 @@ from torch import Tensor
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.ops.returns import n_step_return
-from rlframe.replay.ring import Choices, read_rows, spans, write_rows
+from rlframe.replay.base import Sequences, Transitions
+from rlframe.replay.columns import Choices, read_rows, spans, write_rows
 from rlframe.replay.storage import Storage
-from rlframe.replay.types import Sequences, Transitions
 
 Drawn = TypeVar("Drawn")  # Transitions or Sequences
 

@@ -1,11 +1,4 @@
-"""The state of one rank in a snapshot: a file of small arrays, and large ones in pieces that are named by their hash.
-
-    arrays.safetensors, chunks/<sha256>         of the first rank
-    rank_1.safetensors, rank_1/<sha256>         of rank 1, and so on
-
-A piece that the snapshot before has is linked, not written: every snapshot is whole by itself, and what did not change
-costs next to nothing.
-"""
+"""The state of one rank in a snapshot: a file of small arrays, and large ones in chunks named by their hash."""
 
 import hashlib
 import math
@@ -22,9 +15,40 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from rlframe.core.files import SnapshotError, as_bytes, check_file, check_room, refused, sync, write_file
-from rlframe.record.chunks import Chunked, check_memory, in_pieces
-from rlframe.record.names import list_snapshots
-from rlframe.record.tree import STORED, TreeError, decode, encode
+from rlframe.record.codec import STORED, Chunked, TreeError, check_memory, decode, encode, in_pieces
+
+_STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
+
+
+def list_snapshots(directory: Path) -> list[Path]:
+    """The snapshots in a `snapshot` directory, oldest first. All are complete: nothing else is named so."""
+    if not directory.is_dir():
+        return []
+    found = [
+        (match, entry)
+        for entry in directory.iterdir()
+        if (match := _STEP_NAME.fullmatch(entry.name)) and entry.is_dir() and not entry.is_symlink()
+    ]
+    found.sort(key=lambda pair: (int(pair[0][1]), int(pair[0][2] or 0)))
+    return [entry for _, entry in found]
+
+
+def env_steps_of(snapshot: Path) -> int:
+    """The env_steps in the name of a snapshot directory."""
+    match = _STEP_NAME.fullmatch(snapshot.name)
+    if match is None:
+        raise SnapshotError(f"{snapshot} is not named step_<env_steps>")
+    return int(match[1])
+
+
+def free_name(directory: Path, env_steps: int) -> Path:
+    """A name for a snapshot; a second one of a step stands beside the first until somebody removes that."""
+    name, n = f"step_{env_steps:012d}", 0
+    while (directory / name).exists():
+        n += 1
+        name = f"step_{env_steps:012d}.{n}"
+    return directory / name
+
 
 MANIFEST = "manifest.json"
 LARGE_BYTES = 2**20  # arrays of at least so many lie in pieces
