@@ -59,9 +59,10 @@ class Profile:
 def profile(words: dict[str, str], seconds: float) -> Profile:
     """Train until so many seconds after the first update have been looked at."""
     from benchmarks.parts.stacks import Stacks
-    from rlframe import hardware
-    from rlframe.experiment import build, from_flat
-    from rlframe.presets import load_preset
+    from rlframe.experiment import hardware
+    from rlframe.experiment.build import build
+    from rlframe.experiment.config import from_flat
+    from rlframe.experiment.presets import load_preset
     from rlframe.record import logger_context
     from rlframe.system.affinity import pin
     from rlframe.system.machine import keep_freed_memory

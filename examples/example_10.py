@@ -15,7 +15,7 @@ import torch
 
 from rlframe.algos import impala
 from rlframe.envs import EnvConfig
-from rlframe.experiment import flatten
+from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.runners import AsyncRl, async_rl

@@ -17,7 +17,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment import flatten
+from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot

@@ -13,7 +13,7 @@ import torch
 from rlframe.algos import sac
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment import flatten
+from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.replay import ReplayConfig

@@ -17,11 +17,11 @@ from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
+from rlframe.deploy.load import load_trained
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.collector import local_collector
 from rlframe.samplers import Evaluator
 from rlframe.samplers.evaluator import summarize
-from rlframe.trained import load_trained
 
 _KEYS = ("n_episodes", "n_envs", "n_workers", "explore", "seed", "video", "out", "device", "trust", "traceback")
 _FRAMES_PER_SECOND = 30

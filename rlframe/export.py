@@ -19,8 +19,8 @@ from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import as_numpy, leaves, map_tree
-from rlframe.greedy import Greedy, example_of
-from rlframe.trained import Trained, load_trained
+from rlframe.deploy.greedy import Greedy, example_of
+from rlframe.deploy.load import Trained, load_trained
 
 _KEYS = ("format", "out", "trust", "traceback")
 _N_CHECKED = 1000  # observations

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from rlframe.core.command_line import Words, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
-from rlframe.presets import load_preset, preset_names, presets_for
+from rlframe.experiment.presets import load_preset, preset_names, presets_for
 from rlframe.system.affinity import pin
 from rlframe.system.machine import limit_threads, loading
 
 if TYPE_CHECKING:
     from rlframe.core.ranks import Ranks
-    from rlframe.experiment import Experiment
+    from rlframe.experiment.config import Experiment
     from rlframe.system.distributed import Place
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
@@ -76,7 +76,7 @@ def _help() -> int:
     with loading():
         import chz
 
-        from rlframe.experiment import Experiment
+        from rlframe.experiment.config import Experiment
 
     print(_USAGE)
     print(f"presets: {', '.join(preset_names())}\n")
@@ -88,8 +88,8 @@ def _launch(argv: list[str]) -> int:
     words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
     limit_threads(beside(words.rest))
     with loading():
-        from rlframe import experiment as experiments
-        from rlframe import hardware
+        from rlframe.experiment import config as experiments
+        from rlframe.experiment import hardware
         from rlframe.study.sweep import is_study, run_sweep
         from rlframe.system import distributed
 
@@ -119,7 +119,7 @@ def _launch(argv: list[str]) -> int:
 
 def _checked(words: dict[str, str]) -> Experiment:
     """The config that a command line makes."""
-    from rlframe.experiment import from_flat
+    from rlframe.experiment.config import from_flat
 
     of_run = Words(f"{key}={value}" for key, value in words.items())
     layers, _ = _fresh(of_run, of_run.flag("trust"))
@@ -130,8 +130,9 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
     """Train as one rank, mostly the only one."""
     import chz
 
-    from rlframe import experiment as experiments
-    from rlframe import hardware
+    from rlframe.experiment import config as experiments
+    from rlframe.experiment import hardware
+    from rlframe.experiment.build import build
     from rlframe.record import current_run, logger_context
     from rlframe.system.machine import keep_freed_memory
 
@@ -145,7 +146,7 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
             resume, found = restarted, _newest_of(restarted, experiment.snapshot_mode, place.rank)
         saved = _agreed(found, ranks) if found else {}
         whole = chz.replace(settled.experiment, init="") if saved else settled.experiment  # it has its weights
-        built = experiments.build(whole, settled.affinity)
+        built = build(whole, settled.affinity)
         try:
             with logger_context(
                 log_dir=resume or experiment.log_dir,
@@ -226,7 +227,7 @@ def _is_fixed(key: str) -> bool:
 
 def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The layers below the command line, and what to tell about them."""
-    from rlframe.trust import refuse_foreign
+    from rlframe.experiment.trust import refuse_foreign
 
     preset = words.text("experiment")
     if not preset and "env" not in words.rest and "algo" not in words.rest:
@@ -243,7 +244,7 @@ def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str
 
 def _resumed(resume: str, words: dict[str, str], trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The config of the run to go on with."""
-    from rlframe.trust import read_config
+    from rlframe.experiment.trust import read_config
 
     fixed = [key for key in words if _is_fixed(key)]
     if fixed:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from rlframe.analysis.curves import Curve, Experiment, PlotError, choose_y, find_experiments, make_curve
 from rlframe.core.command_line import run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import printable
-from rlframe.curves import Curve, Experiment, PlotError, choose_y, find_experiments, make_curve
 
 USAGE = """\
 python -m rlframe.plot DIR... [key=value ...]

@@ -20,7 +20,7 @@ from benchmarks.parts.frameworks import Framework, all_frameworks
 from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
 from benchmarks.parts.turns import Ready, _variables, line
-from rlframe.experiment import from_flat
+from rlframe.experiment.config import from_flat
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlframe import evaluate, launch, plot
 from rlframe.envs import atari
-from rlframe.presets import preset_names
+from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS, metrics_table
 from rlframe.record.writers import read_csv
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import evaluate, launch
-from rlframe.curves import find_experiments
+from rlframe.analysis.curves import find_experiments
 from rlframe.record.writers import read_csv
 
 ROOT = Path(__file__).parents[1]

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rlframe import hardware
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
-from rlframe.experiment import from_flat
+from rlframe.experiment import hardware
+from rlframe.experiment.config import from_flat
 from rlframe.launch import main
 from rlframe.ops.precision import has_bf16_units
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.curves import Curve, PlotError, find_experiments, make_curve, read_run
+from rlframe.analysis.curves import Curve, PlotError, find_experiments, make_curve, read_run
 from rlframe.plot import main, parse
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import ConfigError
+from rlframe.experiment.presets import load_preset
 from rlframe.launch import main
-from rlframe.presets import load_preset
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import MOST_BYTES
-from rlframe.experiment import from_flat, to_flat
+from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.trust import foreign, read_config
 from rlframe.record.snapshot import resolve_snapshot, self_hash
-from rlframe.trust import foreign, read_config
 
 WORDS = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=32", "sampler=serial", "sampler.batch_T=8"]
 WORDS += ["sampler.batch_B=4", "algo.minibatches=1", "eval.n_episodes=1", "model.hidden=[8]"]

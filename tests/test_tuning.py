@@ -12,11 +12,10 @@ import torch
 from rlframe import launch
 from rlframe.algos import dqn, ppo
 from rlframe.core.config import AUTO
-from rlframe.experiment import from_flat
-from rlframe.hardware import affinity_of
+from rlframe.experiment.config import from_flat
+from rlframe.experiment.hardware import _learning_at_once, affinity_of, fastest_threads
+from rlframe.experiment.trust import read_config
 from rlframe.replay import ReplayConfig
-from rlframe.trust import read_config
-from rlframe.tuning import _learning_at_once, fastest_threads
 
 PPO = ppo.Config(epochs=1, minibatches=1)
 DQN = dqn.Config(replay=ReplayConfig(size=10**6), learn_from=10**5, replay_ratio=64.0)
@@ -25,7 +24,7 @@ DQN = dqn.Config(replay=ReplayConfig(size=10**6), learn_from=10**5, replay_ratio
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch a measurement."""
-    monkeypatch.setattr("rlframe.tuning._LEAST_S", 0.0)
+    monkeypatch.setattr("rlframe.experiment.hardware._LEAST_S", 0.0)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])

@@ -11,14 +11,14 @@ from typing import Any
 
 from rlframe.core.command_line import Words
 from rlframe.core.errors import ConfigError
-from rlframe.experiment import Experiment, to_flat
+from rlframe.experiment.config import Experiment, to_flat
+from rlframe.experiment.trust import foreign, refuse_foreign
 from rlframe.record.context import dated
 from rlframe.study.plan import INNERMOST, SWEEP, Program, Run, deal, make_runs, read_grid, settings_of, split_values
 from rlframe.study.queue import Options
 from rlframe.study.record import FILE, read_record
 from rlframe.study.study import Study, conduct, preview
 from rlframe.system.affinity import read_topology
-from rlframe.trust import foreign, refuse_foreign
 
 _OF_STUDY = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # which have one value for all runs
 _ADJUSTABLE = ("affinity", "retries", "stall_s")  # by a study that goes on

@@ -16,7 +16,7 @@ import yaml
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import read_json
-from rlframe.experiment import PARTS
+from rlframe.experiment.config import PARTS
 
 _MOST_UNITS = 1 << 28  # weights of a network, as far as its widths tell: 1 GB
 _LAYERS, _MOST_LAYERS = ("model.hidden", "model.image_hidden"), 100

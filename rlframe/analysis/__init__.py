@@ -1,0 +1,1 @@
+"""From run directories to evidence: learning curves over seeds."""

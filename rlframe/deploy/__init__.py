@@ -1,0 +1,1 @@
+"""A trained policy elsewhere: loaded from its files, as a function, exported."""
