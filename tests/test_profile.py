@@ -29,7 +29,7 @@ def stack(*frames: str) -> list[tuple[str, str]]:
         (stack("rlframe/replay/readers.py:read", "rlframe/replay/buffer.py:sample"), "replay: sampling"),
         (stack("torch/optim/adam.py:step", "rlframe/algos/ppo.py:update"), "optimizer"),
         (stack("rlframe/models/encoders.py:forward", "rlframe/algos/ppo.py:_loss"), "forward and losses"),
-        (stack("rlframe/models/on_numpy.py:dense", "rlframe/rollout/inference.py:act"), "acting"),
+        (stack("rlframe/models/numpy_inference.py:dense", "rlframe/rollout/inference.py:act"), "acting"),
         (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/rollout/collector.py:run"), "stepping environments"),
         (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/samplers/evaluator.py:score"), "evaluation"),
         (stack("rlframe/record/codec.py:save", "rlframe/runners/base.py:_snapshot"), "snapshots"),

@@ -16,7 +16,7 @@ from benchmarks.parts.synthetic import STEP_S, Burning, burn, turns
 from benchmarks.parts.turns import Unit
 from rlframe.agents import Agent, make_policy_agent
 from rlframe.agents.policy import PolicyInfo
-from rlframe.algos.parts import values
+from rlframe.algos.on_policy import values
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.envs import EnvConfig

@@ -36,7 +36,7 @@ PARTS: Sequence[Part] = (
     Part("replay: sampling", "rlframe/replay/"),
     Part("target updates", "rlframe/algos/parts.py", ("soft_update", "copy_into")),
     Part("optimizer", "torch/optim/"),
-    Part("optimizer", "rlframe/algos/updater.py", ("_descend", "_launch")),
+    Part("optimizer", "rlframe/algos/optimizer_step.py", ("_descend", "_launch")),
     Part("backward", "torch/_tensor.py", ("backward",)),
     Part("backward", "torch/autograd/"),
     Part("backward", "rlframe/models/perceptron.py", ("to_parameters", "to_input")),

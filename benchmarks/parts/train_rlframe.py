@@ -14,7 +14,7 @@ from rlframe.envs import EnvConfig
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build
 from rlframe.experiment.config import from_flat, part_name
-from rlframe.ops.precision import learning_in
+from rlframe.kernels.precision import learning_in
 from rlframe.record import logger_context
 from rlframe.rollout.inference import Actor, block_of, empty_batch
 from rlframe.samplers import serial

@@ -20,7 +20,7 @@ from rlframe.core.struct import Struct, Tree, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
-from rlframe.models.actors import Actor
+from rlframe.models.actor import Actor
 from rlframe.ops.squashed import squashed_gradient, squashed_sample
 
 LOG_STD = (-20.0, 2.0)  # its range (Haarnoja et al. 2018, in their code)

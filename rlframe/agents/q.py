@@ -19,8 +19,7 @@ from rlframe.core.spaces import check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import QModel, QNetwork
-from rlframe.models.q_values import QValue, of_actions, to_actions
+from rlframe.models.q_network import QModel, QNetwork, QValue, of_actions, to_actions
 
 _NEVER = 1e-12  # an epsilon that float32 cannot tell from 0
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import policy_gradient, values
-from rlframe.algos.updater import Updater
+from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.on_policy import policy_gradient, values
+from rlframe.algos.optimizer_step import Updater
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import Batch, check_minibatches, load_generator, mean_of, minibatches
-from rlframe.algos.updater import Updater
+from rlframe.algos.on_policy import Batch, check_minibatches, mean_of, minibatches
+from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.targets import load_generator
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator

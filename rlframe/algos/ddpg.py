@@ -19,9 +19,10 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import UpdateDebt, priorities, soft_update
-from rlframe.algos.updater import Updater
+from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.replay_ratio import UpdateDebt, priorities
+from rlframe.algos.targets import soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree

@@ -19,11 +19,13 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, QRun, make_q_agent
+from rlframe.agents.exploration import EpsilonSchedule
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.beside import Beside
-from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, check_feedforward, copy_into, priorities
-from rlframe.algos.updater import Updater
+from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.prefetch import Beside
+from rlframe.algos.replay_ratio import UpdateDebt, priorities
+from rlframe.algos.targets import check_feedforward, copy_into
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Linear, annealed
@@ -31,7 +33,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
-from rlframe.models.q_values import Categorical, Expected, Quantile, QValue, of_actions
+from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
 from rlframe.ops.q_learning import QLoss
 from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
 

@@ -13,8 +13,8 @@ from gymnasium import Space
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import policy_gradient, values
-from rlframe.algos.updater import Updater
+from rlframe.algos.on_policy import policy_gradient, values
+from rlframe.algos.optimizer_step import Updater
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples

@@ -13,16 +13,10 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import (
-    Batch,
-    check_minibatches,
-    load_generator,
-    make_batch,
-    minibatches,
-    values,
-)
-from rlframe.algos.updater import Updater
+from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.on_policy import Batch, check_minibatches, make_batch, minibatches, values
+from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.targets import load_generator
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator

@@ -18,19 +18,20 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
+from rlframe.agents.exploration import EpsilonSchedule
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.parts import EpsilonSchedule, UpdateDebt, copy_into, priorities
-from rlframe.algos.updater import Updater
+from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.replay_ratio import UpdateDebt, priorities
+from rlframe.algos.targets import copy_into
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import annealed
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.models.q_values import Expected
-from rlframe.ops.q_learning import td_loss
+from rlframe.models.q_network import Expected
+from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
-from rlframe.ops.scaling import rescale, unscale
 from rlframe.replay import ReplayConfig, Sequences, Whole, make_replay
 
 

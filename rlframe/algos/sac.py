@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.graphed import graphed
-from rlframe.algos.parts import UpdateDebt, load_torch_generator, soft_update
-from rlframe.algos.updater import Updater
+from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.replay_ratio import UpdateDebt
+from rlframe.algos.targets import load_torch_generator, soft_update
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, seed_int

@@ -13,8 +13,8 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, counted
 from rlframe.experiment.config import Experiment
+from rlframe.kernels.precision import choose_precision, learning_in
 from rlframe.models.encoders import has_images
-from rlframe.ops.precision import choose_precision, learning_in
 from rlframe.record.snapshot import load_snapshot
 from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import Runner, async_rl

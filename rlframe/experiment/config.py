@@ -14,8 +14,8 @@ import yaml
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
 from rlframe.core.errors import ConfigError, counted
 from rlframe.envs import EnvConfig
+from rlframe.kernels.precision import PRECISIONS
 from rlframe.models import ModelConfig
-from rlframe.ops.precision import PRECISIONS
 from rlframe.runners import minibatch_rl, minibatch_rl_eval, sync_rl
 from rlframe.runners.base import RunnerConfig
 from rlframe.samplers import EvalConfig

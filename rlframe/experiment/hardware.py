@@ -15,7 +15,7 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.algos.parts import UpdateDebt
+from rlframe.algos.replay_ratio import UpdateDebt
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, counted
 from rlframe.core.ranks import Ranks
@@ -23,7 +23,7 @@ from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, make_agent, torch_threads
 from rlframe.experiment.config import Experiment
-from rlframe.ops.precision import choose_precision, learning_in
+from rlframe.kernels.precision import choose_precision, learning_in
 from rlframe.rollout.env_pool import Supervision, split
 from rlframe.rollout.inference import empty_batch
 from rlframe.runners import async_rl, sync_rl

@@ -13,7 +13,8 @@ from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Distribution
-from rlframe.models import on_numpy
+from rlframe.kernels.mlp import parameters
+from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel, Run
 from rlframe.models.encoders import Encoder, Vector, has_images, make_encoder
 from rlframe.models.heads import GaussianHead, policy_head, value_head
@@ -21,7 +22,6 @@ from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perceptron import Stack
 from rlframe.models.small import evaluate
-from rlframe.ops.layers import parameters
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
@@ -62,11 +62,11 @@ class Trunk(nn.Module):
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
         """The same in NumPy, in blocks of n rows; None where the encoder is not for that."""
-        encode = on_numpy.encoder(self.encoder, n)
+        encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None
-        feedback = on_numpy.feedback(self.feedback) if self.feedback else None
-        memory = on_numpy.memory(self.memory) if self.memory else None
+        feedback = numpy_inference.feedback(self.feedback) if self.feedback else None
+        memory = numpy_inference.memory(self.memory) if self.memory else None
 
         def forward(observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, Tree]:
             x = encode(observation)
@@ -138,11 +138,11 @@ class ActorCritic(PolicyModel):
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
         if actor is None:
             return None
-        norm = on_numpy.normalizer(self.norm) if self.norm else None
-        policy_head, value_head = on_numpy.head(self.policy_head), on_numpy.head(self.value_head)
+        norm = numpy_inference.normalizer(self.norm) if self.norm else None
+        policy_head, value_head = numpy_inference.head(self.policy_head), numpy_inference.head(self.value_head)
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
-            observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
+            observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
             if norm:
                 observation = norm(observation)
             if critic is None:
@@ -154,7 +154,7 @@ class ActorCritic(PolicyModel):
                 value_features, critic_state = critic(observation, inputs, critic_state)
                 state = (actor_state, critic_state) if state else ()
             params, value = policy_head(features), value_head(value_features)
-            return params.reshape(n, -1), value.reshape(n), on_numpy.in_rows(state, n)
+            return params.reshape(n, -1), value.reshape(n), numpy_inference.in_rows(state, n)
 
         return forward
 

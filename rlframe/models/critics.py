@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
-from rlframe.models.actors import EncodedPass, encode, features_of, size_of
+from rlframe.models.actor import EncodedPass, encode, features_of, size_of
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, has_images
 from rlframe.models.perceptron import Pass, Perceptron, Perceptrons, least, least_to_input

@@ -18,12 +18,12 @@ from rlframe.core.config import find_module, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
+from rlframe.kernels import convolutions
+from rlframe.kernels.convolutions import Convolution
+from rlframe.kernels.mlp import parameters
+from rlframe.kernels.precision import in_bf16
 from rlframe.models.base import ModelConfig
 from rlframe.models.perceptron import Stack
-from rlframe.ops import convolutions
-from rlframe.ops.convolutions import Convolution
-from rlframe.ops.layers import parameters
-from rlframe.ops.precision import in_bf16
 
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from rlframe.core.ranks import current_ranks
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
+from rlframe.kernels.transfer import sent
 from rlframe.models.encoders import is_image
-from rlframe.ops.transfer import sent
 
 EPSILON = 1e-8
 CLIP = 10.0  # normalised values beyond this many standard deviations are cut

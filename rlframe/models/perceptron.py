@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlframe.ops.layers import Trace, back, layered, parameters, run
-from rlframe.ops.products import bias_gradient, product, restored, weight_gradient
+from rlframe.kernels.matmul import bias_gradient, product, restored, weight_gradient
+from rlframe.kernels.mlp import Trace, back, layered, parameters, run
 
 
 @dataclass(frozen=True, eq=False)

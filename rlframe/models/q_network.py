@@ -1,4 +1,4 @@
-"""The Q-network: trunk, then a plain, dueling or noisy head of `n_atoms` numbers for each action."""
+"""The Q-network: trunk, then a plain, dueling or noisy head; its numbers are means, distributions or quantiles."""
 
 from __future__ import annotations
 
@@ -17,16 +17,120 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
-from rlframe.models import on_numpy
+from rlframe.kernels.matmul import linear
+from rlframe.kernels.mlp import parameters
+from rlframe.kernels.transfer import sent
+from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perceptron import Stack
 from rlframe.models.small import evaluate
-from rlframe.ops.layers import parameters
-from rlframe.ops.products import linear
-from rlframe.ops.transfer import sent
+from rlframe.ops.q_learning import QLoss, categorical_loss, expected_loss, quantile_loss
+
+
+class QValue(ABC):
+    """How `n_atoms` numbers for each action become its Q-value. Stateless."""
+
+    n_atoms: int
+
+    @abstractmethod
+    def q(self, values: Tensor) -> Tensor:
+        """Q [..., A] from the head's output [..., A, n_atoms]."""
+
+    @abstractmethod
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        """The same in NumPy."""
+
+    @abstractmethod
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+        """Loss and error [n], and the gradient [n, n_atoms] (see ops.q_learning).
+
+        Args:
+            values: [n, n_atoms] of the action taken.    target: [n, n_atoms] of the next action.
+            return_, bootstrap: [n].
+        """
+
+
+def of_actions(values: Tensor, action: Tensor) -> Tensor:
+    """The numbers [n, n_atoms] of an action [n] each, of those of all actions [n, A, n_atoms]."""
+    return values.gather(1, _places(values, action)).squeeze(1)
+
+
+def to_actions(values: Tensor, action: Tensor, gradient: Tensor) -> Tensor:
+    """From the gradient of `of_actions` [n, n_atoms] that of the values [n, A, n_atoms]."""
+    return torch.zeros_like(values).scatter_(1, _places(values, action), gradient.unsqueeze(1))
+
+
+def _places(values: Tensor, action: Tensor) -> Tensor:
+    return action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+
+
+class Expected(QValue):
+    """The expected return itself (Mnih et al. 2015)."""
+
+    n_atoms = 1
+
+    def q(self, values: Tensor) -> Tensor:
+        return values.squeeze(-1)
+
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        return values[..., 0]
+
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+        loss, error, gradient = expected_loss(values.squeeze(-1), target.squeeze(-1), return_, bootstrap)
+        return QLoss(loss, error, gradient.unsqueeze(-1))
+
+
+class Categorical(QValue):
+    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017)."""
+
+    def __init__(self, n_atoms: int, v_min: float, v_max: float) -> None:
+        """Raises:
+        ValueError: fewer than two atoms, or an empty range.
+        """
+        if n_atoms < 2 or not v_min < v_max:
+            raise ValueError(
+                f"algo.n_atoms={n_atoms} must be at least 2 and algo.v_min={v_min} below algo.v_max={v_max}"
+            )
+        self.n_atoms, self.v_min, self.v_max = n_atoms, v_min, v_max
+        self.support = torch.linspace(v_min, v_max, n_atoms)  # z
+
+    def q(self, values: Tensor) -> Tensor:
+        if values.is_cpu:
+            return values.softmax(-1) @ self.support
+        # Copied to a GPU, the support would be waited for at each update.
+        return values.softmax(-1) @ torch.linspace(self.v_min, self.v_max, self.n_atoms, device=values.device)
+
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        weights = np.exp(values - values.max(-1, keepdims=True))
+        return (weights * self.support.numpy()).sum(-1) / weights.sum(-1)
+
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+        return categorical_loss(values, target, return_, bootstrap, self.v_min, self.v_max)
+
+
+class Quantile(QValue):
+    """Returns at the quantile midpoints (2i + 1) / 2N (Dabney et al. 2018)."""
+
+    def __init__(self, n_atoms: int) -> None:
+        """Raises:
+        ValueError: no quantile.
+        """
+        if n_atoms < 1:
+            raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
+        self.n_atoms = n_atoms
+
+    def q(self, values: Tensor) -> Tensor:
+        return values.mean(-1)
+
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        return values.mean(-1)
+
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+        return quantile_loss(values, target, return_, bootstrap)
+
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
@@ -144,13 +248,13 @@ def _linear(n_in: int, n_out: int) -> nn.Module:
 
 
 def _plain_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    affine = on_numpy.head(layer)
+    affine = numpy_inference.head(layer)
     return lambda x, noisy: affine(x)
 
 
 def _noisy_on_numpy(layer: NoisyLinear) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    mean = on_numpy.affine(layer.weight, layer.bias)
-    sigma = on_numpy.affine(layer.weight_sigma, layer.bias_sigma)
+    mean = numpy_inference.affine(layer.weight, layer.bias)
+    sigma = numpy_inference.affine(layer.weight_sigma, layer.bias_sigma)
     noise_in, noise_out = as_numpy(layer.noise_in), as_numpy(layer.noise_out)
     return lambda x, noisy: mean(x) + noisy * (sigma(x * noise_in) * noise_out)
 
@@ -239,18 +343,18 @@ class QNetwork(QModel):
         trunk = self.trunk.numpy_forward(n)
         if trunk is None:
             return None
-        norm = on_numpy.normalizer(self.norm) if self.norm else None
+        norm = numpy_inference.normalizer(self.norm) if self.norm else None
         advantage = self.advantage.on_numpy()
         value = self.value.on_numpy() if self.value else None
         shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
-            observation, state = on_numpy.in_blocks(inputs.observation, n), on_numpy.in_blocks(state, n)
+            observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
             features, state = trunk(norm(observation) if norm else observation, inputs, state)
-            rows = on_numpy.in_blocks(noisy[:, None], n) if has_noise else noisy
+            rows = numpy_inference.in_blocks(noisy[:, None], n) if has_noise else noisy
             values = advantage(features, rows).reshape(n, *shape)
             if value:
                 values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)
-            return values, on_numpy.in_rows(state, n)
+            return values, numpy_inference.in_rows(state, n)
 
         return forward

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlframe.kernels import numpy_mlp
 from rlframe.models.perceptron import Pass, Stack
-from rlframe.ops import arrays
 
 Views = list[tuple[np.ndarray, np.ndarray]]
 _known: WeakKeyDictionary[Stack, tuple[list[int], Views]] = WeakKeyDictionary()
@@ -23,12 +23,12 @@ class ArrayPass:
     stack: Stack
     weights: list[np.ndarray]
     output: Tensor  # [n, out_size]
-    trace: arrays.Trace
+    trace: numpy_mlp.Trace
 
     def to_parameters(self, gradient: Tensor) -> Tensor:
         """Set the gradient of every parameter; returns that of the first layer's affine map [n, hidden]."""
         array = of_affine = gradient.numpy()
-        for i, of_affine in arrays.back(array, self.weights, self.stack.activations, self.trace):
+        for i, of_affine in numpy_mlp.back(array, self.weights, self.stack.activations, self.trace):
             weight, bias = self.stack.layers[i]
             if weight.grad is None or bias.grad is None:
                 weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
@@ -44,10 +44,10 @@ class ArrayPass:
 
 def evaluate(stack: Stack, x: Tensor) -> Pass | ArrayPass:
     """`stack.run(x)`, in NumPy where every product is small: x [n, in] float32 on the CPU."""
-    if x.dtype != torch.float32 or len(x) * max((w.numel() for w, _ in stack.layers), default=0) >= arrays.LARGE:
+    if x.dtype != torch.float32 or len(x) * max((w.numel() for w, _ in stack.layers), default=0) >= numpy_mlp.LARGE:
         return stack.run(x)
     layers = _views(stack)
-    y, trace = arrays.run(x.numpy(), layers, stack.activations)
+    y, trace = numpy_mlp.run(x.numpy(), layers, stack.activations)
     return ArrayPass(stack, [weight for weight, _ in layers], torch.from_numpy(y), trace)
 
 

@@ -1,8 +1,4 @@
-"""Losses of Q-learning on independent rows: for expected returns, for categorical distributions and for quantiles.
-
-Shared by every function here: `return_` and `bootstrap` [n] are the n-step return and the factor on what follows, γ^k,
-or 0 after termination. Targets are constants. Gradients are written out: they are simpler than the losses.
-"""
+"""Losses of Q-learning on independent rows, for expected, categorical and quantile values; and value rescaling."""
 
 from typing import NamedTuple
 
@@ -97,3 +93,21 @@ def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstra
     weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
     loss = (weight * F.huber_loss(u, torch.zeros_like(u), reduction="none")).mean(-1).sum(-1)
     return QLoss(loss, u.mean((-2, -1)).abs(), -(weight * u.clamp(-1, 1)).mean(-1))
+
+
+_EPSILON = 1e-3  # of Kapturowski et al. 2019: keeps the inverse Lipschitz
+
+
+def rescale(x: Tensor) -> Tensor:
+    """h(x) = sign(x) (√(|x| + 1) - 1) + ε x, ε = 10^-3   (Pohlen et al. 2018; Kapturowski et al. 2019, section 2.3)."""
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + _EPSILON * x
+
+
+def unscale(y: Tensor) -> Tensor:
+    """h^-1(y) = sign(y) (((√(1 + 4ε (|y| + 1 + ε)) - 1) / 2ε)^2 - 1)   (Pohlen et al. 2018, proposition A.2).
+
+    In float64: the difference of nearly equal numbers is divided by ε.
+    """
+    wide = y.double()
+    root = (torch.sqrt(1 + 4 * _EPSILON * (wide.abs() + 1 + _EPSILON)) - 1) / (2 * _EPSILON)
+    return (wide.sign() * (root.square() - 1)).to(y.dtype)

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from rlframe.ops.transfer import sent
+from rlframe.kernels.transfer import sent
 from rlframe.record.codec import Chunked, Digests, by_rows
 
 

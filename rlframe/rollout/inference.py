@@ -16,7 +16,7 @@ from rlframe.agents import Agent
 from rlframe.agents.base import NoiseBuffer
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
-from rlframe.models import on_numpy
+from rlframe.models import numpy_inference
 from rlframe.rollout.buffer import Answers, Batch, Rows, empty_rows
 from rlframe.system.shared import Shared
 
@@ -136,7 +136,7 @@ def _copy(target: Tree, source: Tree) -> None:
 # Rows are acted for in multiples of this, filled up with zeros: matrix products then give each row the same bits
 # however the environments are split over workers, groups and threads (torch's too: checked for 1 to 64 rows, dense,
 # convolutional and recurrent; in other numbers they differ in the last bit).
-_BLOCK = on_numpy.BLOCK
+_BLOCK = numpy_inference.BLOCK
 
 
 def block_of(n_envs: int) -> int:

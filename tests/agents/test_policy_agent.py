@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.agents.base import NoiseBuffer
-from rlframe.algos.parts import values
+from rlframe.algos.on_policy import values
 from rlframe.core.struct import leaves
 from rlframe.envs import debug_envs
 from tests.samplers.made import agent_for, sampler_for

@@ -12,8 +12,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import NoisyLinear
-from rlframe.models.q_values import Categorical, Expected, Quantile
+from rlframe.models.q_network import Categorical, Expected, NoisyLinear, Quantile
 from tests.models.test_on_numpy import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from rlframe.agents import QAgent
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
-from rlframe.models.q_network import QModel
-from rlframe.models.q_values import Expected, QValue
+from rlframe.models.q_network import Expected, QModel, QValue
 from rlframe.replay import Transitions
 
 

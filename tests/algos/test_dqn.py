@@ -10,12 +10,13 @@ from gymnasium import spaces
 from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
 from rlframe.algos.base import Progress
-from rlframe.algos.parts import UpdateDebt, copy_into
+from rlframe.algos.replay_ratio import UpdateDebt
+from rlframe.algos.targets import copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.models import ModelConfig
-from rlframe.models.q_values import Expected
+from rlframe.models.q_network import Expected
 from rlframe.replay import ReplayConfig
 from rlframe.samplers import EvalConfig, Evaluator, serial
 from tests.algos.q_table import inputs_at, table_agent, transitions

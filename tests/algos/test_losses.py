@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlframe.algos.a2c import A2C
 from rlframe.algos.a2c import Config as A2CConfig
-from rlframe.algos.parts import values
+from rlframe.algos.on_policy import values
 from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.pg import PolicyGradient
 from rlframe.algos.ppo import PPO

@@ -10,7 +10,7 @@ import torch
 
 from rlframe.algos.a2c import A2C
 from rlframe.algos.a2c import Config as A2CConfig
-from rlframe.algos.parts import make_batch, minibatches
+from rlframe.algos.on_policy import make_batch, minibatches
 from rlframe.algos.pg import Config as PGConfig
 from rlframe.algos.pg import PolicyGradient
 from rlframe.algos.ppo import PPO

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
+from rlframe.kernels.precision import learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import Encoder, Image, Mlp, is_image, make_encoder
-from rlframe.ops.precision import learning_in
 
 
 def pixels(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Box:

@@ -10,11 +10,11 @@ from gymnasium import Space, spaces
 
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import map_tree
+from rlframe.kernels.precision import has_bf16_units, learning_in
 from rlframe.models import ModelConfig
-from rlframe.models.actors import Actor
+from rlframe.models.actor import Actor
 from rlframe.models.critics import make_critics, make_discrete_critics
 from rlframe.models.perceptron import Perceptron, Perceptrons, least, least_to_input
-from rlframe.ops.precision import has_bf16_units, learning_in
 from rlframe.ops.squashed import squashed_gradient, squashed_sample
 
 needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from rlframe.ops.q_learning import categorical_loss, expected_loss, project, quantile_loss
-from rlframe.ops.scaling import rescale, unscale
+from rlframe.ops.q_learning import categorical_loss, expected_loss, project, quantile_loss, rescale, unscale
 
 
 def t(*numbers: float) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.optimizers import Optimizer, make_optimizer
+from rlframe.kernels.optimizers import Optimizer, make_optimizer
 
 RATE = torch.tensor(0.1)
 YES, NO = torch.tensor(1.0), torch.tensor(0.0)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, sac, td3
-from rlframe.algos.graphed import Graphed, graphed
+from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.precision import learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.perceptron import Stack
 from rlframe.ops import returns
-from rlframe.ops.precision import learning_in
 from rlframe.record.codec import decode
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, PlayedGraph, launch, play, updaters_of

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlframe.kernels import convolutions
+from rlframe.kernels.precision import learning_in
 from rlframe.models.encoders import FirstConv2d, Plain
-from rlframe.ops import convolutions
-from rlframe.ops.precision import learning_in
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 

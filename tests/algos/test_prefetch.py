@@ -9,8 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe.algos.beside import Beside
-from rlframe.ops.precision import in_bf16, learning_in
+from rlframe.algos.prefetch import Beside
+from rlframe.kernels.precision import in_bf16, learning_in
 from rlframe.record.codec import Chunked
 from tests.algos.test_dqn import copied, made
 

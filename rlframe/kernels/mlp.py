@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.products import (
+from rlframe.kernels.matmul import (
     affine,
     as_multiplied,
     bias_gradient,

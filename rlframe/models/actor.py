@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
-from rlframe.models import on_numpy
+from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import make_encoder
 from rlframe.models.normalize import ObservationNorm
@@ -56,14 +56,14 @@ class Actor(nn.Module):
 
     def numpy_forward(self, n: int) -> NumpyActor | None:
         """`forward` for n NumPy rows, with the parameters of the moment; None where the encoder is not for that."""
-        encode = on_numpy.encoder(self.encoder, n)
+        encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None
-        norm = on_numpy.normalizer(self.norm) if self.norm else None
-        body = on_numpy.layers(self.perceptron.stack)
+        norm = numpy_inference.normalizer(self.norm) if self.norm else None
+        body = numpy_inference.layers(self.perceptron.stack)
 
         def forward(observation: Tree) -> np.ndarray:
-            observation = on_numpy.in_blocks(observation, n)
+            observation = numpy_inference.in_blocks(observation, n)
             return body(encode(norm(observation) if norm else observation)).reshape(n, -1)
 
         return forward

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.ops import arrays, layers
+from rlframe.kernels import mlp, numpy_mlp
 
 SIZES = [(7, 5), (5, 4), (4, 2)]
 
@@ -15,10 +15,10 @@ def network() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_the_activations_are_the_same() -> None:
-    assert set(arrays.ACTIVATIONS) == set(layers.ACTIVATIONS)
+    assert set(numpy_mlp.ACTIVATIONS) == set(mlp.ACTIVATIONS)
 
 
-@pytest.mark.parametrize("name", sorted(layers.ACTIVATIONS))
+@pytest.mark.parametrize("name", sorted(mlp.ACTIVATIONS))
 def test_output_and_gradients_are_those_of_autograd(name: str) -> None:
     activations, parts = (name, name, name), network()
     x = torch.randn(6, 7, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -26,14 +26,14 @@ def test_output_and_gradients_are_those_of_autograd(name: str) -> None:
         parameter.requires_grad_()
     expected = x
     for (weight, bias), activation in zip(parts, activations, strict=True):
-        expected = layers.ACTIVATIONS[activation].plain(expected @ weight.t() + bias)
+        expected = mlp.ACTIVATIONS[activation].plain(expected @ weight.t() + bias)
     gradient = torch.randn(6, 2, generator=torch.Generator().manual_seed(2))
     expected.backward(gradient)
     in_numpy = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in parts]
-    y, trace = arrays.run(x.detach().numpy(), in_numpy, activations)
+    y, trace = numpy_mlp.run(x.detach().numpy(), in_numpy, activations)
     torch.testing.assert_close(torch.from_numpy(y), expected.detach())
     weights = [weight for weight, _ in in_numpy]
-    for i, of_affine in arrays.back(gradient.numpy().copy(), weights, activations, trace):
+    for i, of_affine in numpy_mlp.back(gradient.numpy().copy(), weights, activations, trace):
         assert of_affine.dtype == np.float32
         torch.testing.assert_close(torch.from_numpy(of_affine.T @ trace.seen[i]), parts[i][0].grad)
         torch.testing.assert_close(torch.from_numpy(of_affine.sum(0)), parts[i][1].grad)

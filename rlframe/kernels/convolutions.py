@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.layers import relu_, relu_backward
-from rlframe.ops.precision import in_bf16
-from rlframe.ops.products import on_cpu
+from rlframe.kernels.matmul import on_cpu
+from rlframe.kernels.mlp import relu_, relu_backward
+from rlframe.kernels.precision import in_bf16
 
 _WIDE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as many bytes at once
 

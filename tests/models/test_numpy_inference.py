@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
-from rlframe.models import on_numpy
+from rlframe.models import numpy_inference
 from tests.samplers.made import agent_for
 
 VECTOR, IMAGE = spaces.Box(-9, 9, (5,), np.float32), spaces.Box(0, 255, (4, 36, 36), np.uint8)
@@ -159,4 +159,4 @@ def test_an_image_acts_as_in_torch(space: Space) -> None:
 def test_several_images_the_residual_encoder_and_encoders_of_ones_own_stay_with_torch() -> None:
     assert agent_for(IMAGE, ACTIONS["discrete"]).numpy_step(2) is None
     assert agent_for(IMAGE, ACTIONS["discrete"], encoder="impala").numpy_step(1) is None
-    assert on_numpy.encoder(torch.nn.Linear(2, 2), 1) is None
+    assert numpy_inference.encoder(torch.nn.Linear(2, 2), 1) is None

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.kernels.numpy_mlp import ACTIVATIONS, sigmoid
 from rlframe.models.encoders import Encoder, FirstConv2d, Image, Plain, Vector
 from rlframe.models.heads import GaussianHead, JointHead
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 from rlframe.models.perceptron import Stack
-from rlframe.ops.arrays import ACTIVATIONS, sigmoid
 
 BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlframe.ops.precision import in_bf16
+from rlframe.kernels.precision import in_bf16
 
 _LEAST = 3 * 2**18  # multiplications: below, oneDNN's preparations take longer than it gains
 _SHORT = 12  # and where a side is shorter

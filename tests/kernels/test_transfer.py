@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlframe.core.struct import fill
-from rlframe.ops.transfer import fetched, sent
+from rlframe.kernels.transfer import fetched, sent
 
 CPU = torch.device("cpu")
 

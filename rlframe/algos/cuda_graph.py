@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlframe.algos.updater import Updater
+from rlframe.algos.optimizer_step import Updater
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.ops.precision import in_bf16
+from rlframe.kernels.precision import in_bf16
 
 Learn = Callable[[Tree], Any]  # from what an update learns from to a tree of tensors; see `graphed`
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlframe.ops import layers, products
-from rlframe.ops.precision import learning_in
-from rlframe.ops.products import affine, linear, product, weight_gradient
+from rlframe.kernels import matmul, mlp
+from rlframe.kernels.matmul import affine, linear, product, weight_gradient
+from rlframe.kernels.precision import learning_in
 
 SIZES = [(256, 256, 256), (256, 70, 1), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
-needs_one_dnn = pytest.mark.skipif(products._LINEAR is None, reason="torch was built without oneDNN")
+needs_one_dnn = pytest.mark.skipif(matmul._LINEAR is None, reason="torch was built without oneDNN")
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -40,9 +40,9 @@ def test_linear_has_the_gradients_of_torch(lead: tuple[int, ...]) -> None:
 @needs_one_dnn
 def test_large_float32_products_take_the_fast_library(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    fast = products._LINEAR
+    fast = matmul._LINEAR
     assert fast is not None
-    monkeypatch.setattr(products, "_LINEAR", lambda *arguments: calls.append(1) or fast(*arguments))
+    monkeypatch.setattr(matmul, "_LINEAR", lambda *arguments: calls.append(1) or fast(*arguments))
     product(numbers(256, 256), numbers(256, 256))
     assert len(calls) == 1
     product(numbers(8, 256), numbers(256, 8))  # small
@@ -62,10 +62,10 @@ def test_rows_acted_for_keep_their_bits_however_many_there_are(i: int, o: int) -
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without oneDNN, and every product large."""
-    monkeypatch.setattr(products, "on_cpu", lambda x: False)
-    monkeypatch.setattr(layers, "on_cpu", lambda x: False)
-    monkeypatch.setattr(products, "_LINEAR", None)
-    monkeypatch.setattr(products, "_LEAST_ON_GPU", 0)
+    monkeypatch.setattr(matmul, "on_cpu", lambda x: False)
+    monkeypatch.setattr(mlp, "on_cpu", lambda x: False)
+    monkeypatch.setattr(matmul, "_LINEAR", None)
+    monkeypatch.setattr(matmul, "_LEAST_ON_GPU", 0)
 
 
 def test_on_a_gpu_learning_in_bf16_rounds_the_factors_of_large_products(as_on_a_gpu: None) -> None:
@@ -93,8 +93,8 @@ def test_on_a_gpu_layers_in_bf16_have_about_the_gradients_of_float32(as_on_a_gpu
     found = []
     for precision in ("fp32", "bf16"):
         with learning_in(precision):
-            y, trace = layers.run(x, parameters, ("relu", "none"))
-            *_, (_, of_first) = layers.back(torch.ones_like(y), ("relu", "none"), trace)
+            y, trace = mlp.run(x, parameters, ("relu", "none"))
+            *_, (_, of_first) = mlp.back(torch.ones_like(y), ("relu", "none"), trace)
         found.append((y, of_first.float()))
         assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
     torch.testing.assert_close(found[1][0], found[0][0], rtol=5e-2, atol=5e-2)
@@ -102,10 +102,10 @@ def test_on_a_gpu_layers_in_bf16_have_about_the_gradients_of_float32(as_on_a_gpu
 
 
 def test_a_small_product_is_not_rounded_on_a_gpu(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_LEAST_ON_GPU", 256**3 + 1)
+    monkeypatch.setattr(matmul, "_LEAST_ON_GPU", 256**3 + 1)
     with learning_in("bf16"):
-        assert products.as_multiplied(numbers(256, 256), numbers(256, 256))[0].dtype == torch.float32
-        assert products.as_multiplied(numbers(257, 256), numbers(256, 256))[0].dtype == torch.bfloat16
+        assert matmul.as_multiplied(numbers(256, 256), numbers(256, 256))[0].dtype == torch.float32
+        assert matmul.as_multiplied(numbers(257, 256), numbers(256, 256))[0].dtype == torch.bfloat16
 
 
 @pytest.mark.gpu
@@ -115,8 +115,8 @@ def test_a_gpu_multiplies_about_the_same_in_bf16() -> None:
     found = []
     for precision in ("fp32", "bf16"):
         with learning_in(precision):
-            y, trace = layers.run(x, parameters, ("relu", "relu"))
-            *_, (_, of_first) = layers.back(gradient.clone(), ("relu", "relu"), trace)
+            y, trace = mlp.run(x, parameters, ("relu", "relu"))
+            *_, (_, of_first) = mlp.back(gradient.clone(), ("relu", "relu"), trace)
         found.append((y, of_first.float()))
         assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
     for exact, rounded in zip(*found, strict=True):
@@ -141,10 +141,10 @@ def test_what_is_not_a_number_stays_so_through_relu(
     nan_x, nan_weight = x.clone(), weight.clone()
     nan_x[..., 3, 3] = nan_weight[..., 3, 3] = sign * torch.nan
     with learning_in(precision), torch.no_grad():
-        assert layers.layered(nan_x, [(weight, bias)] * 2, ("relu", "relu"))[..., 3, :].isnan().all()
-        assert layers.layered(x, [(nan_weight, bias), (weight, bias)], ("relu", "relu")).isnan().all()
+        assert mlp.layered(nan_x, [(weight, bias)] * 2, ("relu", "relu"))[..., 3, :].isnan().all()
+        assert mlp.layered(x, [(nan_weight, bias), (weight, bias)], ("relu", "relu")).isnan().all()
 
 
 def test_relu_of_bfloat16_is_that_of_torch() -> None:
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
-    torch.testing.assert_close(layers.relu_(every.clone()), torch.relu(every), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(mlp.relu_(every.clone()), torch.relu(every), rtol=0, atol=0, equal_nan=True)

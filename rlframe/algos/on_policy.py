@@ -1,0 +1,133 @@
+"""On-policy batches: the rows of a batch with advantages and returns, and their minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlframe.agents import PolicyAgent, PolicyRun
+from rlframe.core.struct import Struct, Tree, map_tree
+from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.kernels.transfer import sent
+from rlframe.ops.masked import mean_weights
+
+NO_INPUTS = AgentInputs((), (), (), ())
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Struct):
+    """On-policy training rows: [T, B], or [n] for a minibatch of rows."""
+
+    inputs: AgentInputs
+    action: Tree
+    log_prob: Tensor  # when acting
+    value: Tensor  # when acting
+    advantage: Tensor
+    return_: Tensor
+    valid: Tensor
+    weight: Tree = ()  # of a row in means over the minibatch, which `minibatches` knows
+
+
+@torch.no_grad()
+def values(agent: PolicyAgent, samples: Samples) -> Tensor:
+    """V [T+1, B]: those of acting, and row T evaluated now."""
+    T = samples.reward.shape[0]
+    bootstrap = agent(samples.inputs[T:], samples.final_state)[1]
+    return torch.cat([samples.info.value, bootstrap])  # type: ignore[attr-defined]  # PolicyInfo
+
+
+def make_batch(samples: Samples, advantage: Tensor, return_: Tensor, uses_previous: bool = True) -> Batch:
+    """The training rows of a batch, as views; of inputs, only those that the agent's model looks at."""
+    inputs = samples.inputs[:-1]
+    if not uses_previous:
+        inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
+    return Batch(
+        inputs=inputs,
+        action=samples.action,
+        log_prob=samples.info.log_prob,  # type: ignore[attr-defined]  # PolicyInfo
+        value=samples.info.value,  # type: ignore[attr-defined]  # PolicyInfo
+        advantage=advantage,
+        return_=return_,
+        valid=samples.valid,
+    )
+
+
+def minibatches(
+    batch: Batch,
+    state: Tree,
+    n: int,
+    recurrent: bool,
+    rng: np.random.Generator,
+    prepared: Callable[[Tensor, Tensor], Tensor] = lambda advantage, valid: advantage,
+) -> Iterator[tuple[Batch, Tree]]:
+    """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
+
+    With n = 1 nothing is moved. `prepared` maps the advantages and valid marks of all parts [n, rows] to advantages.
+    """
+    device, (T, B) = batch.valid.device, batch.valid.shape
+    if n == 1:
+        flat = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
+        yield replace(batch, advantage=prepared(*flat).view(T, B), weight=mean_weights(flat[1]).view(T, B)), state
+    elif recurrent:
+        order = sent(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
+        parts = [batch[:, columns] for columns in order]
+        advantage, valid = (
+            torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid")
+        )
+        found = zip(parts, order, prepared(advantage, valid), mean_weights(valid), strict=True)
+        for part, columns, own, weight in found:
+            changed = replace(part, advantage=own.view(T, -1), weight=weight.view(T, -1))
+            yield changed, map_tree(lambda x, i=columns: x[i], state)
+    else:
+        rows = batch.map(lambda x: x.flatten(0, 1))
+        order = sent(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
+        numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
+        advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
+        numbers = replace(numbers, advantage=advantage, weight=weight)
+        for index, part in enumerate(order):
+            yield replace(numbers[index], inputs=rows.inputs[part]), state
+
+
+def policy_gradient(
+    run: PolicyRun,
+    samples: Samples,
+    advantage: Tensor,
+    return_: Tensor,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Set the gradient of -E[A log π(a|s)] + c_v E[(V - G)^2] / 2 - c_e E[H], over the valid rows of a whole batch.
+
+    Returns this loss and its parts. `run` is the agent's for the batch's rows. (Mnih et al. 2016, section 4, with the
+    sign turned to descend.)
+    """
+    weight, difference = mean_weights(samples.valid.flatten()).view_as(advantage), run.value - return_
+    policy_loss = -(weight * run.log_prob * advantage).sum()
+    value_loss = 0.5 * (weight * difference.square()).sum()
+    entropy = (weight * run.entropy).sum()
+    run.back(-weight * advantage, -entropy_coef * weight, value_coef * weight * difference)
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+
+
+def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
+    """Raises:
+    ValueError: `n` minibatches do not divide the batch (its environments, with memory).
+    """
+    what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("sampler.batch_T * batch_B", batch_spec.size)
+    if n < 1 or size % n:
+        rows = "sequences (with memory, whole ones)" if recurrent else "rows"
+        good = [k for k in range(1, size + 1) if size % k == 0][:8]
+        raise ValueError(
+            f"algo.minibatches={n} must divide {what}={size} {rows}; use one of {', '.join(map(str, good))}"
+        )
+
+
+def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean over several updates, by name."""
+    means = torch.stack([torch.stack([x.detach() for x in each.values()]) for each in metrics]).mean(0)
+    return dict(zip(metrics[0], means.unbind(), strict=True))
