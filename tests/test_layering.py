@@ -119,7 +119,7 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules of rlframe that a file imports when it is loaded: at the top, not inside functions nor for types alone."""
+    """Modules of rlframe that a file imports when it is loaded: not inside functions nor for types alone."""
     modules = {module_of(p) for p in python_files(PACKAGE)}
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

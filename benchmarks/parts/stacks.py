@@ -34,7 +34,7 @@ PARTS: Sequence[Part] = (
     Part("logging", "rlframe/runners/base.py", ("report", "follow")),
     Part("replay: writing", "rlframe/replay/buffer.py", ("append",)),
     Part("replay: sampling", "rlframe/replay/"),
-    Part("target updates", "rlframe/algos/parts.py", ("soft_update", "copy_into")),
+    Part("target updates", "rlframe/algos/targets.py", ("soft_update", "copy_into")),
     Part("optimizer", "torch/optim/"),
     Part("optimizer", "rlframe/algos/optimizer_step.py", ("_descend", "_launch")),
     Part("backward", "torch/_tensor.py", ("backward",)),

@@ -169,4 +169,4 @@ def check_file(file: Path, n_bytes: int, sha256: str) -> None:
 
 def as_bytes(array: np.ndarray) -> memoryview:
     """What a contiguous array holds."""
-    return array.reshape(-1).view(np.uint8).data
+    return array.reshape(-1).view("uint8").data

@@ -13,9 +13,9 @@ from rlframe.core.files import read_json
 
 
 def presets_dir() -> Path:
-    """The folder of presets: experiments/ beside the package (a clone), else of the working directory."""
-    beside = Path(__file__).parents[1] / "experiments"
-    return beside if beside.is_dir() else Path.cwd() / "experiments"
+    """The folder of presets: experiments/ beside the package in a clone, inside the package in a wheel."""
+    in_clone = Path(__file__).parents[2] / "experiments"
+    return in_clone if in_clone.is_dir() else Path(__file__).parents[1] / "experiments"
 
 
 def preset_names() -> list[str]:

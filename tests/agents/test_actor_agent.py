@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs
 from rlframe.models import ModelConfig
-from tests.models.test_on_numpy import IMAGE, MIXED, VECTOR, inputs_for
+from tests.models.test_numpy_inference import IMAGE, MIXED, VECTOR, inputs_for
 
 BOX, NUMBER = spaces.Box(-2, 4, (3,), np.float32), spaces.Box(-1, 1, (), np.float32)
 GRID, DISCRETE = spaces.Box(-1, 1, (2, 2), np.float32), spaces.Discrete(4)

@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Categorical, Expected, NoisyLinear, Quantile
-from tests.models.test_on_numpy import MIXED, VECTOR, inputs_for
+from tests.models.test_numpy_inference import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)
 KINDS = [Expected(), Categorical(5, -1.0, 2.0), Quantile(4)]
