@@ -27,7 +27,7 @@ _MOST = {  # of fields that so much memory, or so many processes, are made for
 }
 _MOST_TEXT = 10_000  # of an environment's arguments
 _OURS = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
-_PROBE = re.compile(r"rlframe\.envs\.probe:[a-z]\w*")  # the only environments that are callables of ours
+_PROBE = re.compile(r"rlframe\.envs\.debug_envs:[a-z]\w*")  # the only environments that are callables of ours
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
