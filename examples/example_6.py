@@ -54,7 +54,7 @@ def train(
     envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))
     agent = make_q_agent(envs.observation_space, envs.action_space, model, config.kind(), seed).to(device)
     sampler = SerialSampler(envs, agent, batch_T=4, seed=seed)
-    algo = dqn.DQN(agent, sampler.batch_spec, n_steps, config, seed)
+    algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
 
     record = flatten(

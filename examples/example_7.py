@@ -39,7 +39,7 @@ def train(
     envs = make_envs(env_config, 1, env_seeds(seed, Role.ENV, 1))
     agent = config.make_agent(envs.observation_space, envs.action_space, model, seed)
     sampler = SerialSampler(envs, agent, batch_T=1, seed=seed)
-    algo = sac.SAC(agent, sampler.batch_spec, n_steps, config, seed)
+    algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     evaluator = Evaluator(env_config, agent, evaluation, seed)
     runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 

@@ -2,8 +2,8 @@
 
 from rlframe.agents.actor import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
 from rlframe.agents.base import Agent
-from rlframe.agents.policy import PolicyAgent, PolicyInfo, PolicyRun, make_policy_agent
-from rlframe.agents.q import QAgent, QInfo, QRun, make_q_agent
+from rlframe.agents.policy import PolicyAgent, PolicyInfo, make_policy_agent
+from rlframe.agents.q import QAgent, QInfo, make_q_agent
 
 __all__ = [
     "ActorAgent",
@@ -12,10 +12,8 @@ __all__ = [
     "Deterministic",
     "PolicyAgent",
     "PolicyInfo",
-    "PolicyRun",
     "QAgent",
     "QInfo",
-    "QRun",
     "SquashedGaussian",
     "make_actor_agent",
     "make_policy_agent",

@@ -21,7 +21,7 @@ from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
-from rlframe.ops.squashed import squashed_gradient, squashed_sample
+from rlframe.ops.fused import squashed_sample
 
 LOG_STD = (-20.0, 2.0)  # its range (Haarnoja et al. 2018, in their code)
 
@@ -87,10 +87,6 @@ class Deterministic(ActorPolicy):
         """The actions [n, *act] themselves: a = tanh x."""
         return params.tanh().reshape(-1, *self.shape)
 
-    def gradient(self, action: Tensor, of_action: Tensor) -> Tensor:
-        """dL/dx [n, P] = (1 - a²) dL/da."""
-        return torch.ops.aten.tanh_backward(of_action, action).reshape(-1, self.param_size)
-
 
 class SquashedGaussian(ActorPolicy):
     """tanh of a normal whose standard deviation depends on the observation (Haarnoja et al. 2018)."""
@@ -116,14 +112,6 @@ class SquashedGaussian(ActorPolicy):
         mean, log_std = params.chunk(2, -1)
         action, log_prob = squashed_sample(mean, log_std.clamp(*LOG_STD), noise)
         return action.reshape(-1, *self.shape), log_prob
-
-    def gradient(self, params: Tensor, noise: Tensor, action: Tensor, of_action: Tensor, of_log_prob: Tensor) -> Tensor:
-        """dL/d params [rows, P] from dL/d action and dL/d log-probability; none of log_std beyond its range."""
-        given = params[:, self.size :]
-        log_std = given.clamp(*LOG_STD)
-        flat, of_flat = action.reshape(-1, self.size), of_action.reshape(-1, self.size)
-        of_mean, of_log_std = squashed_gradient(flat, log_std, noise, of_flat, of_log_prob)
-        return torch.cat([of_mean, of_log_std * (given == log_std)], -1)
 
 
 class Choice(ActorPolicy):
@@ -244,5 +232,5 @@ def make_actor_agent(
         model = Actor(observation_space, policy.param_size, config)
     if isinstance(policy, SquashedGaussian):
         with torch.no_grad():
-            model.perceptron.layers[-1][1][policy.size :] += config.log_std
+            model.mlp.layers.flat[-1][policy.size :] += config.log_std
     return ActorAgent(model, policy, observation_space, action_space, config)

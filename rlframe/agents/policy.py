@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,16 +25,6 @@ class PolicyInfo(Struct):
 
     log_prob: Array  # [B] of the sampled, unclipped action
     value: Array  # [B]
-
-
-@dataclass(frozen=True)
-class PolicyRun:
-    """One evaluation of a policy for learning, to be followed by its gradient: all that a loss is made of."""
-
-    log_prob: Tensor  # [...] of the actions taken, without autograd as the others
-    entropy: Tensor  # [...]
-    value: Tensor  # [...]
-    back: Callable[[Tensor, Tensor, Tensor], None]  # sets the gradient of every parameter from those of the three
 
 
 class PolicyAgent(Agent):
@@ -66,28 +56,11 @@ class PolicyAgent(Agent):
         """Distribution parameters [T, B, P], value [T, B] and the next state, with gradient."""
         return self.model(inputs, state)
 
-    def run(self, inputs: AgentInputs, state: Tree, action: Tree) -> PolicyRun:
-        """Evaluate rows [T, B], or [n] of a model without memory, for one gradient step."""
-        run = self.model.run(inputs)
-        if run is None:
-            return self._by_autograd(inputs, state, action)
-        with torch.no_grad():
-            log_prob, entropy = self.distribution.log_prob_entropy(run.params, action)
-
-        def back(of_log_prob: Tensor, of_entropy: Tensor, of_value: Tensor) -> None:
-            run.back(self.distribution.gradient(run.params, action, of_log_prob, of_entropy), of_value)
-
-        return PolicyRun(log_prob, entropy, run.value, back)
-
-    def _by_autograd(self, inputs: AgentInputs, state: Tree, action: Tree) -> PolicyRun:
-        params, value, _ = self.model(inputs, state)
+    def evaluate(self, inputs: AgentInputs, state: Tree, action: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability of the actions taken, entropy and value [...], with gradient: what a loss is made of."""
+        params, value, _ = self(inputs, state)
         log_prob, entropy = self.distribution.log_prob_entropy(params, action)
-
-        def back(*gradients: Tensor) -> None:
-            self.zero_grad()
-            torch.autograd.backward([log_prob, entropy, value], gradients)
-
-        return PolicyRun(log_prob.detach(), entropy.detach(), value.detach(), back)
+        return log_prob, entropy, value
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return self.distribution.noise(rng, lead)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,12 +13,14 @@ from torch import Tensor
 
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import current_ranks
+from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import QModel, QNetwork, QValue, of_actions, to_actions
+from rlframe.models.q_network import QModel, QNetwork, QValue
 
 _NEVER = 1e-12  # an epsilon that float32 cannot tell from 0
 
@@ -46,14 +47,6 @@ class QState(Struct):
 
     env: Array  # [B] float32, global index of the environment
     memory: Tree  # of the model; () without
-
-
-@dataclass(frozen=True)
-class QRun:
-    """The values of the actions taken, and the way back from them."""
-
-    values: Tensor  # [n, n_atoms], see models.q_values
-    back: Callable[[Tensor], None]  # sets the gradients of the model's parameters, from that of these
 
 
 class QAgent(Agent):
@@ -108,23 +101,6 @@ class QAgent(Agent):
         """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers."""
         return self.model(inputs, memory)
 
-    def run(self, inputs: AgentInputs, action: Tensor) -> QRun:
-        """What a gradient step starts from: of rows [n], by a model without memory."""
-        run = self.model.run(inputs)
-        if run is None:
-            taken = of_actions(self.model(inputs, ())[0], action)
-            return QRun(taken.detach(), partial(self._back_by_autograd, taken))
-
-        def back(of_taken: Tensor) -> None:
-            run.back(to_actions(run.values, action, of_taken))
-
-        return QRun(of_actions(run.values, action), back)
-
-    def _back_by_autograd(self, taken: Tensor, gradient: Tensor) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        taken.backward(gradient)
-
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         uniform = rng.random(lead, dtype=np.float32)
         action = (rng.random(lead) * int(self.action_space.n)).astype(np.int64)  # half of the time of rng.integers
@@ -144,6 +120,23 @@ class QAgent(Agent):
 
     def observe(self, observation: Tree) -> None:
         self.model.observe(observation)
+
+
+class EpsilonSchedule:
+    """Sets an agent's epsilon by env_steps: from `initial` linearly over `n_steps` to a ladder over the environments.
+
+    The ladder goes from `final`, of the first environment, to `last`, of the last one (0: `final` as well).
+    """
+
+    def __init__(self, initial: float, final: float, last: float, n_steps: float, n_envs: int) -> None:
+        """`n_envs`: of this rank; the ladder is over those of all ranks."""
+        self.first = Linear(initial, final, max(n_steps, 1))
+        self.last = Linear(initial, last or final, max(n_steps, 1))
+        self.n_envs = n_envs * current_ranks().world_size
+
+    def apply(self, agent: QAgent, env_steps: int) -> None:
+        """Explore as after `env_steps`."""
+        agent.set_epsilon(self.first(env_steps), self.last(env_steps), self.n_envs)
 
 
 def make_q_agent(

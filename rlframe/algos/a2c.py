@@ -12,11 +12,12 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.on_policy import policy_gradient, values
-from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.on_policy import actor_critic_loss, values
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
@@ -39,27 +40,36 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
 
-    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> A2C:
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> A2C:
         return A2C(agent, batch_spec, n_steps, self)
 
 
 class A2C(Algorithm):
     """One gradient step a batch on the policy gradient, the value error and the entropy."""
 
-    def __init__(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        batch_spec: BatchSpec,
+        n_steps: int,
+        config: Config | None = None,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        """`optimizer`: in place of the one that `config` names."""
         self.agent, self.config = agent, config or Config()
+        c = self.config
         self.progress = Progress()
-        rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
-        self.updater = Updater(
-            agent.parameters(), self.config.optimizer, rate, self.config.max_grad_norm, self.progress
-        )
-        device = next(agent.parameters()).device
-        self.learn = graphed(self._learn, device, [self.updater], looks=agent.recurrent)  # at where episodes begin
+        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
+        parameters = list(agent.parameters())
+        make = optimizer or OPTIMIZERS[c.optimizer]
+        self.optimizer = OptimizerStep(make(parameters, 1e-5), rate, c.max_grad_norm, self.progress)
+        looks = agent.recurrent  # at where episodes begin
+        self.learn = graphed(self._learn, parameters[0].device, [self.optimizer], looks=looks)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(next(self.agent.parameters()).device)]
+        self.samples = [samples.to(self.optimizer.parameters[0].device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -69,26 +79,25 @@ class A2C(Algorithm):
         metrics = self.learn(samples)
         self.progress.updates += 1
         self.agent.observe(samples.observation)
-        return {**metrics, "learning_rate": self.updater.rate}
+        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:
         """One gradient step on the whole batch."""
-        config = self.config
+        c, valid = self.config, samples.valid
         old_value = values(self.agent, samples)
-        ends = (samples.terminated, samples.truncated, samples.valid)
-        advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, config.discount, config.gae_lambda)
-        if config.normalize_advantage:
-            advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.total)
-
-        run = self.agent.run(samples.inputs[:-1], samples.state, samples.action)
-        loss, metrics = policy_gradient(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
-        grad_norm = self.updater.follow(loss, samples, samples.valid)
-        fit = explained_variance(old_value[:-1], return_, samples.valid)
+        ends = (samples.terminated, samples.truncated, valid)
+        advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, c.discount, c.gae_lambda)
+        if c.normalize_advantage:
+            advantage = masked_normalize(advantage, valid, self.progress.ranks.total)
+        loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
+        loss.backward()
+        grad_norm = self.optimizer.apply_gradients(loss, samples, valid)
+        fit = explained_variance(old_value[:-1], return_, valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.updater.state_dict(), "progress": self.progress.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), "progress": self.progress.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updater.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])

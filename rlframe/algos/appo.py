@@ -20,15 +20,16 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.on_policy import Batch, check_minibatches, mean_of, minibatches
-from rlframe.algos.optimizer_step import Updater
-from rlframe.algos.targets import load_generator
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlframe.ops.policy_gradient import clipped_surrogate, kl_from_ratio
 from rlframe.ops.returns import v_trace
 
 
@@ -53,7 +54,7 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
 
-    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> APPO:
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> APPO:
         return APPO(agent, batch_spec, n_steps, self, seed)
 
 
@@ -61,7 +62,13 @@ class APPO(Algorithm):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
     def __init__(
-        self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
+        self,
+        agent: PolicyAgent,
+        batch_spec: BatchSpec,
+        n_steps: int,
+        config: Config | None = None,
+        seed: int = 0,
+        optimizer: MakeOptimizer = Adam,
     ) -> None:
         self.agent, self.config = agent, config or Config()
         c = self.config
@@ -74,12 +81,13 @@ class APPO(Algorithm):
         self.progress = Progress()
         self.rng = generator(seed, Role.ALGO)
         rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        self.updater = Updater(agent.parameters(), "adam", rate, c.max_grad_norm, self.progress)
+        made = optimizer(list(agent.parameters()), 1e-5)
+        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(next(self.agent.parameters()).device)]
+        self.samples = [samples.to(self.optimizer.parameters[0].device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -91,13 +99,13 @@ class APPO(Algorithm):
         metrics: list[dict[str, Tensor]] = []
         for _ in range(c.epochs):
             for minibatch, state in minibatches(
-                batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._prepared
+                batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._normalized
             ):
-                metrics.append(self._descend(minibatch, state))
+                metrics.append(self._learn(minibatch, state))
         self.agent.observe(samples.observation)
-        return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.updater.rate}
+        return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
-    def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
+    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """The advantages [minibatches, rows] to learn from."""
         return masked_normalize(advantage, valid, dim=1) if self.config.normalize_advantage else advantage
 
@@ -111,41 +119,35 @@ class APPO(Algorithm):
         ends = (samples.terminated, samples.truncated, valid)
         vs, advantage = v_trace(log_rho, samples.reward, value, *ends, c.discount, c.rho_clip, c.c_clip, c.trace_lambda)
         log_rho = log_rho.masked_fill(~valid, 0.0)
-        kl = masked_mean(log_rho.exp() - 1 - log_rho, valid)  # of μ from π_k, as both acted on the batch
+        kl = masked_mean(kl_from_ratio(log_rho), valid)  # of μ from π_k, as both acted on the batch
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
         return batch, {"kl": kl}
 
-    def _descend(self, batch: Batch, state: Tree) -> dict[str, Tensor]:
+    def _learn(self, batch: Batch, state: Tree) -> dict[str, Tensor]:
         """One gradient step on -min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
-        c, weight, advantage = self.config, batch.weight, batch.advantage
-        run = self.agent.run(batch.inputs, state, batch.action)
-        ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0).exp()
-        free, clipped = ratio * advantage, ratio.clamp(1 - c.clip, 1 + c.clip) * advantage
-        difference = run.value - batch.return_
-        run.back(
-            -weight * torch.where(free <= clipped, free, 0.0),  # d r / d log π = r, and what is clipped stays
-            -c.entropy_coef * weight,
-            c.value_coef * weight * difference,
-        )
-        found = {
-            "policy_loss": -(weight * torch.min(free, clipped)).sum(),
-            "value_loss": 0.5 * (weight * difference.square()).sum(),
-            "entropy": (weight * run.entropy).sum(),
+        c, weight = self.config, batch.weight
+        log_prob, entropy, value = self.agent.evaluate(batch.inputs, state, batch.action)
+        ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0).exp()
+        parts = {
+            "policy_loss": -(weight * clipped_surrogate(ratio, batch.advantage, c.clip)).sum(),
+            "value_loss": 0.5 * (weight * (value - batch.return_).square()).sum(),
+            "entropy": (weight * entropy).sum(),
             "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
         }
-        loss = found["policy_loss"] + c.value_coef * found["value_loss"] - c.entropy_coef * found["entropy"]
-        norm = self.updater.follow(loss, batch, batch.valid)
+        loss = parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"]
+        loss.backward()
+        norm = self.optimizer.apply_gradients(loss, batch, batch.valid)
         self.progress.updates += 1
-        return {**found, "grad_norm": norm}
+        return {**parts, "grad_norm": norm}
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "optimizer": self.updater.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "progress": self.progress.state_dict(),
             "generator": self.rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updater.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])
-        load_generator(self.rng, state["generator"])
+        self.rng.bit_generator.state = state["generator"]

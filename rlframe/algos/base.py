@@ -1,4 +1,4 @@
-"""What an algorithm is: three verbs that run every algorithm in every runner."""
+"""The interface of an algorithm: three verbs - receive, updates_due, update - by which every runner drives it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """An update that was not made: its loss or a gradient was NaN or Inf. Parameters and optimizer are as before it."""
+class SkippedUpdate:
+    """A gradient step that was skipped since its loss or gradient was NaN or Inf; parameters are as before it."""
 
-    updates: int  # made or refused before it
-    batch: Tree  # that it would have learned from; () where the algorithm did not tell
+    updates: int  # made or skipped before it
+    batch: Tree  # the training batch; () where the algorithm did not pass it on
     facts: Mapping[str, float]  # loss and gradient norm
-    parameters: list[Tensor]  # whose gradients were not finite, as far as that was looked at
+    parameters: list[Tensor]  # those whose gradient was not finite, as far as that was looked at
 
 
 @dataclass
 class Progress:
-    """How far training has come. Owned by the algorithm; read by runners and schedules."""
+    """How far training has come. The algorithm owns it; runners and schedules read it."""
 
     env_steps: int = 0  # valid rows received, over all ranks
     updates: int = 0  # gradient steps
     scheduled: int = 0  # env_steps before the newest batch: where schedules stand, so that the last batch still learns
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
-    learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # by Updaters; equal on all ranks
-    refused: int = 0  # gradient steps of an Updater that were not made, as they were not finite
-    refusals: list[Refusal] = field(default_factory=list, repr=False, compare=False)  # for the runner to take
-    settles: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # by Guards; see there
+    learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # all optimized parameters
+    skipped: int = 0  # gradient steps that were not finite
+    skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # the runner takes it
+    checks: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # see OptimizerStep
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Count an update that was not made; only the first is kept until somebody takes it."""
-        self.refused += 1
-        if not self.refusals:
-            self.refusals.append(refusal)
+    def skip(self, update: SkippedUpdate) -> None:
+        """Count a step that was skipped; the first is kept until the runner takes it."""
+        self.skipped += 1
+        if not self.skipped_updates:
+            self.skipped_updates.append(update)
 
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch, and of the other ranks' batches."""
@@ -52,17 +52,16 @@ class Progress:
         self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
 
     def state_dict(self) -> dict[str, int]:
-        """The counts, of every step that was launched."""
-        for settle in self.settles:
-            settle()
-        counts = {"env_steps": self.env_steps, "updates": self.updates, "refused": self.refused}
+        """The counts, once the outcome of every step is known."""
+        for check in self.checks:
+            check()
+        counts = {"env_steps": self.env_steps, "updates": self.updates, "skipped": self.skipped}
         return {**counts, "scheduled": self.scheduled}  # of a batch that a stop has left half learned
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from saved counts."""
+        """Continue from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
-        self.refused = state.get("refused", 0)  # which snapshots had not at first
-        self.scheduled = state.get("scheduled", self.env_steps)
+        self.skipped, self.scheduled = state["skipped"], state["scheduled"]
 
 
 class Algorithm(ABC):
@@ -70,8 +69,8 @@ class Algorithm(ABC):
 
     progress: Progress
 
-    def prepare(self) -> None:  # noqa: B027
-        """A batch will be collected now: begin what the next update can begin without it. Not every runner asks."""
+    def prefetch(self) -> None:  # noqa: B027
+        """Optional hook before sampling: start work on the next update. Not every runner calls it."""
 
     @abstractmethod
     def receive(self, samples: Samples) -> None:
@@ -79,22 +78,25 @@ class Algorithm(ABC):
 
     @abstractmethod
     def updates_due(self) -> int:
-        """How many calls of `update` the data at hand call for.
+        """How many calls of `update` the data received so far call for.
 
-        Other batches may be received while several are due: an algorithm that learns from the batch itself, not from
-        replay, does all of it in one.
+        Other batches may be received while several are due; an algorithm that learns from the batch itself, not from
+        replay, does all of its gradient steps in one call.
         """
 
     @abstractmethod
     def update(self) -> UpdateMetrics:
         """Learn once; returns statistics by name."""
 
+    def drop_updates(self) -> None:  # noqa: B027
+        """Drop the updates that are due, where they are counted by a replay ratio."""
+
     def facts(self) -> dict[str, str]:
-        """What a run's log says of it at its start, by name."""
+        """What a run's log says of the algorithm at its start, by name."""
         return {}
 
     def counters(self) -> dict[str, float]:
-        """Metrics of the algorithm's own state, with their groups, for the log; none where there is nothing to tell."""
+        """Metrics of the algorithm's own state, with their groups, for each row of the log."""
         return {}
 
     @abstractmethod
@@ -103,4 +105,4 @@ class Algorithm(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""

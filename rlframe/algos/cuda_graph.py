@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.precision import in_bf16
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("rlframe")
 def graphed(
     learn: Learn,
     device: torch.device,
-    updaters: Sequence[Updater],
+    steps: Sequence[OptimizerStep],
     generators: Sequence[torch.Generator] = (),
     looks: bool = False,
 ) -> Learn:
@@ -33,15 +33,15 @@ def graphed(
     Ranks that train together run it as it is, since they exchange gradients.
 
     Args:
-        learn: makes one step of each of `updaters` by what is in its argument, all on `device`. Nothing that it does on
+        learn: makes one step of each of `steps` by what is in its argument, all on `device`. Nothing that it does on
             the host may matter to the next call, for it does that only a few times: it counts nothing and looks at no
             value, and a number that changes is a float of its argument. What it reads beside that is changed in place.
         generators: of the device, that it draws from.
         looks: at values, to decide what to do, and so can be no graph.
     """
-    if device.type != "cuda" or looks or any(updater.progress.ranks.world_size > 1 for updater in updaters):
+    if device.type != "cuda" or looks or any(step.progress.ranks.world_size > 1 for step in steps):
         return learn
-    return Graphed(learn, updaters, CudaGraph(device, generators))
+    return Graphed(learn, steps, CudaGraph(device, generators))
 
 
 class Graph(ABC):
@@ -71,9 +71,9 @@ class Graphed:
     cannot be captured. It is captured anew in another precision.
     """
 
-    def __init__(self, learn: Learn, updaters: Sequence[Updater], graph: Graph) -> None:
+    def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:
         self.captured = False  # and so replayed
-        self._learn, self._updaters, self._graph = learn, list(updaters), graph
+        self._learn, self._steps, self._graph = learn, list(steps), graph
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
@@ -97,8 +97,8 @@ class Graphed:
     def _capture(self, inputs: Tree) -> bool:
         device = next(leaf.device for leaf in leaves(inputs) if isinstance(leaf, Tensor))
         self._inputs = map_tree(lambda leaf: _place(leaf, device), inputs)
-        for updater in self._updaters:
-            updater.is_captured = True
+        for step in self._steps:
+            step.is_captured = True
         try:
             self._results = self._graph.capture(lambda: self._learn(self._inputs))
             self.captured = True
@@ -107,13 +107,13 @@ class Graphed:
             reason = str(error.__context__ or error).partition("\n")[0]  # of several, the first: that of the function
             _log.warning(f"updates run without a CUDA graph, for they cannot be captured: {reason}")
         finally:
-            for updater in self._updaters:
-                updater.is_captured = False
+            for step in self._steps:
+                step.is_captured = False
         return self.captured
 
     def _replay(self, inputs: Tree) -> Tree:
-        for updater in self._updaters:
-            updater.begin()
+        for step in self._steps:
+            step.before_launch()
         places, given = leaves(self._inputs), leaves(inputs)
         pairs = [pair for pair in zip(places, given, strict=True) if isinstance(pair[1], Tensor)]
         torch._foreach_copy_([place for place, _ in pairs], [leaf for _, leaf in pairs], non_blocking=True)
@@ -121,8 +121,8 @@ class Graphed:
             if isinstance(leaf, float):
                 place.fill_(leaf)
         self._graph.replay()
-        for updater in self._updaters:
-            updater.end(inputs)
+        for step in self._steps:
+            step.after_launch(inputs)
         return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self._results)
 
 

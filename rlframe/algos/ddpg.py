@@ -15,21 +15,22 @@ from typing import Any
 import chz
 import torch
 from gymnasium import Space
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.optimizer_step import Updater
-from rlframe.algos.replay_ratio import UpdateDebt, priorities
-from rlframe.algos.targets import soft_update
+from rlframe.algos.off_policy import ReplayRatio, priorities, soft_update
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
-from rlframe.models.critics import CriticPasses, make_critics
-from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
+from rlframe.models.critics import first, make_critics, with_target
+from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay.base import Replay
 
 
 @chz.chz
@@ -38,7 +39,7 @@ class Config:
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
-    replay: ReplayConfig
+    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     learning_rate: float = option(1e-4, "Adam, of the actor")
     critic_learning_rate: float = option(1e-3, "Adam, of the critic")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
@@ -58,47 +59,64 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
 
-    def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> DDPG:
-        return DDPG(agent, batch_spec, n_steps, self, seed)
+    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+        return make_replay(
+            self.replay,
+            agent.observation_space,
+            agent.action_space,
+            batch_spec,
+            NStep(self.discount, self.n_step),
+            alpha=self.alpha if self.prioritized else 0.0,
+            device=agent.random.device,
+            seed=seed,
+        )
+
+    def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
+        critic = make_critics(agent.observation_space, agent.action_space, agent.network, 1, seed)
+        return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), n_steps, self)
 
 
 class DDPG(Algorithm):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    def __init__(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, config: Config, seed: int = 0) -> None:
-        self.agent, self.config = agent, config
-        space = agent.observation_space
+    def __init__(
+        self,
+        agent: ActorAgent,
+        critic: nn.Module,
+        replay: Replay,
+        n_steps: int,
+        config: Config | None = None,
+        optimizer: MakeOptimizer = Adam,
+    ) -> None:
+        """Args:
+            critic: maps (observation [n, *obs], action [n, *act]) to Q [1, n].
+            n_steps: env_steps of the run, over which schedules go.
+        Raises:
+            TypeError: the agent's policy is not deterministic.    ValueError: a number of `config` is out of range.
+        """
+        self.agent, self.replay, self.config = agent, replay, config or Config()
+        c, self.device = self.config, agent.random.device
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(f"DDPG needs an agent with a deterministic policy, got {type(agent.policy).__name__}")
         self.policy = agent.policy
-        self.device = agent.random.device
         self.progress = Progress()
-        self.debt = UpdateDebt(config.replay_ratio, config.batch_size, config.learn_from)
-        self.replay = make_replay(
-            config.replay,
-            space,
-            agent.action_space,
-            batch_spec,
-            NStep(config.discount, config.n_step),
-            alpha=config.alpha if config.prioritized else 0.0,
-            device=self.device,
-            seed=seed,
-        )
-        self.critic = make_critics(space, agent.action_space, agent.network, 1, seed).to(self.device)
-        self.target_critic = self.critic.make_target()
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
+        self.critic = critic.to(self.device)
+        self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
-        rates = [
-            annealed(config.learning_rate_schedule, rate, n_steps)
-            for rate in (config.learning_rate, config.critic_learning_rate)
-        ]
-        self.actor_updater = Updater(agent.parameters(), "adam", rates[0], config.max_grad_norm, self.progress, 1e-8)
-        self.critic_updater = Updater(
-            self.critic.parameters(), "adam", rates[1], config.max_grad_norm, self.progress, 1e-8
-        )
-        self.online = [*agent.model.parameters(), *self.critic.parameters()]
+        self.online = [*agent.model.parameters(), *critic.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
-        self.exploration = Linear(config.exploration, config.exploration_final, n_steps)
-        self.learn = graphed(self._learn, self.device, [self.critic_updater, self.actor_updater])
+        self.actor_optimizer, self.critic_optimizer = (
+            OptimizerStep(
+                optimizer(list(module.parameters()), 1e-8),
+                annealed(c.learning_rate_schedule, rate, n_steps),
+                c.max_grad_norm,
+                self.progress,
+            )
+            for module, rate in ((agent, c.learning_rate), (critic, c.critic_learning_rate))
+        )
+        self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
+        self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.actor_optimizer])
         self._explore()
 
     def _explore(self) -> None:
@@ -109,11 +127,11 @@ class DDPG(Algorithm):
         self.progress.count(samples)
         self.replay.append(samples)
         self.agent.observe(samples.observation)
-        self.debt.receive(self.progress.scheduled, self.progress.env_steps)
+        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
         self._explore()
 
     def updates_due(self) -> int:
-        return self.debt.due(self.replay.n_choices)
+        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
@@ -121,79 +139,69 @@ class DDPG(Algorithm):
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error.abs()))
-        self.debt.pay()
-        return {**metrics, "learning_rate": self.actor_updater.rate}
+        self.ratio.count_update()
+        return {**metrics, "learning_rate": self.actor_optimizer.rate}
 
-    @torch.no_grad()
     def _learn(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor]:
-        """One step each of critic and actor, and of their targets after them; also returns the errors Q - y [n]."""
-        observation = self.agent.model.normalized(batch.inputs.observation)
-        metrics, error = self._update_critic(batch, observation)
+        """One step each of critic and actor, then of their targets; also returns the errors Q - y [n]."""
+        normalized = self.agent.model.normalized
+        observation, next_observation = (normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
+        metrics, error = self._update_critic(batch, observation, next_observation)
         metrics |= self._update_actor(observation)
         soft_update(self.targets, self.online, self.config.tau)
         return metrics, error
 
-    def _evaluate(self, batch: Transitions, observation: Tree) -> tuple[CriticPasses, Tensor]:
-        """Q(s, a), and y = r + γ Q'(s', μ'(s')) [n]   (algorithm 1)."""
-        next_observation = self.agent.model.normalized(batch.next_inputs.observation)
-        next_action = self.policy.action(self.target_actor.params(next_observation))
-        critic, next_q = self.critic.run_beside(
-            self.target_critic, observation, batch.action, next_observation, next_action
+    def _update_critic(
+        self, batch: Transitions, observation: Tree, next_observation: Tree
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Descend mean w (Q(s, a) - y)²,  y = r + γ Q'(s', μ'(s'))   (algorithm 1); without priorities, w is 1."""
+        with torch.no_grad():
+            next_action = self.policy.action(self.target_actor.params(next_observation))
+        q, next_q = with_target(
+            self.critic, self.target_critic, observation, batch.action, next_observation, next_action
         )
-        return critic, batch.return_ + batch.bootstrap * next_q[0]
-
-    def _update_critic(self, batch: Transitions, observation: Tree) -> tuple[dict[str, Tensor], Tensor]:
-        """Descend mean w (Q(s, a) - y)²: its gradient in Q is 2 w (Q - y) / n. Without priorities, w is 1.
-
-        Also returns Q - y [n].
-        """
-        critic, target_q = self._evaluate(batch, observation)
-        q = critic.q  # [1, n]
-        error = q - target_q
-        critic.to_parameters(error * (batch.weight * (2 / len(target_q))))
-        loss = error.square().mean()
-        self.critic_updater.follow(loss, batch)
-        return {"loss": loss, "q": q.mean()}, error[0]
+        error = q[0] - (batch.return_ + batch.bootstrap * next_q[0])
+        loss = (batch.weight * error.square()).mean()
+        loss.backward()
+        self.critic_optimizer.apply_gradients(loss, batch)
+        return {"loss": loss.detach(), "q": q.detach().mean()}, error.detach()
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
-        """Ascend mean Q(s, μ(s)): the deterministic policy gradient, mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""
-        actor = self.agent.model.run(observation)
-        action = self.policy.action(actor.output)
-        critic = self.critic.first(observation, action)
-        of_action = critic.to_action(torch.full_like(critic.q, -1 / len(critic.q)))
-        actor.to_parameters(self.policy.gradient(action, of_action))
-        loss = -critic.q.mean()
-        self.actor_updater.follow(loss, observation)
-        return {"policy_loss": loss}
+        """Ascend mean Q(s, μ(s)), along mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""
+        action = self.policy.action(self.agent.model.params(observation))
+        loss = -first(self.critic, observation, action).mean()
+        loss.backward()
+        self.actor_optimizer.apply_gradients(loss, observation)
+        return {"policy_loss": loss.detach()}
+
+    def drop_updates(self) -> None:
+        self.ratio.drop()
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}
 
     def counters(self) -> dict[str, float]:
-        return {
-            **self.debt.counters(self.progress),
-            "replay/rows": self.replay.n_rows,
-            "algo/exploration": float(self.agent.exploration),
-        }
+        exploration = {"algo/exploration": float(self.agent.exploration)}
+        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows, **exploration}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "progress": self.progress.state_dict(),
-            "debt": self.debt.state_dict(),
+            "ratio": self.ratio.state_dict(),
             "replay": self.replay.state_dict(),
             "critic": self.critic.state_dict(),
             "target_critic": self.target_critic.state_dict(),
             "target_actor": self.target_actor.state_dict(),
-            "actor_updater": self.actor_updater.state_dict(),
-            "critic_updater": self.critic_updater.state_dict(),
+            "actor_optimizer": self.actor_optimizer.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.progress.load_state_dict(state["progress"])
-        self.debt.load_state_dict(state["debt"])
+        self.ratio.load_state_dict(state["ratio"])
         self.replay.load_state_dict(state["replay"])
         self.critic.load_state_dict(state["critic"])
         self.target_critic.load_state_dict(state["target_critic"])
         self.target_actor.load_state_dict(state["target_actor"])
-        self.actor_updater.load_state_dict(state["actor_updater"])
-        self.critic_updater.load_state_dict(self.critic.moments(state["critic_updater"]))
+        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])

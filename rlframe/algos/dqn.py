@@ -8,9 +8,7 @@ value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import chz
@@ -18,24 +16,24 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import QAgent, QRun, make_q_agent
-from rlframe.agents.exploration import EpsilonSchedule
+from rlframe.agents import QAgent, make_q_agent
+from rlframe.agents.q import EpsilonSchedule
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.optimizer_step import Updater
-from rlframe.algos.prefetch import Beside
-from rlframe.algos.replay_ratio import UpdateDebt, priorities
-from rlframe.algos.targets import check_feedforward, copy_into
+from rlframe.algos.off_policy import ReplayRatio, check_feedforward, copy_into, priorities
+from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.prefetch import Prefetch
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
-from rlframe.ops.q_learning import QLoss
-from rlframe.replay import NStep, ReplayConfig, Transitions, make_replay
+from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay.base import Replay
 
 
 @chz.chz
@@ -48,7 +46,7 @@ class Config:
     max_grad_norm: float = option(10.0, "global norm at which gradients are clipped; inf: never")
     discount: float = fraction(0.99, "gamma, per env step")
     batch_size: int = count(32, "rows an update")
-    replay: ReplayConfig
+    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     replay_ratio: float = option(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learn_from: int = count(50_000, "env_steps before the first update")
     target_interval: int = count(10_000, "updates between copies to the target network")
@@ -81,153 +79,150 @@ class Config:
         check_feedforward(model, "dqn", "r2d1")
         return make_q_agent(observation_space, action_space, model, self.kind(), seed, self.dueling, self.noisy)
 
-    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> DQN:
-        return DQN(agent, batch_spec, n_steps, self, seed)
+    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+        return make_replay(
+            self.replay,
+            agent.observation_space,
+            agent.action_space,
+            batch_spec,
+            NStep(self.discount, self.n_step),
+            alpha=self.alpha if self.prioritized else 0.0,
+            previous=agent.model.uses_previous,
+            device=agent.epsilon.device,
+            seed=seed,
+        )
 
+    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
+        n_annealed = self.epsilon_fraction * n_steps
+        return EpsilonSchedule(self.epsilon_initial, self.epsilon_final, self.epsilon_last, n_annealed, batch_spec.B)
 
-@dataclass(frozen=True)
-class Begun:
-    """An update whose batch is drawn, and whose loss is being computed."""
-
-    batch: Transitions
-    loss: Callable[[], tuple[QRun, QLoss]]  # waits for it
-    put_back: tuple[Callable[[], object], ...]  # each undoes a part of what was drawn
+    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
+        replay = self.make_replay(agent, batch_spec, seed)
+        algo = DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
+        # While one environment steps, a second core is idle, and the loss of images is work enough for it.
+        if agent.epsilon.device.type == "cpu" and batch_spec.B == 1 and has_images(agent.observation_space):
+            return Prefetch(algo, replay)
+        return algo
 
 
 class DQN(Algorithm):
     """Q-learning from replay, towards a target network that is copied every `target_interval` updates."""
 
-    def __init__(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, config: Config, seed: int = 0) -> None:
-        self.agent, self.config, c = agent, config, config
+    def __init__(
+        self,
+        agent: QAgent,
+        replay: Replay,
+        exploration: EpsilonSchedule,
+        n_steps: int,
+        config: Config | None = None,
+        seed: int = 0,
+        optimizer: MakeOptimizer = Adam,
+    ) -> None:
+        """`n_steps`: env_steps of the run, over which schedules go.
+
+        Raises:
+            ConfigError, ValueError: a number of `config` is out of range.
+        """
+        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
+        c = self.config
         if c.target_interval < 1:
             raise ConfigError(f"algo.target_interval={c.target_interval} must be at least 1")
         self.progress = Progress()
-        self.debt = UpdateDebt(c.replay_ratio, c.batch_size, c.learn_from)
-        n_annealed, n_envs = c.epsilon_fraction * n_steps, batch_spec.B
-        self.epsilon = EpsilonSchedule(c.epsilon_initial, c.epsilon_final, c.epsilon_last, n_annealed, n_envs)
-        self.epsilon.apply(agent, 0)
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
+        self.exploration.apply(agent, 0)
         self.beta = Linear(c.beta_initial, 1.0, n_steps)
         rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        parameters = agent.model.parameters()
-        self.updater = Updater(parameters, "adam", rate, c.max_grad_norm, self.progress, c.adam_epsilon)
+        made = optimizer(list(agent.model.parameters()), c.adam_epsilon)
+        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
-        device = agent.epsilon.device
-        self.learn = graphed(self._learn, device, [self.updater])
-        # While one environment steps, a second core idles, and images give it enough to do. The networks stay as they
-        # are meanwhile, so the next update's loss may be computed then; only the newest rows are not in its batch.
-        may_begin = device.type == "cpu" and n_envs == 1 and has_images(agent.observation_space)
-        self.beside = Beside() if may_begin else None
-        self.begun: Begun | None = None
-        self.replay = make_replay(
-            c.replay,
-            agent.observation_space,
-            agent.action_space,
-            batch_spec,
-            NStep(c.discount, c.n_step),
-            alpha=c.alpha if c.prioritized else 0.0,
-            previous=agent.model.uses_previous,
-            device=device,
-            seed=seed,
-        )
+        self.learn = graphed(self._learn, agent.epsilon.device, [self.optimizer])
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
-        if self.begun:
-            self.begun.loss()  # by the observations' statistics of before
         self.agent.observe(samples.observation)
-        self.debt.receive(self.progress.scheduled, self.progress.env_steps)
-        self.epsilon.apply(self.agent, self.progress.env_steps)
-
-    def prepare(self) -> None:
-        if not (self.beside and torch.get_num_threads() > 1 and self.progress.updates and self.replay.n_choices):
-            return
-        self._put_back()
-        put_back = self.replay.mark(), partial(self.generator.set_state, self.generator.get_state())
-        batch = self._draw(self.progress.env_steps)
-        self.begun = Begun(batch, self.beside.start(self._loss, batch).result, put_back)
-
-    def _draw(self, scheduled: int) -> Transitions:
-        """The batch of an update, and noise for both networks."""
-        beta = self.beta(scheduled) if self.config.prioritized else 0.0
-        self.target.resample(self.generator)
-        self.agent.model.resample(self.generator)
-        return self.replay.sample(self.config.batch_size, beta)
-
-    def _put_back(self) -> None:
-        """Forget what `prepare` has begun: a resumed run does not know of it."""
-        if self.begun:
-            self.begun.loss()  # so that nothing looks at the networks any more
-            for undo in self.begun.put_back:
-                undo()
-            self.begun = None
+        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+        self.exploration.apply(self.agent, self.progress.env_steps)
 
     def updates_due(self) -> int:
-        due = self.debt.due(self.replay.n_choices)
-        if not due:
-            self._put_back()
-        return due
+        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
-        begun, self.begun = self.begun, None
-        batch = begun.batch if begun else self._draw(self.progress.scheduled)
-        loss, q, grad_norm, error = self._descend(batch, *begun.loss()) if begun else self.learn(batch)
+        batch = self.draw(self.progress.scheduled)
+        return self.finish(batch, self.learn(batch))
+
+    def draw(self, env_steps: int) -> Transitions:
+        """The batch of an update, and noise for both networks."""
+        self.target.resample(self.generator)
+        self.agent.model.resample(self.generator)
+        return self.replay.sample(self.config.batch_size, self.beta(env_steps) if self.config.prioritized else 0.0)
+
+    def _learn(self, batch: Transitions) -> dict[str, Tensor]:
+        return self.descend(batch, *self.evaluate(batch))
+
+    def evaluate(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss and error [n] of a batch, and the mean Q of its actions; changes nothing."""
+        values, _ = self.agent(batch.inputs, ())
+        q = self.agent.kind.q(of_actions(values.detach(), batch.action)).mean()
+        return *self.loss(values, batch), q
+
+    def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Loss [n] and error [n], by which replay may prioritize, of the head's numbers [n, A, n_atoms]."""
+        taken = of_actions(values, batch.action)
+        return self.agent.kind.loss(taken, self.next_values(batch), batch.return_, batch.bootstrap)
+
+    @torch.no_grad()
+    def next_values(self, batch: Transitions) -> Tensor:
+        """The target network's numbers [n, n_atoms] of the next action: the best one, with `double` the online's."""
+        q = self.agent.kind.q
+        next_values, _ = self.target(batch.next_inputs, ())
+        chooser = self.agent(batch.next_inputs, ())[0] if self.config.double else next_values
+        return of_actions(next_values, q(chooser).argmax(-1))
+
+    def descend(self, batch: Transitions, loss: Tensor, error: Tensor, q: Tensor) -> dict[str, Tensor]:
+        """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
+        weighted = (batch.weight * loss).mean()
+        weighted.backward()
+        grad_norm = self.optimizer.apply_gradients(weighted, batch)
+        return {"loss": loss.detach().mean(), "q": q, "grad_norm": grad_norm, "error": error}
+
+    def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics:
+        """Count the update; new priorities, and the target network when it is time."""
+        metrics = dict(found)
+        error = metrics.pop("error")
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error))
         if self.progress.updates % self.config.target_interval == 0:
             copy_into(self.target, self.agent.model)
-        self.debt.pay()
-        return {
-            "loss": loss,
-            "q": q,
-            "grad_norm": grad_norm,
-            "epsilon": self.epsilon.first(self.progress.env_steps),
-            "learning_rate": self.updater.rate,
-        }
+        self.ratio.count_update()
+        epsilon = self.exploration.first(self.progress.env_steps)
+        return {**metrics, "epsilon": epsilon, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._descend(batch, *self._loss(batch))
-
-    def _loss(self, batch: Transitions) -> tuple[QRun, QLoss]:
-        """The values of the rows' actions, and their loss."""
-        kind = self.agent.kind
-        next_values = self.target.values(batch.next_inputs)
-        chooser = self.agent.model.values(batch.next_inputs) if self.config.double else next_values
-        target = of_actions(next_values, kind.q(chooser).argmax(-1))
-        run = self.agent.run(batch.inputs, batch.action)
-        return run, kind.loss(run.values, target, batch.return_, batch.bootstrap)
-
-    def _descend(self, batch: Transitions, run: QRun, found: QLoss) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Descend the weighted mean of the loss; returns the mean loss, Q and gradient norm [], and the error [n]."""
-        loss, error, gradient = found
-        run.back((batch.weight / len(loss)).unsqueeze(-1) * gradient)
-        mean_loss = loss.mean()
-        grad_norm = self.updater.follow(mean_loss, batch)
-        return mean_loss, self.agent.kind.q(run.values).mean(), grad_norm, error
+    def drop_updates(self) -> None:
+        self.ratio.drop()
 
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}
 
     def counters(self) -> dict[str, float]:
-        return {**self.debt.counters(self.progress), "replay/rows": self.replay.n_rows}
+        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
 
     def state_dict(self) -> dict[str, Any]:
-        self._put_back()
         return {
             "progress": self.progress.state_dict(),
-            "updater": self.updater.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "target": self.target.state_dict(),
-            "debt": self.debt.state_dict(),
+            "ratio": self.ratio.state_dict(),
             "generator": self.generator.get_state(),
             "replay": self.replay.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.progress.load_state_dict(state["progress"])
-        self.updater.load_state_dict(state["updater"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.target.load_state_dict(state["target"])
-        self.debt.load_state_dict(state["debt"])
+        self.ratio.load_state_dict(state["ratio"])
         self.generator.set_state(state["generator"])
         self.replay.load_state_dict(state["replay"])

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_mean
+from rlframe.ops.policy_gradient import kl_from_ratio
 from rlframe.ops.returns import v_trace
 
 
@@ -44,26 +46,35 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
 
-    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> IMPALA:
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IMPALA:
         return IMPALA(agent, batch_spec, n_steps, self)
 
 
 class IMPALA(Algorithm):
     """One gradient step a batch, on V-trace's value targets and policy gradient."""
 
-    def __init__(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        batch_spec: BatchSpec,
+        n_steps: int,
+        config: Config | None = None,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        """`optimizer`: in place of the one that `config` names."""
         self.agent, self.config = agent, config or Config()
         c = self.config
         if not c.rho_clip >= c.c_clip > 0:
             raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
         self.progress = Progress()
         rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        self.updater = Updater(agent.parameters(), c.optimizer, rate, c.max_grad_norm, self.progress, c.epsilon)
+        made = (optimizer or OPTIMIZERS[c.optimizer])(list(agent.parameters()), c.epsilon)
+        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(next(self.agent.parameters()).device)]
+        self.samples = [samples.to(self.optimizer.parameters[0].device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -71,16 +82,17 @@ class IMPALA(Algorithm):
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
         loss, metrics = self._loss(samples)
-        grad_norm = self.updater.step(loss, samples, samples.valid)
+        loss.backward()
+        grad_norm = self.optimizer.apply_gradients(loss, samples, samples.valid)
+        self.progress.updates += 1
         self.agent.observe(samples.observation)
-        return {**metrics, "grad_norm": grad_norm, "learning_rate": self.updater.rate}
+        return {**metrics, "grad_norm": grad_norm, "learning_rate": self.optimizer.rate}
 
     def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy gradient, baseline and entropy (section 4.2), of the policy and values as they are now."""
         c, valid = self.config, samples.valid
         params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
-        params = params[:-1]
-        log_prob = self.agent.distribution.log_prob(params, samples.action)
+        log_prob, entropy = self.agent.distribution.log_prob_entropy(params[:-1], samples.action)
         log_rho = log_prob.detach() - samples.info.log_prob  # type: ignore[attr-defined]  # PolicyInfo
         ends = (samples.terminated, samples.truncated, valid)
         vs, advantage = v_trace(
@@ -88,19 +100,19 @@ class IMPALA(Algorithm):
         )
         policy_loss = -masked_mean(log_prob * advantage, valid)  # ρ (r + γ vs' - V) ∇log π
         value_loss = masked_mean(0.5 * (vs - value[:-1]).square(), valid)
-        entropy = masked_mean(self.agent.distribution.entropy(params), valid)
+        entropy = masked_mean(entropy, valid)
         loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy
         with torch.no_grad():
             log_rho = log_rho.masked_fill(~valid, 0.0)
-            kl = masked_mean(log_rho.exp() - 1 - log_rho, valid)  # of the policy that sampled from the one now
+            kl = masked_mean(kl_from_ratio(log_rho), valid)  # of the policy that sampled from the one now
             clip_fraction = masked_mean((log_rho.exp() > c.rho_clip).to(log_rho.dtype), valid)
             fit = explained_variance(value[:-1], vs, valid)
         names = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
         return loss, {**names, "kl": kl, "clip_fraction": clip_fraction, "explained_variance": fit}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.updater.state_dict(), "progress": self.progress.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), "progress": self.progress.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updater.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])

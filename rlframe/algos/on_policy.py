@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, PolicyRun
+from rlframe.agents import PolicyAgent
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.transfer import sent
@@ -92,26 +92,30 @@ def minibatches(
             yield replace(numbers[index], inputs=rows.inputs[part]), state
 
 
-def policy_gradient(
-    run: PolicyRun,
+def actor_critic_loss(
+    agent: PolicyAgent,
     samples: Samples,
     advantage: Tensor,
     return_: Tensor,
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Set the gradient of -E[A log π(a|s)] + c_v E[(V - G)^2] / 2 - c_e E[H], over the valid rows of a whole batch.
+    """-E[A log π(a|s)] + c_v E[(V - G)²] / 2 - c_e E[H], over the valid rows of a whole batch; and its parts.
 
-    Returns this loss and its parts. `run` is the agent's for the batch's rows. (Mnih et al. 2016, section 4, with the
-    sign turned to descend.)
+    (Mnih et al. 2016, section 4, with the sign turned to descend.)
+
+    Args:
+        advantage, return_: A and G [T, B], constants.
     """
-    weight, difference = mean_weights(samples.valid.flatten()).view_as(advantage), run.value - return_
-    policy_loss = -(weight * run.log_prob * advantage).sum()
-    value_loss = 0.5 * (weight * difference.square()).sum()
-    entropy = (weight * run.entropy).sum()
-    run.back(-weight * advantage, -entropy_coef * weight, value_coef * weight * difference)
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
-    return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    log_prob, entropy, value = agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
+    weight = mean_weights(samples.valid.flatten()).view_as(advantage)
+    parts = {
+        "policy_loss": -(weight * log_prob * advantage).sum(),
+        "value_loss": 0.5 * (weight * (value - return_).square()).sum(),
+        "entropy": (weight * entropy).sum(),
+    }
+    loss = parts["policy_loss"] + value_coef * parts["value_loss"] - entropy_coef * parts["entropy"]
+    return loss, {name: part.detach() for name, part in parts.items()}
 
 
 def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:

@@ -1,19 +1,19 @@
-"""The optimizer step: scheduled rate, clipped gradient, mean over ranks; a step that is not finite is skipped."""
+"""The optimizer step after `loss.backward()`: mean over ranks, clipping, scheduled rate; skipped if not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.base import Progress, Refusal
+from rlframe.algos.base import Progress, SkippedUpdate
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
-from rlframe.kernels.optimizers import make_optimizer
+from rlframe.kernels.optimizers import Optimizer
 from rlframe.kernels.transfer import fetched
 
 
@@ -26,102 +26,51 @@ class _Pending:
     batch: Tree
 
 
-class Guard:
-    """Asked before every step of one optimizer. Refusals go to `progress`, for the runner to act on.
+class OptimizerStep:
+    """One optimizer over all parameters that learn together; the only place where ranks average gradients.
 
-    Where the step may wait for loss and norm, `allows` looks at them. Where it may not, `mark` tells the optimizer's
-    kernel, and `watch`, once the step was launched, the host: one step later, when the answer has long arrived.
+    The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal. A step
+    whose loss or gradient is NaN or Inf is skipped on every rank and goes to `progress`, for the runner to act on.
+
+    On a CPU the step waits for loss and norm. On a GPU it is launched without waiting, and may be part of a CUDA graph
+    (see cuda_graph): the optimizer's kernel changes nothing where the step is not finite, and the host learns of it one
+    step later, when the numbers have long arrived.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], progress: Progress) -> None:
-        self.parameters, self.progress = parameters, progress
-        self._numbers = torch.zeros(2, device=parameters[0].device)  # loss and norm of the newest step, in one place
-        self._pending: list[_Pending] = []  # at most one
-        progress.settles.append(self.settle)
-
-    def allows(self, loss: Tensor, norm: Tensor, batch: Tree) -> bool:
-        """Whether the step may be made: loss and gradient norm, of all ranks, are finite."""
-        numbers = loss.item(), norm.item()
-        finite = math.isfinite(numbers[0] + numbers[1])
-        if not finite:
-            wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
-            self._refuse(*numbers, self.progress.updates, batch, wrong)
-        return finite
-
-    def mark(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """1.0 where the step may not be made, else 0.0 [], on the device; a CUDA graph may hold this."""
-        torch.stack([loss.float(), norm.float()], out=self._numbers)
-        return (~(loss + norm).isfinite()).float()
-
-    def watch(self, batch: Tree) -> None:
-        """The step that was marked last is launched: look at the one before, and later at this one."""
-        self.settle()
-        self._pending = [_Pending(fetched(self._numbers), self.progress.updates, batch)]
-
-    def settle(self) -> None:
-        """Learn what became of the step before, if that is not known yet."""
-        for step in self._pending:
-            loss, norm = step.numbers().tolist()
-            if not math.isfinite(loss + norm):
-                self._refuse(loss, norm, step.updates, step.batch, [])
-        self._pending = []
-
-    def _refuse(self, loss: float, norm: float, updates: int, batch: Tree, wrong: list[nn.Parameter]) -> None:
-        self.progress.refuse(Refusal(updates, batch, {"loss": loss, "grad_norm": norm}, list(wrong)))
-
-
-class Updater:
-    """One optimizer over all that learns together: scheduled rate, clipped gradient, the one place to average ranks.
-
-    The gradient is the mean over ranks before it is clipped, so that parameters that begin equal stay equal. Where loss
-    or gradient are not finite no step is made, on any rank (see guard.Guard).
-
-    On a GPU a step is launched and not waited for, and may be part of a CUDA graph (see graphed).
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        optimizer: str,
-        learning_rate: Linear,
-        max_grad_norm: float,
-        progress: Progress,
-        epsilon: float = 1e-5,  # of Adam as in Schulman et al.'s code, of RMSProp as in Mnih et al. 2016
-    ) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, optimizer: Optimizer, learning_rate: Linear, max_grad_norm: float, progress: Progress) -> None:
+        """Args:
+        learning_rate: by env_steps.    max_grad_norm: global norm at which gradients are clipped; inf: never.
+        """
+        self.optimizer, self.parameters = optimizer, optimizer.parameters
         progress.learned += self.parameters
+        progress.checks.append(self.check)
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        self.optimizer = make_optimizer(optimizer, self.parameters, epsilon)
-        self.guard = Guard(self.parameters, progress)
         device = self.parameters[0].device
-        self.waits = device.type != "cuda"  # for loss and norm, before the step is made
-        self.is_captured = False  # now, into a CUDA graph: what the host does for a step is then done around that
+        self.waits = device.type != "cuda"
+        self.is_captured = False  # into a CUDA graph now: the host's part is then done around it
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
+        self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
+        self._pending: list[_Pending] = []  # at most one
 
-    def step(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
-        """One update along the gradient of `loss`, by autograd, counted; see `follow`."""
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss.backward()
-        norm = self.follow(loss, batch, valid)
-        self.progress.updates += 1
-        return norm
-
-    def follow(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
-        """One step along the gradients that the parameters have, if these and the loss are finite.
+    @torch.no_grad()
+    def apply_gradients(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
+        """One step along the gradients that `loss.backward()` has accumulated, which are then cleared.
 
         Returns the gradient's norm before clipping. The caller counts its updates, which may be several steps each.
 
         Args:
-            batch: what is learned from, to be kept if that gives no finite gradient.
+            loss: [], checked for NaN and Inf.    batch: what the loss was of, kept on disk if the step is skipped.
             valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
                 is then the mean over the rows of all ranks.
         """
         loss = self._average(loss.detach(), valid)
-        return self._descend(loss, batch) if self.waits else self._launch(loss, batch)
+        norm = self._step(loss, batch) if self.waits else self._launch(loss, batch)
+        for parameter in self.parameters:
+            parameter.grad = None
+        return norm
 
     def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
-        """Over ranks, all parameters and the loss at once; those without a gradient have none on any rank."""
+        """Over ranks, all parameters and the loss at once; a parameter without gradient has none on any rank."""
         if self.progress.ranks.world_size == 1:
             return loss
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -129,36 +78,51 @@ class Updater:
         self.progress.ranks.average([*gradients, loss], 1.0 if valid is None else valid.sum())
         return loss
 
-    @torch.no_grad()
-    def _descend(self, loss: Tensor, batch: Tree) -> Tensor:
+    def _step(self, loss: Tensor, batch: Tree) -> Tensor:
         norm = gradient_norm(self.parameters)
-        if self.guard.allows(loss, norm, batch):
+        numbers = loss.item(), norm.item()
+        if math.isfinite(numbers[0] + numbers[1]):
             if math.isfinite(self.max_grad_norm):
                 clip_gradient(self.parameters, norm, self.max_grad_norm)
             self.optimizer.advance(self.rate)
+        else:
+            wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
+            self._skip(*numbers, self.progress.updates, batch, wrong)
         return norm
 
-    @torch.no_grad()
     def _launch(self, loss: Tensor, batch: Tree) -> Tensor:
-        """`_descend` without a look at anything: the optimizer changes nothing where the guard marks the step."""
+        """`_step` without a look at any value."""
         if not self.is_captured:
-            self.begin()
+            self.before_launch()
         norm = gradient_norm(self.parameters)
-        refused = self.guard.mark(loss, norm)
+        torch.stack([loss.float(), norm.float()], out=self._numbers)
+        skipped = (~(loss + norm).isfinite()).float()
         if math.isfinite(self.max_grad_norm):
             clip_gradient(self.parameters, norm, self.max_grad_norm, waits=False)
-        self.optimizer.advance(self._rate, refused)
+        self.optimizer.advance(self._rate, skipped)
         if not self.is_captured:
-            self.end(batch)
+            self.after_launch(batch)
         return norm
 
-    def begin(self) -> None:
-        """Before a step is launched: put the rate of now to where the kernel reads it."""
+    def before_launch(self) -> None:
+        """Write the current rate to where the kernel reads it."""
         self._rate.fill_(self.rate)
 
-    def end(self, batch: Tree) -> None:
-        """After a step was launched, along what `batch` gave: see to it that its outcome becomes known."""
-        self.guard.watch(batch)
+    def after_launch(self, batch: Tree) -> None:
+        """Look at the outcome of the step before, and fetch that of this one, which learned from `batch`."""
+        self.check()
+        self._pending = [_Pending(fetched(self._numbers), self.progress.updates, batch)]
+
+    def check(self) -> None:
+        """Look at the outcome of the newest step, if that is not known yet."""
+        for step in self._pending:
+            loss, norm = step.numbers().tolist()
+            if not math.isfinite(loss + norm):
+                self._skip(loss, norm, step.updates, step.batch, [])
+        self._pending = []
+
+    def _skip(self, loss: float, norm: float, updates: int, batch: Tree, wrong: list[nn.Parameter]) -> None:
+        self.progress.skip(SkippedUpdate(updates, batch, {"loss": loss, "grad_norm": norm}, list(wrong)))
 
     @property
     def rate(self) -> float:
@@ -169,19 +133,19 @@ class Updater:
         """The optimizer's state."""
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
         self.optimizer.load_state_dict(state)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The global norm of their gradients."""
+    """The global norm [] of their gradients."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float, waits: bool = True) -> None:
-    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`, perhaps without a look at `norm`.
+    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`; without `waits` on the device.
 
     As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
     """

@@ -13,11 +13,12 @@ from gymnasium import Space
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.on_policy import policy_gradient, values
-from rlframe.algos.optimizer_step import Updater
+from rlframe.algos.on_policy import actor_critic_loss, values
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import discounted_return
@@ -38,47 +39,55 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
 
-    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> PolicyGradient:
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PolicyGradient:
         return PolicyGradient(agent, batch_spec, n_steps, self)
 
 
 class PolicyGradient(Algorithm):
     """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
 
-    def __init__(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        agent: PolicyAgent,
+        batch_spec: BatchSpec,
+        n_steps: int,
+        config: Config | None = None,
+        optimizer: MakeOptimizer = Adam,
+    ) -> None:
         self.agent, self.config = agent, config or Config()
+        c = self.config
         self.progress = Progress()
-        rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
-        self.updater = Updater(agent.parameters(), "adam", rate, self.config.max_grad_norm, self.progress)
+        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
+        made = optimizer(list(agent.parameters()), 1e-5)
+        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(next(self.agent.parameters()).device)]
+        self.samples = [samples.to(self.optimizer.parameters[0].device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
 
     def update(self) -> UpdateMetrics:
-        samples, config = self.samples.pop(), self.config
-        baseline = values(self.agent, samples)
-        ends = (samples.terminated, samples.truncated, samples.valid)
-        return_ = discounted_return(samples.reward, baseline, *ends, config.discount)
+        samples, c = self.samples.pop(), self.config
+        valid, baseline = samples.valid, values(self.agent, samples)
+        ends = (samples.terminated, samples.truncated, valid)
+        return_ = discounted_return(samples.reward, baseline, *ends, c.discount)
         advantage = return_ - baseline[:-1]
-        if config.normalize_advantage:
-            advantage = masked_normalize(advantage, samples.valid, self.progress.ranks.total)
-
-        run = self.agent.run(samples.inputs[:-1], samples.state, samples.action)
-        loss, metrics = policy_gradient(run, samples, advantage, return_, config.value_coef, config.entropy_coef)
-        grad_norm = self.updater.follow(loss, samples, samples.valid)
+        if c.normalize_advantage:
+            advantage = masked_normalize(advantage, valid, self.progress.ranks.total)
+        loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
+        loss.backward()
+        grad_norm = self.optimizer.apply_gradients(loss, samples, valid)
         self.progress.updates += 1
         self.agent.observe(samples.observation)
-        fit = explained_variance(baseline[:-1], return_, samples.valid)
-        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.updater.rate}
+        fit = explained_variance(baseline[:-1], return_, valid)
+        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.updater.state_dict(), "progress": self.progress.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), "progress": self.progress.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updater.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])

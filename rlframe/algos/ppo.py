@@ -15,27 +15,28 @@ from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import Batch, check_minibatches, make_batch, minibatches, values
-from rlframe.algos.optimizer_step import Updater
-from rlframe.algos.targets import load_generator
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
+from rlframe.ops.fused import fused
 from rlframe.ops.masked import explained_variance, masked_normalize
+from rlframe.ops.policy_gradient import clipped_surrogate, clipped_value_error, kl_from_ratio, ppo_closed_form
 from rlframe.ops.returns import generalized_advantage
 
 
 class Rows(NamedTuple):
-    """What a minibatch tells: each of its rows, and the norm of their gradient."""
+    """Statistics of a minibatch, row by row: constants."""
 
     surrogate: Tensor
     error: Tensor
     entropy: Tensor
     log_ratio: Tensor
     weight: Tensor
-    norm: Tensor
 
 
 @chz.chz
@@ -63,156 +64,146 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
 
-    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> PPO:
+    def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PPO:
         return PPO(agent, batch_spec, n_steps, self, seed)
+
+
+def ppo_loss(
+    log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Batch, clip: Tensor | float, config: Config
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eq. 9, to be descended: -E[L^CLIP] + c_1 E[L^VF] - c_2 E[S]; and surrogate, value error and log r of each row."""
+    log_ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
+    surrogate = clipped_surrogate(log_ratio.exp(), batch.advantage, clip)  # eq. 7
+    error = clipped_value_error(value, batch.value, batch.return_, config.value_clip)
+    row = config.value_coef * error - surrogate - config.entropy_coef * entropy
+    return (batch.weight * row).sum(), surrogate.detach(), error.detach(), log_ratio.detach()
+
+
+_loss = fused(ppo_loss, ppo_closed_form, on_cpu_only=True, n_constant=3)
 
 
 class PPO(Algorithm):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
     def __init__(
-        self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, config: Config | None = None, seed: int = 0
+        self,
+        agent: PolicyAgent,
+        batch_spec: BatchSpec,
+        n_steps: int,
+        config: Config | None = None,
+        seed: int = 0,
+        optimizer: MakeOptimizer = Adam,
     ) -> None:
+        """`n_steps`: env_steps of the run, over which schedules go."""
         self.agent, self.config = agent, config or Config()
-        check_minibatches(self.config.minibatches, batch_spec, agent.recurrent)
-        if self.config.epochs < 1:
-            raise ValueError(f"algo.epochs={self.config.epochs} must be at least 1")
+        c = self.config
+        check_minibatches(c.minibatches, batch_spec, agent.recurrent)
+        if c.epochs < 1:
+            raise ValueError(f"algo.epochs={c.epochs} must be at least 1")
         self.progress = Progress()
         self.rng = generator(seed, Role.ALGO)
-        self.clip = annealed(self.config.clip_schedule, self.config.clip, n_steps)
-        rate = annealed(self.config.learning_rate_schedule, self.config.learning_rate, n_steps)
-        self.updater = Updater(agent.parameters(), "adam", rate, self.config.max_grad_norm, self.progress)
-        looks = agent.recurrent or math.isfinite(self.config.target_kl)  # at where episodes begin, or at the KL
-        self.learn = graphed(self._learn, next(agent.parameters()).device, [self.updater], looks=looks)
+        self.clip = annealed(c.clip_schedule, c.clip, n_steps)
+        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
+        parameters = list(agent.parameters())
+        self.optimizer = OptimizerStep(optimizer(parameters, 1e-5), rate, c.max_grad_norm, self.progress)
+        looks = agent.recurrent or math.isfinite(c.target_kl)  # at where episodes begin, or at the KL
+        self.learn = graphed(self._learn, parameters[0].device, [self.optimizer], looks=looks)
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(next(self.agent.parameters()).device)]
+        self.samples = [samples.to(self.optimizer.parameters[0].device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
-        batch = self._evaluate(samples, values(self.agent, samples))
+        batch = self._advantages(samples, values(self.agent, samples))
         fit = explained_variance(batch.value, batch.return_, batch.valid)
-        rows: list[Rows] = []
+        steps: list[tuple[Rows, Tensor]] = []
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
-                batch = self._reevaluate(samples)
-            if not self._epoch(batch, samples.state, rows):
+                batch = self._recomputed(samples)
+            if not self._epoch(batch, samples.state, steps):
                 break
         self.agent.observe(samples.observation)  # after learning: acting and learning saw the same statistics
-        return {**self._means(rows), "explained_variance": fit, "learning_rate": self.updater.rate}
+        return {**self._means(steps), "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
-    def _evaluate(self, samples: Samples, value: Tensor) -> Batch:
-        advantage, return_ = generalized_advantage(
-            samples.reward,
-            value,
-            samples.terminated,
-            samples.truncated,
-            samples.valid,
-            self.config.discount,
-            self.config.gae_lambda,
-        )
+    def _advantages(self, samples: Samples, value: Tensor) -> Batch:
+        c, ends = self.config, (samples.terminated, samples.truncated, samples.valid)
+        advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
         return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
 
-    def _reevaluate(self, samples: Samples) -> Batch:
-        with torch.no_grad():
-            value = self.agent(samples.inputs, samples.state)[1]
-        return self._evaluate(samples, value)
+    @torch.no_grad()
+    def _recomputed(self, samples: Samples) -> Batch:
+        return self._advantages(samples, self.agent(samples.inputs, samples.state)[1])
 
-    def _epoch(self, batch: Batch, state: Tree, rows: list[Rows]) -> bool:
+    def _epoch(self, batch: Batch, state: Tree, steps: list[tuple[Rows, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
-        parts = minibatches(batch, state, self.config.minibatches, self.agent.recurrent, self.rng, self._prepared)
-        return all(self._descend(minibatch, minibatch_state, rows) for minibatch, minibatch_state in parts)
+        clip = self.clip(self.progress.scheduled)
+        n, recurrent = self.config.minibatches, self.agent.recurrent
+        for minibatch, minibatch_state in minibatches(batch, state, n, recurrent, self.rng, self._normalized):
+            rows, norm, goes_on = self.learn((minibatch, minibatch_state, clip))
+            steps.append((rows, norm))
+            self.progress.updates += goes_on
+            if not goes_on:
+                return False
+        return True
 
-    def _descend(self, batch: Batch, state: Tree, rows: list[Rows]) -> bool:
-        """Learn from a minibatch; False if the KL says stop instead."""
-        found, goes_on = self.learn((batch, state, self.clip(self.progress.scheduled)))
-        self.progress.updates += goes_on
-        rows.append(found)
-        return goes_on
-
-    def _prepared(self, advantage: Tensor, valid: Tensor) -> Tensor:
+    def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
         """The advantages [minibatches, rows] to learn from."""
         if not self.config.normalize_advantage:
             return advantage
         return masked_normalize(advantage, valid, self.progress.ranks.total, dim=1)
 
-    def _learn(self, inputs: tuple[Batch, Tree, float]) -> tuple[Rows, bool]:
-        """One gradient step on eq. 9, its gradient written out for each row; False if the KL says stop instead.
-
-        From a minibatch, the state before it and the clip of now.
-        """
+    def _learn(self, inputs: tuple[Batch, Tree, float]) -> tuple[Rows, Tensor, bool]:
+        """One gradient step on a minibatch; False if the KL says stop instead."""
         batch, state, clip = inputs
-        c, weight, advantage = self.config, batch.weight, batch.advantage
-        run = self.agent.run(batch.inputs, state, batch.action)
-        log_ratio = torch.where(batch.valid, run.log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
-        ratio = log_ratio.exp()
-        free, clipped = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
-        surrogate = torch.min(free, clipped)  # eq. 7
-        error, of_value = self._value_error(run.value, batch)
-        loss = (weight * (c.value_coef * error - surrogate - c.entropy_coef * run.entropy)).sum()
-        goes_on, norm = not self._moved_too_far(ratio, log_ratio, weight), torch.zeros_like(loss)
-        if goes_on:
-            run.back(
-                -weight * torch.where(free <= clipped, free, 0.0),  # d r / d log π = r, and what is clipped stays
-                -c.entropy_coef * weight,
-                c.value_coef * weight * of_value,
-            )
-            norm = self.updater.follow(loss, batch, batch.valid)
-        return Rows(surrogate, error, run.entropy, log_ratio, weight, norm), goes_on
+        params, value, _ = self.agent(batch.inputs, state)
+        loss, rows = self.loss(params, value, batch, clip)
+        if self._moved_too_far(rows):
+            return rows, torch.zeros_like(loss), False
+        loss.backward()
+        return rows, self.optimizer.apply_gradients(loss, batch, batch.valid), True
 
-    def _moved_too_far(self, ratio: Tensor, log_ratio: Tensor, weight: Tensor) -> bool:
+    def loss(self, params: Tensor, value: Tensor, batch: Batch, clip: Tensor | float) -> tuple[Tensor, Rows]:
+        """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values."""
+        log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
+        loss, surrogate, error, log_ratio = _loss(log_prob, entropy, value, batch, clip, self.config)
+        return loss, Rows(surrogate, error, entropy.detach(), log_ratio, batch.weight)
+
+    def _moved_too_far(self, rows: Rows) -> bool:
         """Whether the mean KL over ranks, which stop together, passes the target."""
         target, ranks = self.config.target_kl, self.progress.ranks
         if not math.isfinite(target):
             return False
-        return bool(ranks.total((weight * _kl(ratio, log_ratio)).sum()) / ranks.world_size > 1.5 * target)
-
-    def _value_error(self, value: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Half the squared error and its derivative; with `value_clip`, the larger of that and of the clipped value's.
-
-        So a value may always return towards the target, and only moves beyond the clip lose their gradient.
-        """
-        difference, clip = value - batch.return_, self.config.value_clip
-        error = 0.5 * difference.square()
-        if math.isfinite(clip):
-            moved = batch.value + (value - batch.value).clamp(-clip, clip)
-            clipped = 0.5 * (moved - batch.return_).square()
-            difference = torch.where(clipped > error, 0.0, difference)
-            error = torch.max(error, clipped)
-        return error, difference
+        kl = ranks.total((rows.weight * kl_from_ratio(rows.log_ratio)).sum()) / ranks.world_size
+        return bool(kl > 1.5 * target)
 
     @torch.no_grad()
-    def _means(self, rows: list[Rows]) -> dict[str, Tensor]:
+    def _means(self, steps: list[tuple[Rows, Tensor]]) -> dict[str, Tensor]:
         """The statistics of all minibatches, at once."""
-        surrogate, error, entropy, log_ratio, weight, norm = (torch.stack(each) for each in zip(*rows, strict=True))
-        ratio, clip = log_ratio.exp(), self.clip(self.progress.scheduled)
+        rows, norms = zip(*steps, strict=True)
+        surrogate, error, entropy, log_ratio, weight = (torch.stack(each) for each in zip(*rows, strict=True))
         found = {
             "policy_loss": -surrogate,
             "value_loss": error,
             "entropy": entropy,
-            "kl": _kl(ratio, log_ratio),
-            "clip_fraction": (ratio - 1).abs() > clip,
+            "kl": kl_from_ratio(log_ratio),
+            "clip_fraction": (log_ratio.exp() - 1).abs() > self.clip(self.progress.scheduled),
         }
-        return {name: (weight * x).sum() / len(rows) for name, x in found.items()} | {"grad_norm": norm.mean()}
+        means = {name: (weight * x).sum() / len(steps) for name, x in found.items()}
+        return {**means, "grad_norm": torch.stack(norms).mean()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "optimizer": self.updater.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "progress": self.progress.state_dict(),
             "generator": self.rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updater.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.progress.load_state_dict(state["progress"])
-        load_generator(self.rng, state["generator"])
-
-
-def _kl(ratio: Tensor, log_ratio: Tensor) -> Tensor:
-    """Of the new policy from the old, row by row: r - 1 - log r, unbiased and never negative."""
-    return ratio - 1 - log_ratio
+        self.rng.bit_generator.state = state["generator"]

@@ -18,21 +18,21 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
-from rlframe.agents.exploration import EpsilonSchedule
+from rlframe.agents.q import EpsilonSchedule
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.optimizer_step import Updater
-from rlframe.algos.replay_ratio import UpdateDebt, priorities
-from rlframe.algos.targets import copy_into
+from rlframe.algos.off_policy import ReplayRatio, copy_into, priorities
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import annealed
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
-from rlframe.replay import ReplayConfig, Sequences, Whole, make_replay
+from rlframe.replay import ReplayBuffer, ReplayConfig, Sequences, Whole, make_replay
 
 
 @chz.chz
@@ -48,7 +48,7 @@ class Config:
     batch_size: int = count(64, "sequences an update")
     burn_in: int = count(40, "rows of a sequence that only warm up the state")
     learn_T: int = count(80, "rows of a sequence, after those, that are learned from")
-    replay: ReplayConfig
+    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     replay_ratio: float = option(
         1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
     )
@@ -71,41 +71,58 @@ class Config:
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm or gru, or algo=dqn without")
         return make_q_agent(observation_space, action_space, model, Expected(), seed, self.dueling)
 
-    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> R2D1:
-        return R2D1(agent, batch_spec, n_steps, self, seed)
+    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+        return make_replay(
+            self.replay,
+            agent.observation_space,
+            agent.action_space,
+            batch_spec,
+            Whole(self.burn_in + self.learn_T),
+            alpha=self.alpha if self.prioritized else 0.0,
+            state=agent.initial_state(range(batch_spec.B)),
+            previous=True,
+            device=agent.epsilon.device,
+            seed=seed,
+        )
+
+    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
+        n_annealed = self.epsilon_fraction * n_steps
+        return EpsilonSchedule(self.epsilon_initial, self.epsilon_final, self.epsilon_last, n_annealed, batch_spec.B)
+
+    def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> R2D1:
+        replay = self.make_replay(agent, batch_spec, seed)
+        return R2D1(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self)
 
 
 class R2D1(Algorithm):
     """Double Q-learning on sequences; online and target network start from the same stored state."""
 
-    def __init__(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, config: Config, seed: int = 0) -> None:
-        self.agent, self.config, c = agent, config, config
+    def __init__(
+        self,
+        agent: QAgent,
+        replay: ReplayBuffer,
+        exploration: EpsilonSchedule,
+        n_steps: int,
+        config: Config | None = None,
+        optimizer: MakeOptimizer = Adam,
+    ) -> None:
+        """Raises:
+        ConfigError, ValueError: a number of `config` is out of range.
+        """
+        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
+        c = self.config
         if c.target_interval < 1 or c.learn_T < 1 or c.burn_in < 0:
             raise ConfigError(
                 f"algo.target_interval={c.target_interval} and algo.learn_T={c.learn_T} must be at least 1, "
                 f"algo.burn_in={c.burn_in} at least 0"
             )
         self.progress = Progress()
-        self.debt = UpdateDebt(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
-        n_annealed, n_envs = c.epsilon_fraction * n_steps, batch_spec.B
-        self.epsilon = EpsilonSchedule(c.epsilon_initial, c.epsilon_final, c.epsilon_last, n_annealed, n_envs)
-        self.epsilon.apply(agent, 0)
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
+        self.exploration.apply(agent, 0)
         rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        parameters = agent.model.parameters()
-        self.updater = Updater(parameters, "adam", rate, c.max_grad_norm, self.progress, c.adam_epsilon)
+        made = optimizer(list(agent.model.parameters()), c.adam_epsilon)
+        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
-        self.replay = make_replay(
-            c.replay,
-            agent.observation_space,
-            agent.action_space,
-            batch_spec,
-            Whole(c.burn_in + c.learn_T),
-            alpha=c.alpha if c.prioritized else 0.0,
-            state=agent.initial_state(range(batch_spec.B)),
-            previous=True,
-            device=agent.epsilon.device,
-            seed=seed,
-        )
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
@@ -114,27 +131,30 @@ class R2D1(Algorithm):
         if self.config.prioritized and len(index := self.replay.newest()):
             with torch.no_grad():  # as they would be after an update
                 self.replay.update_priorities(index, self._loss(self.replay.read(index))[1])
-        self.debt.receive(self.progress.scheduled, self.progress.env_steps)
-        self.epsilon.apply(self.agent, self.progress.env_steps)
+        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+        self.exploration.apply(self.agent, self.progress.env_steps)
 
     def updates_due(self) -> int:
-        return self.debt.due(self.replay.n_choices)
+        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
         loss, priority, q = self._loss(batch)
-        grad_norm = self.updater.step((batch.weight * loss).mean(), batch=batch)
+        weighted = (batch.weight * loss).mean()
+        weighted.backward()
+        grad_norm = self.optimizer.apply_gradients(weighted, batch)
+        self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
         if self.progress.updates % self.config.target_interval == 0:
             copy_into(self.target, self.agent.model)
-        self.debt.pay()
+        self.ratio.count_update()
         return {
             "loss": loss.detach().mean(),
             "q": q.mean(),
             "grad_norm": grad_norm,
-            "epsilon": self.epsilon.first(self.progress.env_steps),
-            "learning_rate": self.updater.rate,
+            "epsilon": self.exploration.first(self.progress.env_steps),
+            "learning_rate": self.optimizer.rate,
         }
 
     def _loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,24 +187,27 @@ class R2D1(Algorithm):
         values, _ = model(batch.inputs[self.config.burn_in :], state)
         return values.squeeze(-1)
 
+    def drop_updates(self) -> None:
+        self.ratio.drop()
+
     def facts(self) -> dict[str, str]:
         return {"replay": self.replay.size}
 
     def counters(self) -> dict[str, float]:
-        return {**self.debt.counters(self.progress), "replay/rows": self.replay.n_rows}
+        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "progress": self.progress.state_dict(),
-            "updater": self.updater.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "target": self.target.state_dict(),
-            "debt": self.debt.state_dict(),
+            "ratio": self.ratio.state_dict(),
             "replay": self.replay.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.progress.load_state_dict(state["progress"])
-        self.updater.load_state_dict(state["updater"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.target.load_state_dict(state["target"])
-        self.debt.load_state_dict(state["debt"])
+        self.ratio.load_state_dict(state["ratio"])
         self.replay.load_state_dict(state["replay"])

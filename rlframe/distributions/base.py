@@ -41,14 +41,6 @@ class Distribution(ABC):
         """Both, where one costs less beside the other."""
         return self.log_prob(params, action), self.entropy(params)
 
-    def gradient(self, params: Tensor, action: Tree, of_log_prob: Tensor, of_entropy: Tensor) -> Tensor:
-        """dL/d params [..., param_size] from those of log-probability and entropy [...], by autograd."""
-        with torch.enable_grad():
-            leaf = params.detach().requires_grad_()
-            log_prob, entropy = self.log_prob_entropy(leaf, action)
-            (found,) = torch.autograd.grad([log_prob, entropy], [leaf], [of_log_prob, of_entropy])
-        return found
-
     @abstractmethod
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
         """KL(params || other) in nats [...]."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlframe.core.struct import Tree
 from rlframe.distributions.base import Distribution
+from rlframe.ops.fused import log_prob_entropy
 
 
 def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -43,17 +44,8 @@ class Categorical(Distribution):
         return -(log_p.exp() * log_p).sum(-1)
 
     def log_prob_entropy(self, params: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
-        log_p = F.log_softmax(params, -1)
-        taken = log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-        return taken, -(log_p.exp() * log_p).sum(-1)
-
-    def gradient(self, params: Tensor, action: Tree, of_log_prob: Tensor, of_entropy: Tensor) -> Tensor:
-        """d log p_a = 1_a - p,  dH = -p (log p + H)."""
-        log_p = F.log_softmax(params, -1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        found = -p * (of_log_prob.unsqueeze(-1) + of_entropy.unsqueeze(-1) * (log_p + entropy))
-        return found.scatter_add_(-1, action.long().unsqueeze(-1), of_log_prob.unsqueeze(-1))
+        log_prob, entropy = log_prob_entropy(params, action.long())
+        return log_prob, entropy
 
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
         log_p = F.log_softmax(params, -1)

@@ -15,7 +15,6 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.algos.replay_ratio import UpdateDebt
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, counted
 from rlframe.core.ranks import Ranks
@@ -93,12 +92,12 @@ class _Trial:
                     learning += _timed(self.algo.update)
                     made += 1
                 spent += learning * due / max(made, 1)
-                if made < due and isinstance(debt := getattr(self.algo, "debt", None), UpdateDebt):
-                    debt.forgive()
+                if made < due:
+                    self.algo.drop_updates()
         return spent / (progress.env_steps - before)
 
     def _batch(self) -> None:
-        self.algo.prepare()
+        self.algo.prefetch()
         self.algo.receive(self.sampler.collect())
 
     def close(self) -> None:

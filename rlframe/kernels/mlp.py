@@ -1,13 +1,18 @@
-"""Linear layers with an activation after each, whose gradient is written out, instead of autograd's graph.
+"""Linear layers with an activation after each, as one autograd node: the fast path of every network of vectors.
 
-Autograd keeps fresh memory for every intermediate result and a node for each of many small operations, which for
-networks of vectors takes longer than the arithmetic. On a CPU, tanh is NumPy's: of 128 x 64 numbers it takes 2 us on
-one core of an AMD EPYC, where torch takes 21.
+Autograd keeps fresh memory and a node for each of many small operations, which for networks of vectors takes longer
+than the arithmetic. Here a whole network is one node: its forward and backward are written out, and backward adds the
+gradients to `.grad` itself. `docs/gradients.md` explains what that means for a loss of your own; `plain_networks()`
+turns it off. On a CPU, small networks are evaluated in NumPy (see numpy_mlp), and tanh always is: of 128 x 64 numbers
+it takes 2 us on one core of an AMD EPYC, where torch takes 21.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from rlframe.kernels import numpy_mlp
 from rlframe.kernels.matmul import (
     affine,
     as_multiplied,
@@ -28,27 +33,55 @@ from rlframe.kernels.matmul import (
     weight_gradient,
 )
 
+Parts = tuple[tuple[Any, ...], tuple[Any, ...]]  # indices into rows [..., n, size] or networks [k, n, size]
+Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
+
+_plain: ContextVar[bool] = ContextVar("rlframe_plain_networks", default=False)
+
+
+@contextmanager
+def plain_networks() -> Iterator[None]:
+    """Inside, networks and losses are ordinary torch operations: for hooks, double backward, torch.func, debugging."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def is_plain() -> bool:
+    """Whether networks and losses are ordinary torch operations now: by `plain_networks`, or while torch compiles."""
+    return _plain.get() or torch.compiler.is_compiling()
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Inside, what the module computes is differentiable with respect to its inputs, not to its parameters.
+
+    For losses that go through a network which they do not train, as an actor's through its critics.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
 
 @dataclass(frozen=True)
 class Activation:
-    """A function, and its gradient as a function of one of its ends."""
+    """A function, and its gradient as a function of its input or output, whichever `forward` keeps."""
 
     plain: Callable[[Tensor], Tensor]
-    forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, which it may overwrite, to y and that end; no autograd
-    backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, which it may overwrite, and that end to dL/dx
-    in_bfloat16: bool = False  # whether both ways take that as well
-
-
-Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
-
-
-def parameters(modules: Iterable[nn.Module]) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Those of nn.Linear modules: looking them up in modules takes longer than using them for a few rows."""
-    return [(module.weight, module.bias) for module in modules]  # type: ignore[misc]
+    forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, which it may overwrite, to y and what backward needs
+    backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, which it may overwrite, and that to dL/dx
+    in_bfloat16: bool = False  # whether both also take bfloat16
 
 
 class Trace(NamedTuple):
-    """What a pass forward leaves for the one back."""
+    """What `forward` leaves for `backward`."""
 
     weights: list[Tensor]  # of each layer [out, in], as they were multiplied with
     seen: list[Tensor]  # the input of each layer [n, in], likewise
@@ -77,7 +110,7 @@ def _by_output(
 
 
 def relu_(x: Tensor) -> Tensor:
-    """max(x, 0) in place; NaN stays NaN, for who looks whether a loss is finite."""
+    """max(x, 0) in place; NaN stays NaN, so that a loss shows it."""
     if x.dtype == torch.bfloat16 and on_cpu(x):
         torch.threshold_(_bits(x), _MINUS_INFINITY, 0)
         return x
@@ -97,7 +130,7 @@ def _bits(x: Tensor) -> Tensor:
     return x.view(torch.int16)
 
 
-_MINUS_INFINITY = -128  # of those; what is greater is above 0, or NaN with a sign
+_MINUS_INFINITY = -128  # of those integers; a greater one is above 0, or NaN with a sign
 _aten = torch.ops.aten
 ACTIVATIONS = {
     "tanh": _by_output(torch.tanh, _tanh_, _aten.tanh_backward),
@@ -108,26 +141,25 @@ ACTIVATIONS = {
 }
 
 
-def run(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
-    """x [n, in] to [n, out], or both [k, ...] for k networks, without autograd; and what `back` needs."""
+def forward(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
+    """x [n, in] to [n, out], or both [k, ...] of k networks, without autograd; and what `backward` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
         x, weight = as_multiplied(x, weight)
         trace.weights.append(weight)
         trace.seen.append(x)
-        x, keep = _one(x, weight, bias, name)
+        x, keep = _layer(x, weight, bias, name)
         trace.kept.append(keep)
     return restored(x), trace
 
 
-def _one(x: Tensor, weight: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """A layer and its activation: the output, and what the activation's gradient is a function of."""
+def _layer(x: Tensor, weight: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
     activation = ACTIVATIONS[name]
     y = affine(x, weight, bias)
     return activation.forward(y if activation.in_bfloat16 else restored(y))
 
 
-def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:
+def backward(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:
     """From dL/d output [n, out], which it may overwrite: each layer's number and dL/d its affine map, from the last."""
     for i in reversed(range(len(activations))):
         weight, kept = trace.weights[i], trace.kept[i]
@@ -137,45 +169,207 @@ def back(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator
             gradient = product(gradient, weight)
 
 
-def layered(x: Tensor, layers: Parameters, activations: Sequence[str]) -> Tensor:
-    """x [..., in] to [..., out], with autograd; of k networks, x [k, n, in] to [k, n, out].
+class Layers:
+    """Linear layers with an activation after each: the parameters of modules, without the modules. Call it.
+
+    Of k networks of one shape, weights are [k, out, in], biases [k, out], and all products are made at once.
+    """
+
+    def __init__(self, parameters: Parameters, activations: Sequence[str]) -> None:
+        self.parameters, self.activations = list(parameters), tuple(activations)
+        self.flat = list(itertools.chain(*self.parameters))  # weight and bias of each layer in turn
+        self._views: tuple[list[int], numpy_mlp.Views] = [], []
+        self._gradients: list[tuple[Tensor, np.ndarray]] = []  # memory of every parameter's gradient, in NumPy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layers, (self.parameters, self.activations)  # copies share parameters with copies of their modules
+
+    def then(self, other: Layers) -> Layers:
+        """These and, of their output, the others."""
+        return Layers([*self.parameters, *other.parameters], (*self.activations, *other.activations))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]; of k networks [k, n, in] to [k, n, out]."""
+        return together(x, self)[0] if self.parameters else x
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The same by torch's own functions."""
+        for (weight, bias), name in zip(self.parameters, self.activations, strict=True):
+            x = ACTIVATIONS[name].plain(linear(x, weight, bias))
+        return x
+
+    def learning(self) -> list[bool]:
+        """Which parameters want a gradient now."""
+        return [parameter.requires_grad for parameter in self.flat]
+
+    def partly(self, x: Tensor, parts: Parts, learned: Layers) -> tuple[Tensor, Tensor]:
+        """The output at the first part with gradient, at the second without, of one evaluation of all.
+
+        `learned` are the layers that the first part belongs to: these, or those of the first networks of these.
+        """
+        learning = learned.learning() if torch.is_grad_enabled() else []
+        anchor = learned.flat[learning.index(True)] if True in learning else None
+        if anchor is None and not (x.requires_grad and torch.is_grad_enabled()):
+            y = self.evaluate(x)[0]
+            return y[parts[0]], y[parts[1]]
+        found: tuple[Tensor, Tensor] = _Part.apply(x, anchor, self, parts, learned, learning)
+        return found
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Trace | numpy_mlp.Trace]:
+        """Output and trace, without autograd: in NumPy where every product is small."""
+        if not (on_cpu(x) and x.dtype == torch.float32 and x.dim() == 2 and self.flat[0].dim() == 2):
+            return forward(x, self.parameters, self.activations)
+        if len(x) * max(weight.numel() for weight, _ in self.parameters) >= numpy_mlp.LARGE:
+            return forward(x, self.parameters, self.activations)
+        y, trace = numpy_mlp.forward(x.detach().numpy(), self._arrays(), self.activations)
+        return torch.from_numpy(y), trace
+
+    def _arrays(self) -> numpy_mlp.Views:
+        """The parameters as arrays of the same memory, made again where a parameter has moved."""
+        places, views = self._views
+        now = [parameter.data_ptr() for parameter in self.flat]
+        if places != now:
+            views = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self.parameters]
+            self._views = now, views
+        return views
+
+    def backward(self, gradient: Tensor, trace: Trace | numpy_mlp.Trace, learning: list[bool], with_input: bool) -> Any:
+        """Add the gradient of every parameter that is `learning` to its `.grad`; returns the input's, if asked for."""
+        if self.activations[-1] != "none":
+            gradient = gradient.clone()  # which belongs to autograd, and would be overwritten
+        if isinstance(trace, numpy_mlp.Trace):
+            return self._backward_in_numpy(gradient.numpy(), trace, learning, with_input)
+        for i, of_affine in backward(gradient, self.activations, trace):
+            weight, bias = self.parameters[i]
+            if learning[2 * i]:
+                _accumulate(weight, restored(weight_gradient(of_affine, trace.seen[i])))
+            if learning[2 * i + 1]:
+                _accumulate(bias, bias_gradient(of_affine))
+        return restored(product(of_affine, trace.weights[0])) if with_input else None
+
+    def _backward_in_numpy(
+        self, gradient: np.ndarray, trace: numpy_mlp.Trace, learning: list[bool], with_input: bool
+    ) -> Any:
+        if not self._gradients:
+            self._gradients = [
+                (tensor := torch.empty_like(each, requires_grad=False), tensor.numpy()) for each in self.flat
+            ]
+        for i, of_affine in numpy_mlp.backward(gradient, self.activations, trace):
+            for j, left, right in ((2 * i, of_affine.T, trace.seen[i]), (2 * i + 1, _ones(len(of_affine)), of_affine)):
+                if not learning[j]:
+                    continue
+                parameter, (tensor, array) = self.flat[j], self._gradients[j]
+                if parameter.grad is None:
+                    np.dot(left, right, out=array)
+                    parameter.grad = tensor
+                else:
+                    parameter.grad += torch.from_numpy(np.dot(left, right))
+        return torch.from_numpy(numpy_mlp.product(of_affine, trace.weights[0])) if with_input else None
+
+
+def _ones(n: int) -> np.ndarray:
+    """Whose product with rows is their sum, in two thirds of the time."""
+    return np.ones(n, np.float32)
+
+
+def together(x: Tensor, *networks: Layers) -> tuple[Tensor, ...]:
+    """The outputs [..., out] of networks that see the same rows [..., in], as one autograd node.
 
     In inference mode it is torch's own functions: rows that are acted for keep their bits however many there are.
     """
-    if x.device.type != "cpu" or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
-        for (weight, bias), name in zip(layers, activations, strict=True):
-            x = ACTIVATIONS[name].plain(linear(x, weight, bias))
-        return x
-    apart = x.dim() == 2 or layers[0][0].dim() == 3
-    rows = x if apart else x.reshape(-1, x.shape[-1])
+    if torch.is_inference_mode_enabled() or is_plain():
+        return tuple(network.plain(x) for network in networks)
+    if x.dim() == 2 or networks[0].flat[0].dim() == 3:
+        return _together(x, networks)
+    found = _together(x.reshape(-1, x.shape[-1]), networks)
+    return tuple(y.view(*x.shape[:-1], -1) for y in found)
+
+
+def _together(x: Tensor, networks: tuple[Layers, ...]) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled():
-        y: Tensor = _Layered.apply(rows, tuple(activations), *[parameter for layer in layers for parameter in layer])
+        learning = [network.learning() for network in networks]
+        anchor = next(
+            (
+                network.flat[flags.index(True)]
+                for network, flags in zip(networks, learning, strict=True)
+                if True in flags
+            ),
+            None,
+        )
+        if anchor is not None or x.requires_grad:
+            found: tuple[Tensor, ...] = _Networks.apply(x, anchor, networks, learning)
+            return found
+    return tuple(network.evaluate(x)[0] for network in networks)
+
+
+def layers_of(modules: Iterable[nn.Module], activations: Sequence[str]) -> Layers:
+    """Those of nn.Linear modules: looking them up in modules takes longer than using them for a few rows."""
+    return Layers([(module.weight, module.bias) for module in modules], activations)  # type: ignore[misc]
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
     else:
-        y = rows
-        for (weight, bias), name in zip(layers, activations, strict=True):  # whose memory is free again at once
-            y, _ = _one(*as_multiplied(y, weight), bias, name)
-        y = restored(y)
-    return y if apart else y.view(*x.shape[:-1], -1)
+        parameter.grad += gradient
 
 
-class _Layered(torch.autograd.Function):
-    """All layers as one step of autograd."""
+class _Networks(torch.autograd.Function):
+    """All layers as one node. Its gradients do not go through autograd, but into `.grad` at once.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, activations: tuple[str, ...], *parameters: Tensor) -> Tensor:
-        y, trace = run(x, list(zip(parameters[::2], parameters[1::2], strict=True)), activations)
-        ctx.activations = activations
-        ctx.save_for_backward(*trace.weights, *trace.seen, *trace.kept)
-        return y
+    That spares a node and a copy for each parameter: of PPO's two 64x64 networks 435 us instead of 562 an update of 128
+    rows. `anchor` is any parameter that wants a gradient: it makes autograd call `backward`.
+    """
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        n = len(ctx.activations)
-        trace = Trace(*(list(ctx.saved_tensors[i : i + n]) for i in (0, n, 2 * n)))
-        found: list[Tensor | None] = [None] * (2 * n)
-        for i, of_affine in back(gradient.clone(), ctx.activations, trace):
-            found[2 * i] = restored(weight_gradient(of_affine, trace.seen[i]))
-            found[2 * i + 1] = bias_gradient(of_affine)
-        of_x = restored(product(of_affine, trace.weights[0])) if ctx.needs_input_grad[0] else None
-        return of_x, None, *found
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor | None, networks: tuple[Layers, ...], learning: list[list[bool]]
+    ) -> tuple[Tensor, ...]:
+        found = [network.evaluate(x) for network in networks]
+        ctx.set_materialize_grads(False)
+        ctx.networks, ctx.learning, ctx.traces = networks, learning, [trace for _, trace in found]
+        return tuple(y.detach() for y, _ in found)  # other objects than traces may hold: no reference cycle
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        _check_once()
+        of_x = None
+        for network, trace, learning, gradient in zip(ctx.networks, ctx.traces, ctx.learning, gradients, strict=True):
+            if gradient is not None:
+                part = network.backward(gradient, trace, learning, ctx.needs_input_grad[0])
+                of_x = part if of_x is None else of_x + part
+        return of_x, None, None, None
+
+
+class _Part(torch.autograd.Function):
+    """The same, of which one part is learned from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor | None, layers: Layers, parts: Parts, learned: Layers, learning: list[bool]
+    ) -> tuple[Tensor, Tensor]:
+        part, rest = parts
+        y, trace = forward(x, layers.parameters, layers.activations)
+        seen, kept = ([each[part] for each in of_layer] for of_layer in (trace.seen, trace.kept))
+        ctx.trace = Trace(
+            [weight[: len(own)] for weight, own in zip(trace.weights, learned.flat[::2], strict=True)], seen, kept
+        )
+        ctx.layers, ctx.learning, ctx.part, ctx.shape = learned, learning, part, x.shape
+        of_part, of_rest = y[part], y[rest]
+        ctx.mark_non_differentiable(of_rest)
+        return of_part, of_rest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        _check_once()
+        of_part = ctx.layers.backward(gradient, ctx.trace, ctx.learning, ctx.needs_input_grad[0])
+        of_x = None
+        if of_part is not None:
+            of_x = of_part.new_zeros(ctx.shape)
+            of_x[ctx.part] = of_part
+        return of_x, None, None, None, None, None
+
+
+def _check_once() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError("the gradient of a network cannot be differentiated again; use `with plain_networks():`")

@@ -1,6 +1,6 @@
 """Linear layers and their gradient in NumPy, for networks so small that torch's calls take longer than the arithmetic.
 
-What `layers` does there, and the same activations. A DQN update of 128 rows, 120x84, takes 530 us on one core of a busy
+What `mlp` does in torch, with the same activations. A DQN update of 128 rows, 120x84, takes 530 us on one core of an
 AMD EPYC instead of 670: NumPy's calls cost a third of torch's, and its products are no slower at such sizes.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 Array = np.ndarray
+Views = list[tuple[Array, Array]]  # weight and bias of each layer
 _ZERO = np.float32(0)
 _MANY = 2_000  # numbers: of 15,000 NumPy takes the greater than 0 in 5.9 us, torch in 1.7, and torch's call alone 1.1
 LARGE = 2**21  # multiplications in a product: from here on the libraries that torch has gain more than its calls cost
@@ -30,6 +31,7 @@ class Activation:
 class Trace(NamedTuple):
     """What a pass forward leaves for the one back."""
 
+    weights: list[Array]  # of each layer [out, in]
     seen: list[Array]  # the input of each layer [n, in]
     kept: list[Array]  # what each activation's gradient is a function of
 
@@ -69,10 +71,11 @@ ACTIVATIONS = {
 }
 
 
-def run(x: Array, layers: Sequence[tuple[Array, Array]], activations: Sequence[str]) -> tuple[Array, Trace]:
-    """x [n, in] to [n, out], through weights [out, in] and biases [out]; and what `back` needs."""
-    trace = Trace([], [])
+def forward(x: Array, layers: Views, activations: Sequence[str]) -> tuple[Array, Trace]:
+    """x [n, in] to [n, out], through weights [out, in] and biases [out]; and what `backward` needs."""
+    trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
+        trace.weights.append(weight)
         trace.seen.append(x)
         x = np.matmul(x, weight.T)
         x += bias
@@ -81,12 +84,15 @@ def run(x: Array, layers: Sequence[tuple[Array, Array]], activations: Sequence[s
     return x, trace
 
 
-def back(
-    gradient: Array, weights: Sequence[Array], activations: Sequence[str], trace: Trace
-) -> Iterator[tuple[int, Array]]:
+def backward(gradient: Array, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Array]]:
     """From dL/d output [n, out], which it may overwrite: each layer's number and dL/d its affine map, from the last."""
-    for i in reversed(range(len(weights))):
+    for i in reversed(range(len(activations))):
         gradient = ACTIVATIONS[activations[i]].backward(gradient, trace.kept[i])
         yield i, gradient
         if i:
-            gradient = np.matmul(gradient, weights[i])
+            gradient = product(gradient, trace.weights[i])
+
+
+def product(a: Array, b: Array) -> Array:
+    """a [n, k] @ b [k, m]; of k = 1 in a quarter of the time."""
+    return a * b if a.shape[1] == 1 else np.matmul(a, b)

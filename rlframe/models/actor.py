@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import chz
 import numpy as np
@@ -16,8 +15,8 @@ from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import make_encoder
+from rlframe.models.mlp import Mlp
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.perceptron import Pass, Perceptron
 
 NumpyActor = Callable[[Tree], np.ndarray]  # n observations to parameters [n, P]
 
@@ -29,27 +28,22 @@ class Actor(nn.Module):
         super().__init__()
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.encoder = features_of(observation_space, config)
-        self.perceptron = Perceptron(size_of(self.encoder), config.hidden, param_size, config.activation)
+        self.mlp = Mlp(size_of(self.encoder), config.hidden, param_size, config.activation)
 
     def normalized(self, observation: Tree) -> Tree:
-        """What `parameters` takes, and critics too: the normaliser is common to all."""
+        """What `params` takes, and critics too: all networks share the normaliser."""
         return self.norm(observation) if self.norm else observation
 
     def params(self, normalized: Tree) -> Tensor:
         """The policy's parameters [n, param_size] of observations that are normalised already."""
-        return self.perceptron(self.encoder(normalized))
+        return self.mlp(self.encoder(normalized))
 
-    def run(self, normalized: Tree) -> EncodedPass:
-        """`params`, to be followed by its gradient."""
-        features = encode(self.encoder, normalized)
-        return EncodedPass(self.encoder, features, self.perceptron.run(features.detach()))
-
-    @torch.no_grad()
-    def run_beside(self, normalized: Tree, others: Tree) -> tuple[EncodedPass, Tensor]:
-        """`run`, and the `params` of these and of others after them [n + m, P]; the perceptron sees all at once."""
-        features = encode(self.encoder, normalized)
-        run = self.perceptron.run(torch.cat([features.detach(), self.encoder(others)]))
-        return EncodedPass(self.encoder, features, run.first(len(features))), run.output
+    def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
+        """The parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
+        features = self.encoder(normalized)
+        with torch.no_grad():
+            next_features = self.encoder(next_normalized)
+        return self.mlp.first_with_rest(torch.cat([features, next_features]), len(features))
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
@@ -60,42 +54,13 @@ class Actor(nn.Module):
         if encode is None:
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
-        body = numpy_inference.layers(self.perceptron.stack)
+        body = numpy_inference.mlp(self.mlp.layers)
 
         def forward(observation: Tree) -> np.ndarray:
             observation = numpy_inference.in_blocks(observation, n)
             return body(encode(norm(observation) if norm else observation)).reshape(n, -1)
 
         return forward
-
-
-@dataclass(frozen=True)
-class EncodedPass:
-    """One evaluation of an encoder and a perceptron that sees its features, first of all it sees."""
-
-    encoder: nn.Module
-    features: Tensor  # with autograd, where the encoder has parameters
-    run: Pass
-
-    @property
-    def output(self) -> Tensor:
-        """[n, out_size], without autograd."""
-        return self.run.output
-
-    def to_parameters(self, gradient: Tensor) -> None:
-        """Set the gradient of every parameter from dL/d output [n, out_size]."""
-        if self.features.grad_fn is None:
-            self.run.to_parameters(gradient)
-            return
-        for parameter in self.encoder.parameters():
-            parameter.grad = None
-        self.features.backward(self.run.to_all(gradient)[:, : self.features.shape[-1]])
-
-
-@torch.enable_grad()
-def encode(encoder: nn.Module, normalized: Tree) -> Tensor:
-    """Features, with autograd where the encoder has parameters."""
-    return encoder(normalized)
 
 
 def features_of(observation_space: Space, config: ModelConfig) -> nn.Module:

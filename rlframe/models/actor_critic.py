@@ -13,15 +13,13 @@ from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Distribution
-from rlframe.kernels.mlp import parameters
+from rlframe.kernels.mlp import Layers, layers_of, together
 from rlframe.models import numpy_inference
-from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel, Run
+from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
 from rlframe.models.encoders import Encoder, Vector, has_images, make_encoder
 from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.perceptron import Stack
-from rlframe.models.small import evaluate
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
@@ -42,8 +40,8 @@ class Trunk(nn.Module):
             self.memory = Memory(config.memory, self.size, config.memory_size)
             self.size = config.memory_size
         plain = isinstance(encoder, Encoder) and not any(encoder.order) and not self.memory and not self.feedback
-        # All from vectors to features, where that is linear layers and no more:
-        self.stack: Stack | None = encoder.mlp.stack if plain else None  # type: ignore[union-attr,assignment]
+        # From vectors to features, where that is linear layers and nothing else:
+        self.layers: Layers | None = encoder.mlp.layers if plain else None  # type: ignore[union-attr,assignment]
 
     def initial_state(self, n: int) -> Tree:
         """Zero memory of n environments, or ()."""
@@ -57,8 +55,8 @@ class Trunk(nn.Module):
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
 
     def vectors(self, observation: Tree) -> Tensor:
-        """What `stack` sees of an observation, normalised."""
-        return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there is a stack
+        """What `layers` take: the normalised observation as one vector."""
+        return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there are layers
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
         """The same in NumPy, in blocks of n rows; None where the encoder is not for that."""
@@ -96,8 +94,8 @@ class ActorCritic(PolicyModel):
         self.critic = None if shared else Trunk(observation_space, action_space, config)
         self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
         self.value_head = value_head(self.actor.size)
-        stacks = [_stack(self.actor, self.policy_head), _stack(self.critic, self.value_head)]
-        self._stacks = [stack for stack in stacks if stack] if all(stacks) else []  # of policy and value, or none
+        # Each network whole, where it is linear layers and nothing else: both are one autograd node.
+        self._policy, self._value = _whole(self.actor, self.policy_head), _whole(self.critic, self.value_head)
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -105,6 +103,11 @@ class ActorCritic(PolicyModel):
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        if self._policy and self._value:
+            params, value = together(self.actor.vectors(observation), self._policy, self._value)
+            if isinstance(self.policy_head, GaussianHead):
+                params = self.policy_head.complete(params)
+            return params, value.squeeze(-1), state
         if self.critic is None:
             features, state = self.actor(observation, inputs, state)
             return self.policy_head(features), self.value_head(features).squeeze(-1), state
@@ -113,26 +116,6 @@ class ActorCritic(PolicyModel):
         value_features, critic_state = self.critic(observation, inputs, critic_state)
         state = (actor_state, critic_state) if state else ()
         return self.policy_head(features), self.value_head(value_features).squeeze(-1), state
-
-    @torch.no_grad()
-    def run(self, inputs: AgentInputs) -> Run | None:
-        stacks, head = self._stacks, self.policy_head
-        if not stacks or not stacks[0].on_cpu:
-            return None
-        x = self.actor.vectors(self.norm(inputs.observation) if self.norm else inputs.observation)
-        lead, rows = x.shape[:-1], x.reshape(-1, x.shape[-1])
-        policy, value = (evaluate(stack, rows) for stack in stacks)
-
-        @torch.no_grad()
-        def back(of_params: Tensor, of_value: Tensor) -> None:
-            of_params = of_params.reshape(len(rows), -1)
-            if isinstance(head, GaussianHead):
-                of_params = head.back(of_params)
-            policy.to_parameters(of_params)
-            value.to_parameters(of_value.reshape(-1, 1))
-
-        params = head.complete(policy.output) if isinstance(head, GaussianHead) else policy.output
-        return Run(params.view(*lead, -1), value.output.view(lead), back)
 
     def numpy_forward(self, n: int) -> NumpyForward | None:
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
@@ -163,8 +146,9 @@ class ActorCritic(PolicyModel):
             self.norm.update(observation)
 
 
-def _stack(trunk: Trunk | None, head: nn.Module) -> Stack | None:
-    """All from vectors to a head's numbers, where that is linear layers and no more."""
+def _whole(trunk: Trunk | None, head: nn.Module) -> Layers | None:
+    """From vectors to a head's numbers, where that is linear layers and nothing else."""
     last = head.mean if isinstance(head, GaussianHead) else head
-    body = trunk.stack if trunk else None
-    return body.then(Stack(parameters([last]), ("none",))) if body and isinstance(last, nn.Linear) else None
+    if trunk is None or trunk.layers is None or not isinstance(last, nn.Linear):
+        return None
+    return trunk.layers.then(layers_of([last], ("none",)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import chz
 import numpy as np
@@ -17,15 +16,6 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One evaluation of a policy model, to be followed by its gradient."""
-
-    params: Tensor  # [..., param_size]
-    value: Tensor  # [...]
-    back: Callable[[Tensor, Tensor], None]  # from the gradients of both to those of the model's parameters
 
 
 class PolicyModel(nn.Module, ABC):
@@ -50,10 +40,6 @@ class PolicyModel(nn.Module, ABC):
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments, leaves [n, ...]; () without memory."""
         return ()
-
-    def run(self, inputs: AgentInputs) -> Run | None:
-        """`forward` without autograd, where the gradient is written out; None if it is not."""
-        return None
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from a batch of observations [..., *obs]; called once per batch, by the learner."""

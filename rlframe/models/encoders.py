@@ -20,10 +20,9 @@ from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
 from rlframe.kernels.convolutions import Convolution
-from rlframe.kernels.mlp import parameters
+from rlframe.kernels.mlp import layers_of
 from rlframe.kernels.precision import in_bf16
 from rlframe.models.base import ModelConfig
-from rlframe.models.perceptron import Stack
 
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
 
@@ -36,7 +35,7 @@ def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     return layer
 
 
-class Mlp(nn.Module):
+class HiddenLayers(nn.Module):
     """Linear layers with the activation after each."""
 
     def __init__(self, in_size: int, hidden: Sequence[int], activation: str) -> None:
@@ -45,10 +44,10 @@ class Mlp(nn.Module):
         for size in hidden:
             self.linears.append(orthogonal(nn.Linear(in_size, size)))
             in_size = size
-        self.stack = Stack(parameters(self.linears), (activation,) * len(hidden))
+        self.layers = layers_of(self.linears, (activation,) * len(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.stack(x)
+        return self.layers(x)
 
 
 class Vector(nn.Module):
@@ -201,7 +200,7 @@ class Encoder(nn.Module):
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        self.mlp = Mlp(size, hidden, "relu" if any(self.order) else config.activation)
+        self.mlp = HiddenLayers(size, hidden, "relu" if any(self.order) else config.activation)
         self.size = hidden[-1] if hidden else size
         self._only = list(self.leaves) if self.order == [False] else []  # a vector; the list is no module
 
@@ -221,8 +220,7 @@ class Encoder(nn.Module):
                 self.leaves.append(Vector(space))
 
     def forward(self, observation: Tree) -> Tensor:
-        features = self.features(observation)
-        return self.mlp(features) if self.mlp.stack.layers else features
+        return self.mlp(self.features(observation))
 
     def features(self, observation: Tree) -> Tensor:
         """What the MLP sees."""

@@ -26,12 +26,6 @@ class GaussianHead(nn.Module):
         """The parameters that have this mean."""
         return torch.cat([mean, self.log_std.expand_as(mean)], -1)
 
-    def back(self, of_params: Tensor) -> Tensor:
-        """From dL/d parameters [n, 2d] to that of the mean [n, d]; sets that of the standard deviation."""
-        of_mean, of_log_std = of_params.chunk(2, -1)
-        self.log_std.grad = of_log_std.sum(0)
-        return of_mean
-
 
 class JointHead(nn.Module):
     """The parts' parameters side by side."""

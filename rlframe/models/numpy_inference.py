@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
+from rlframe.kernels.mlp import Layers
 from rlframe.kernels.numpy_mlp import ACTIVATIONS, sigmoid
 from rlframe.models.encoders import Encoder, FirstConv2d, Image, Plain, Vector
 from rlframe.models.heads import GaussianHead, JointHead
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
-from rlframe.models.perceptron import Stack
 
 BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
 
@@ -57,10 +57,11 @@ def affine(weight: Tensor, bias: Tensor) -> Map:
     return forward
 
 
-def layers(stack: Stack) -> Map:
+def mlp(layers: Layers) -> Map:
     """Linear layers with an activation after each."""
     parts = [
-        (affine(*pair), ACTIVATIONS[name].forward) for pair, name in zip(stack.layers, stack.activations, strict=True)
+        (affine(*pair), ACTIVATIONS[name].forward)
+        for pair, name in zip(layers.parameters, layers.activations, strict=True)
     ]
 
     def forward(x: Array) -> Array:
@@ -141,7 +142,7 @@ def encoder(module: nn.Module, n: int) -> Callable[[Tree], Array] | None:
     parts = [part for part in found if part]
     if len(parts) < len(found):
         return None
-    body = layers(module.mlp.stack)
+    body = mlp(module.mlp.layers)
     if len(parts) == 1:
         only = parts[0]
         return lambda observation: body(only(leaves(observation)[0]))

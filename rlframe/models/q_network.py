@@ -6,7 +6,6 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import chz
 import numpy as np
@@ -18,16 +17,14 @@ from torch import Tensor, nn
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.matmul import linear
-from rlframe.kernels.mlp import parameters
+from rlframe.kernels.mlp import layers_of
 from rlframe.kernels.transfer import sent
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.perceptron import Stack
-from rlframe.models.small import evaluate
-from rlframe.ops.q_learning import QLoss, categorical_loss, expected_loss, quantile_loss
+from rlframe.ops.q_learning import categorical_loss, expected_loss, quantile_loss
 
 
 class QValue(ABC):
@@ -44,8 +41,8 @@ class QValue(ABC):
         """The same in NumPy."""
 
     @abstractmethod
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
-        """Loss and error [n], and the gradient [n, n_atoms] (see ops.q_learning).
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and error [n] (see ops.q_learning).
 
         Args:
             values: [n, n_atoms] of the action taken.    target: [n, n_atoms] of the next action.
@@ -56,11 +53,6 @@ class QValue(ABC):
 def of_actions(values: Tensor, action: Tensor) -> Tensor:
     """The numbers [n, n_atoms] of an action [n] each, of those of all actions [n, A, n_atoms]."""
     return values.gather(1, _places(values, action)).squeeze(1)
-
-
-def to_actions(values: Tensor, action: Tensor, gradient: Tensor) -> Tensor:
-    """From the gradient of `of_actions` [n, n_atoms] that of the values [n, A, n_atoms]."""
-    return torch.zeros_like(values).scatter_(1, _places(values, action), gradient.unsqueeze(1))
 
 
 def _places(values: Tensor, action: Tensor) -> Tensor:
@@ -78,9 +70,8 @@ class Expected(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0]
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
-        loss, error, gradient = expected_loss(values.squeeze(-1), target.squeeze(-1), return_, bootstrap)
-        return QLoss(loss, error, gradient.unsqueeze(-1))
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+        return expected_loss(values.squeeze(-1), target.squeeze(-1), return_, bootstrap)
 
 
 class Categorical(QValue):
@@ -107,7 +98,7 @@ class Categorical(QValue):
         weights = np.exp(values - values.max(-1, keepdims=True))
         return (weights * self.support.numpy()).sum(-1) / weights.sum(-1)
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
         return categorical_loss(values, target, return_, bootstrap, self.v_min, self.v_max)
 
 
@@ -128,20 +119,12 @@ class Quantile(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values.mean(-1)
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
         return quantile_loss(values, target, return_, bootstrap)
 
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One of a Q-network, to be followed by its gradient."""
-
-    values: Tensor  # [n, A, n_atoms]
-    back: Callable[[Tensor], object]  # from their gradient to those of the model's parameters
 
 
 class QModel(nn.Module, ABC):
@@ -155,16 +138,6 @@ class QModel(nn.Module, ABC):
 
         `noisy` [..., 1] or a number: how much of the noise of noisy layers is in a row, 0 for none.
         """
-
-    def run(self, inputs: AgentInputs) -> Evaluation | None:
-        """`forward` of rows [n] without autograd, where the gradient is written out; None if it is not."""
-        return None
-
-    def values(self, inputs: AgentInputs) -> Tensor:
-        """`forward`'s first result for rows [n], whose gradient nobody asks for; of a model without memory."""
-        run = self.run(inputs)
-        with torch.no_grad():
-            return run.values if run else self(inputs, ())[0]
 
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments; () without memory."""
@@ -217,11 +190,11 @@ class Stream(nn.Module):
         sizes = [n_in, *hidden, n_out]
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
-        self.stack = None if noisy else Stack(parameters(self.layers), (*["relu"] * len(hidden), "none"))
+        self.linears_only = None if noisy else layers_of(self.layers, (*["relu"] * len(hidden), "none"))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
-        if self.stack:
-            return self.stack(x)
+        if self.linears_only:
+            return self.linears_only(x)
         for index, layer in enumerate(self.layers):
             x = layer(F.relu(x) if index else x, noisy)
         return x
@@ -283,7 +256,8 @@ class QNetwork(QModel):
         self.n_actions, self.n_atoms = int(action_space.n), n_atoms
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
-        self._stacks = self._written_out()
+        trunk, head = self.trunk.layers, self.advantage.linears_only
+        self._whole = trunk.then(head) if trunk and head and not dueling else None  # linear layers: one autograd node
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
@@ -291,45 +265,14 @@ class QNetwork(QModel):
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        if self._whole:
+            return self._by_action(self._whole(self.trunk.vectors(observation))), state
         features, state = self.trunk(observation, inputs, state)
         values = self._by_action(self.advantage(features, noisy))
         return (_dueling(self.value(features, noisy), values) if self.value else values), state
 
     def _by_action(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.n_actions, self.n_atoms)
-
-    def _written_out(self) -> list[Stack]:
-        """What the network is made of, where that is linear layers and no more: all in one, or the streams and then
-        the trunk."""
-        trunk, advantage = self.trunk.stack, self.advantage.stack
-        if trunk is None or advantage is None:
-            return []
-        if self.value is None:
-            return [trunk.then(advantage)]
-        assert self.value.stack  # noisy like the other or not
-        return [self.value.stack, advantage, trunk]
-
-    @torch.no_grad()
-    def run(self, inputs: AgentInputs) -> Evaluation | None:
-        if not self._stacks or not self._stacks[0].on_cpu:
-            return None
-        x = self.trunk.vectors(self.norm(inputs.observation) if self.norm else inputs.observation)
-        if len(self._stacks) > 1:
-            return self._run_dueling(x)
-        run = evaluate(self._stacks[0], x)
-        return Evaluation(self._by_action(run.output), lambda gradient: run.to_parameters(gradient.flatten(1)))
-
-    def _run_dueling(self, x: Tensor) -> Evaluation:
-        of_value, of_advantage, trunk = self._stacks
-        features = evaluate(trunk, x)
-        value, advantage = evaluate(of_value, features.output), evaluate(of_advantage, features.output)
-
-        @torch.no_grad()
-        def back(gradient: Tensor) -> None:
-            centred = gradient - gradient.mean(-2, keepdim=True)
-            features.to_parameters(value.to_all(gradient.sum(-2)) + advantage.to_all(centred.flatten(1)))
-
-        return Evaluation(_dueling(value.output, self._by_action(advantage.output)), back)
 
     def observe(self, observation: Tree) -> None:
         if self.norm:

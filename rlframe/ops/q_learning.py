@@ -1,33 +1,26 @@
-"""Losses of Q-learning on independent rows, for expected, categorical and quantile values; and value rescaling."""
+"""Losses of Q-learning on independent rows, for expected, categorical and quantile values; and value rescaling.
 
-from typing import NamedTuple
+Shared by the losses: `return_` and `bootstrap` [n] are the n-step return and the factor on what follows, γ^k, or 0
+after termination; targets are constants. Each gives the loss [n] and the error [n], at least 0, by which replay may
+prioritize.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-class QLoss(NamedTuple):
-    """What is learned from rows."""
-
-    loss: Tensor  # [n]
-    error: Tensor  # [n], at least 0, by which replay may choose
-    gradient: Tensor  # of each row's loss, with respect to the first argument and of its shape
+from rlframe.ops.fused import quantile_huber
 
 
-def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
-    """Huber loss of the TD error, whose gradient is the error clipped to ±1.
+def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+    """Huber loss of the TD error δ, whose gradient is the error clipped to ±1; the error is |δ|.
 
     δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
 
     Args:
         q, target_q: [n], Q of the action taken and of the next one.
-    Returns:
-        The error is |δ|.
     """
-    error = q - torch.addcmul(return_, bootstrap, target_q.detach())
-    clipped = error.clamp(-1, 1)
-    return QLoss(clipped * (error - clipped / 2), error.abs(), clipped)
+    return td_loss(q, torch.addcmul(return_, bootstrap, target_q.detach()))
 
 
 def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,21 +30,18 @@ def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def categorical_loss(
     logits: Tensor, target_logits: Tensor, return_: Tensor, bootstrap: Tensor, v_min: float, v_max: float
-) -> QLoss:
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy with the projected target distribution; the error is their KL divergence.
 
     (Bellemare, Dabney & Munos 2017, arXiv 1707.06887, algorithm 1; the KL as priority: Hessel et al. 2018)
 
     Args:
         logits, target_logits: [n, N], over returns spaced evenly from v_min to v_max.
-    Returns:
-        The error is the KL divergence.
     """
     target = project(target_logits.detach().softmax(-1), return_, bootstrap, v_min, v_max)
-    log_p = logits.log_softmax(-1)
-    cross_entropy = -(target * log_p).sum(-1)
+    cross_entropy = -(target * logits.log_softmax(-1)).sum(-1)
     entropy = -torch.special.xlogy(target, target).sum(-1)
-    return QLoss(cross_entropy, (cross_entropy - entropy).clamp_(min=0), log_p.exp() - target)
+    return cross_entropy, (cross_entropy.detach() - entropy).clamp_(min=0)
 
 
 @torch.no_grad()
@@ -77,8 +67,8 @@ def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: floa
     return projected.scatter_add_(-1, index + 1, probability * share)
 
 
-def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor) -> QLoss:
-    """Quantile Huber loss with κ = 1, summed over quantiles and averaged over target samples; the error is |mean δ|.
+def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantile Huber loss with κ = 1, summed over quantiles, averaged over target samples; the error is |mean δ|.
 
     ρ_τ(u) = |τ - 1{u < 0}| L_1(u),   u_ij = G + γ^k θ'_j - θ_i,   τ_i = (2i + 1) / 2N
     (Dabney et al. 2018, arXiv 1710.10044, eq. 10 and algorithm 1)
@@ -86,13 +76,9 @@ def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstra
     Args:
         theta, target_theta: [n, N] quantiles.
     """
-    n = theta.shape[-1]
-    tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
-    target = (return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach()).unsqueeze(-2)  # [n, 1, N']
-    u = target - theta.unsqueeze(-1)  # [n, N, N']
-    weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
-    loss = (weight * F.huber_loss(u, torch.zeros_like(u), reduction="none")).mean(-1).sum(-1)
-    return QLoss(loss, u.mean((-2, -1)).abs(), -(weight * u.clamp(-1, 1)).mean(-1))
+    target = return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach()
+    (loss,) = quantile_huber(theta, target)
+    return loss, (target.mean(-1) - theta.detach().mean(-1)).abs()
 
 
 _EPSILON = 1e-3  # of Kapturowski et al. 2019: keeps the inverse Lipschitz

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from rlframe.core.struct import Struct, Tree
-from rlframe.core.types import AgentInputs
+from rlframe.core.types import AgentInputs, Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,3 +39,20 @@ class Sequences(Struct):
     state: Tree  # [n] agent state before row 0, as stored when acting
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
     index: np.ndarray  # [n] int64 number of row 0, as in Transitions
+
+
+class Replay(Protocol):
+    """What an algorithm may ask of any replay."""
+
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def n_choices(self) -> int: ...
+    @property
+    def size(self) -> str: ...
+
+    def append(self, samples: Samples) -> None: ...
+    def sample(self, n: int, beta: float = 0.0) -> Any: ...
+    def update_priorities(self, index: np.ndarray, priority: Tensor) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -207,7 +207,7 @@ class Runner(ABC):
         """One batch: sample, learn, hand the parameters on; or the rest of one that a stop has left half done."""
         if not self.half_done:
             with self.clock("sampling"):
-                self.algo.prepare()
+                self.algo.prefetch()
                 samples = self.sampler.collect()
             with self.clock("learning"):
                 self.algo.receive(samples)
@@ -234,12 +234,12 @@ class Runner(ABC):
             Diverged: the update was not finite and so not made, where `limits` do not say to skip it.
         """
         metrics = self.algo.update()
-        if self.algo.progress.refusals:
+        if self.algo.progress.skipped_updates:
             self._refuse(metrics)
         self.metrics.add({f"algo/{name}": value for name, value in metrics.items()})
 
     def _refuse(self, metrics: UpdateMetrics) -> None:
-        refusal, again = self.algo.progress.refusals.pop(), self.skips_updates
+        refusal, again = self.algo.progress.skipped_updates.pop(), self.skips_updates
         if self.limits.nonfinite == "stop":
             newest = current_run().newest_snapshot()
             raise Diverged(
@@ -287,7 +287,7 @@ class Runner(ABC):
             **self._episodes(),
             **self.sampler.counters(),
             **self.algo.counters(),
-            **({"algo/refused": self.algo.progress.refused} if self.algo.progress.refused else {}),
+            **({"algo/refused": self.algo.progress.skipped} if self.algo.progress.skipped else {}),
             **self.counters(),
             "memory/resident_mb": resident_bytes() / 1e6,
             **self.clock.flush(self.env_steps, self.algo.progress.updates),

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.base import Refusal, UpdateMetrics
+from rlframe.algos.base import SkippedUpdate, UpdateMetrics
 from rlframe.core.struct import Struct, Tree
 from rlframe.record import current_run
 
 
-def keep_refused(agent: Agent, algo: Algorithm, refusal: Refusal, metrics: UpdateMetrics) -> str:
+def keep_refused(agent: Agent, algo: Algorithm, refusal: SkippedUpdate, metrics: UpdateMetrics) -> str:
     """Keep the batch, the agent and the generators beside the run's log; what was found, in words."""
     batch = _plain(refusal.batch)
     wrong = _not_finite(batch, "")

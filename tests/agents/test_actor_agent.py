@@ -51,7 +51,7 @@ def test_zero_noise_acts_greedily_whatever_the_levels(policy: Any, space: Space)
 def test_random_actions_are_uniform(policy: Any) -> None:
     agent = agent_for(policy, BOX)
     with torch.no_grad():
-        agent.model.perceptron.layers[-1][1][:3] = 5.0  # the policy itself would always choose 1
+        agent.model.mlp.layers.flat[-1][:3] = 5.0  # the policy itself would always choose 1
     noise = agent.noise(np.random.default_rng(0), (4000,))
     agent.set_levels(1.0, 0.1)
     action = act(agent, 4000, noise)
@@ -64,7 +64,7 @@ def test_random_actions_are_uniform(policy: Any) -> None:
 def test_random_choices_are_uniform() -> None:
     agent = agent_for(Choice, DISCRETE)
     with torch.no_grad():
-        agent.model.perceptron.layers[-1][1][2] = 50.0
+        agent.model.mlp.layers.flat[-1][2] = 50.0
     noise = agent.noise(np.random.default_rng(0), (4000,))
     agent.set_levels(1.0, 0.0)
     np.testing.assert_allclose(np.bincount(act(agent, 4000, noise)) / 4000, 0.25, atol=0.03)
@@ -87,8 +87,8 @@ def test_exploration_is_the_standard_deviation_of_the_noise_and_actions_stay_wit
 def test_a_gaussian_policy_acts_with_its_own_standard_deviation() -> None:
     agent = agent_for(SquashedGaussian, NUMBER, log_std=-2.0)
     with torch.no_grad():
-        agent.model.perceptron.layers[-1][0].zero_()
-        agent.model.perceptron.layers[-1][1].copy_(torch.tensor([0.0, -2.0]))
+        agent.model.mlp.layers.flat[-2].zero_()
+        agent.model.mlp.layers.flat[-1].copy_(torch.tensor([0.0, -2.0]))
     action = act(agent, 4000, agent.noise(np.random.default_rng(0), (4000,)))
     assert action.atanh().std().item() == pytest.approx(np.exp(-2), rel=0.05)
 
@@ -96,12 +96,12 @@ def test_a_gaussian_policy_acts_with_its_own_standard_deviation() -> None:
 @pytest.mark.parametrize(("log_std", "used"), [(-50.0, -20.0), (50.0, 2.0)])
 def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
     policy = SquashedGaussian(NUMBER)
-    noise, params = torch.ones(1, 1), torch.tensor([[0.1, log_std]])
+    noise, params = torch.ones(1, 1), torch.tensor([[0.1, log_std]], requires_grad=True)
     action, log_prob = policy.sample(params, noise)
     expected, expected_log_prob = policy.sample(torch.tensor([[0.1, used]]), noise)
     assert torch.equal(action, expected)
     assert torch.equal(log_prob, expected_log_prob)
-    gradient = policy.gradient(params, noise, action, torch.ones(1), torch.tensor(1.0))
+    (gradient,) = torch.autograd.grad(action.sum() + log_prob.sum(), params)
     assert gradient[0, 0] != 0.0
     assert gradient[0, 1] == 0.0, "beyond the range nothing moves it"
 
@@ -138,7 +138,7 @@ def test_parameters_changed_in_place_are_seen_in_numpy() -> None:
     assert step is not None
     before = step(inputs, (), noise).action
     with torch.no_grad():
-        agent.model.perceptron.layers[0][0].mul_(-1.0)
+        agent.model.mlp.layers.flat[0].mul_(-1.0)
     assert not np.allclose(step(inputs, (), noise).action, before, atol=1e-3)
 
 
@@ -190,7 +190,7 @@ def test_levels_are_saved_with_the_agent() -> None:
 
 
 def test_the_seed_decides_the_weights() -> None:
-    one, same, other = (agent_for(Deterministic, BOX, seed=seed).model.perceptron.layers[0][0] for seed in (3, 3, 4))
+    one, same, other = (agent_for(Deterministic, BOX, seed=seed).model.mlp.layers.flat[0] for seed in (3, 3, 4))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 

@@ -1,17 +1,24 @@
 """DDPG, TD3 and SAC made small, networks whose numbers fit on paper, and batches to learn from."""
 
-from collections.abc import Sequence
+import copy
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import Space, spaces
 
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.kernels.mlp import Layers
+from rlframe.kernels.optimizers import Optimizer
 from rlframe.models import ModelConfig
-from rlframe.models.perceptron import Perceptron, Stack
+from rlframe.models.critics import with_target
+from rlframe.models.mlp import Mlp
 from rlframe.replay import ReplayConfig, Transitions
 from rlframe.samplers import SerialSampler
 from tests.samplers.made import copied
@@ -40,12 +47,17 @@ def learner(
     return config.make_algorithm(agent, BatchSpec(*spec), n_steps, seed)
 
 
-def write_linear(perceptron: Perceptron | Stack, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
+def write_linear(network: Mlp | Layers, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
     """Make a network without hidden layers compute W x + b."""
-    assert len(perceptron.layers) == 1
+    weight, own_bias = network.layers.flat if isinstance(network, Mlp) else network.flat
     with torch.no_grad():
-        perceptron.layers[0][0].copy_(torch.tensor(weights))
-        perceptron.layers[0][1].copy_(torch.tensor(bias))
+        weight.copy_(torch.tensor(weights))
+        own_bias.copy_(torch.tensor(bias))
+
+
+def write_critic(critics: Any, i: int, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
+    """The same for one of several critics."""
+    write_linear(Layers([(weight[i], b[i]) for weight, b in critics.mlps.layers.parameters], ("none",)), weights, bias)
 
 
 def inputs_at(observation: Tree) -> AgentInputs:
@@ -88,12 +100,43 @@ class OneBatch:
 def updated(algo: Any, batch: Transitions) -> dict[str, float]:
     """The metrics of one update on this batch."""
     algo.replay = OneBatch(batch)
-    return {name: float(value) for name, value in algo.update().items()}
+    with kept_gradients():
+        return {name: float(value) for name, value in algo.update().items()}
+
+
+@contextmanager
+def kept_gradients() -> Iterator[None]:
+    """Gradients of the steps inside stay in `.grad` afterwards, as the optimizer got them."""
+    kept: dict[torch.nn.Parameter, Any] = {}
+    original = Optimizer.advance
+
+    def advance(self: Optimizer, *arguments: Any) -> None:
+        kept.update({p: None if p.grad is None else p.grad.clone() for p in self.parameters})
+        original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "advance", advance)
+        yield
+    for parameter, gradient in kept.items():
+        parameter.grad = gradient
 
 
 def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
     """What the critics of TD3 or DDPG are to come to for these rows [n]."""
-    return algo._evaluate(batch, algo.agent.model.normalized(batch.inputs.observation))[1]
+    seen = []
+    module = importlib.import_module(type(algo).__module__)
+
+    def spy(critics: Any, target: Any, observation: Any, action: Any, next_observation: Any, next_action: Any) -> Any:
+        q, next_q = with_target(critics, target, observation, action, next_observation, next_action)
+        seen.append(batch.return_ + batch.bootstrap * next_q.amin(0))
+        return q, next_q
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "with_target", spy)
+        with torch.enable_grad():
+            copied_algo = copy.deepcopy(algo)
+            copied_algo._learn(batch) if hasattr(algo, "_learn") else copied_algo._learn_critics(batch)
+    return seen[0]
 
 
 def collected(

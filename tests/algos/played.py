@@ -97,25 +97,25 @@ class PlayedGraph(Graph):
         self._recording.replay()
 
 
-def updaters_of(algo: Any) -> list[Any]:
-    """Its updaters, by their attributes."""
-    return [value for name, value in vars(algo).items() if name.endswith("updater")]
+def steps_of(algo: Any) -> list[Any]:
+    """Its optimizer steps, by their attributes."""
+    return [value for name, value in vars(algo).items() if name.endswith("optimizer")]
 
 
 def launch(algo: Any) -> None:
     """Let its steps be launched, as they are on a GPU, and not waited for."""
-    for updater in updaters_of(algo):
-        updater.waits = False
+    for step in steps_of(algo):
+        step.waits = False
 
 
 def play(algo: Any) -> dict[str, Graphed]:
     """Let its functions be graphs, as they are on a GPU; by name."""
     launch(algo)
-    of = {"learn_critics": ["critic_updater"]}
+    of = {"learn_critics": ["critic_optimizer"]}
     found = {}
     for name in ("learn", "learn_critics", "learn_all"):
         if name in vars(algo):
-            updaters = [getattr(algo, each) for each in of[name]] if name in of else updaters_of(algo)
-            found[name] = Graphed(getattr(algo, f"_{name}"), updaters, PlayedGraph())
+            steps = [getattr(algo, each) for each in of[name]] if name in of else steps_of(algo)
+            found[name] = Graphed(getattr(algo, f"_{name}"), steps, PlayedGraph())
             setattr(algo, name, found[name])
     return found

@@ -15,13 +15,13 @@ from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, sac, td3
 from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.kernels import mlp
 from rlframe.kernels.precision import learning_in
 from rlframe.models import ModelConfig
-from rlframe.models.perceptron import Stack
-from rlframe.ops import returns
+from rlframe.ops import fused, returns
 from rlframe.record.codec import decode
 from tests.algos.learners import LEVEL, collected, learner
-from tests.algos.played import NoLooks, PlayedGraph, launch, play, updaters_of
+from tests.algos.played import NoLooks, PlayedGraph, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 
 NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
@@ -85,9 +85,10 @@ def trained(algo: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, whose networks and returns nobody computes in NumPy, or without autograd."""
-    monkeypatch.setattr(Stack, "on_cpu", False)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: networks, losses and returns are not computed in NumPy."""
+    for module in (mlp, fused):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)
     monkeypatch.setattr(returns, "_accumulate", lambda x, decay: (returns._double(x, decay), x)[1])
 
 
@@ -99,7 +100,7 @@ def test_on_a_cpu_nothing_is_in_between(name: str) -> None:
 
 
 @every
-def test_graphs_learn_what_is_learned_without(name: str, by_autograd: None) -> None:
+def test_graphs_learn_what_is_learned_without(name: str, as_on_a_gpu: None) -> None:
     data, eager, algo = batches(name), made(name), made(name)
     launch(eager)
     graphs = play(algo)
@@ -128,7 +129,7 @@ def assert_alike_metrics(one: list[dict[str, Any]], other: list[dict[str, Any]])
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
-def test_an_update_looks_at_no_value_where_steps_are_launched(name: str, by_autograd: None) -> None:
+def test_an_update_looks_at_no_value_where_steps_are_launched(name: str, as_on_a_gpu: None) -> None:
     algo = made(name)
     launch(algo)
     for samples in batches(name, 3):
@@ -140,7 +141,7 @@ def test_an_update_looks_at_no_value_where_steps_are_launched(name: str, by_auto
 
 
 @every
-def test_metrics_stay_what_they_were_while_others_are_learned(name: str, by_autograd: None) -> None:
+def test_metrics_stay_what_they_were_while_others_are_learned(name: str, as_on_a_gpu: None) -> None:
     data, algo = batches(name), made(name)
     play(algo)
     found: list[tuple[dict[str, Any], dict[str, float]]] = []
@@ -152,23 +153,23 @@ def test_metrics_stay_what_they_were_while_others_are_learned(name: str, by_auto
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo", "a2c"])
-def test_a_graph_refuses_what_is_not_finite_and_tells_of_it_one_update_later(name: str, by_autograd: None) -> None:
+def test_a_graph_skips_what_is_not_finite_and_counts_it_one_update_later(name: str, as_on_a_gpu: None) -> None:
     data, waits, algo = batches(name), made(name), made(name)
     play(algo)
     learned(waits, data[:6])
     learned(algo, data[:6])
     before = {key: value.clone() for key, value in algo.agent.named_parameters()}
     data[6].reward[1] = torch.nan
-    refused = []
+    skipped = []
     for samples in data[6:]:
         for each in (waits, algo):
             learned(each, [samples])
-        refused.append((algo.progress.refused, waits.progress.refused))
-    for updater in updaters_of(algo):
-        updater.guard.settle()
-    assert algo.progress.refused == waits.progress.refused >= 1
-    first = algo.progress.refusals[0]
-    assert first.updates == waits.progress.refusals[0].updates
+        skipped.append((algo.progress.skipped, waits.progress.skipped))
+    for step in steps_of(algo):
+        step.check()
+    assert algo.progress.skipped == waits.progress.skipped >= 1
+    first = algo.progress.skipped_updates[0]
+    assert first.updates == waits.progress.skipped_updates[0].updates
     assert any(not x.isfinite().all() for x in leaves(first.batch) if isinstance(x, Tensor))
     assert all(bool(x.isfinite().all()) for x in algo.agent.parameters())
     assert algo.progress.updates == waits.progress.updates
@@ -177,7 +178,7 @@ def test_a_graph_refuses_what_is_not_finite_and_tells_of_it_one_update_later(nam
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "ppo", "a2c"])
-def test_a_graph_goes_on_from_a_saved_state_that_was_loaded(name: str, by_autograd: None) -> None:
+def test_a_graph_goes_on_from_a_saved_state_that_was_loaded(name: str, as_on_a_gpu: None) -> None:
     data, eager, algo = batches(name, 14), made(name), made(name)
     launch(eager)
     graphs = play(algo)
@@ -194,17 +195,17 @@ def test_a_graph_goes_on_from_a_saved_state_that_was_loaded(name: str, by_autogr
 
 
 @pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ddpg", "ppo", "a2c"])
-def test_a_saved_state_counts_the_newest_refusal(name: str) -> None:
+def test_a_saved_state_counts_the_newest_skipped_step(name: str) -> None:
     data, algo = batches(name, 4), made(name)
     launch(algo)
     learned(algo, data[:3])
-    assert algo.state_dict()["progress"]["refused"] == 0
+    assert algo.state_dict()["progress"]["skipped"] == 0
     data[3].reward[...] = torch.nan
     learned(algo, data[3:])
-    saved = algo.state_dict()["progress"]["refused"]
-    for updater in updaters_of(algo):
-        updater.guard.settle()
-    assert saved == algo.progress.refused >= 1
+    saved = algo.state_dict()["progress"]["skipped"]
+    for step in steps_of(algo):
+        step.check()
+    assert saved == algo.progress.skipped >= 1
 
 
 @every
@@ -213,7 +214,7 @@ def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str
     launch(algo)
     for each in (waits, algo):
         learned(each, data)
-    for mine, its in zip(updaters_of(algo), updaters_of(waits), strict=True):
+    for mine, its in zip(steps_of(algo), steps_of(waits), strict=True):
         assert mine.state_dict()["param_groups"] == its.state_dict()["param_groups"]
         its.load_state_dict(decode(*kept(mine.state_dict())))
         torch.testing.assert_close(its.state_dict()["state"], mine.state_dict()["state"], rtol=0, atol=0)
@@ -229,7 +230,7 @@ def image_batches() -> list[Samples]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_convolutions_are_learned_by_graphs_in_either_precision(precision: str) -> None:
+def test_convolutions_are_learned_by_graphs_in_either_precision(precision: str, as_on_a_gpu: None) -> None:
     data, eager, algo = image_batches(), of_images(), of_images()
     launch(eager)
     graphs = play(algo)
@@ -308,9 +309,9 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
 
 def test_a_function_that_looks_or_exchanges_gradients_is_left_as_it_is() -> None:
     algo, gpu = made("sac"), torch.device("cuda")
-    assert graphed(algo._learn, gpu, updaters_of(algo), looks=True) == algo._learn
+    assert graphed(algo._learn, gpu, steps_of(algo), looks=True) == algo._learn
     algo.progress.ranks = type("Two", (), {"world_size": 2})()
-    assert graphed(algo._learn, gpu, updaters_of(algo)) == algo._learn
+    assert graphed(algo._learn, gpu, steps_of(algo)) == algo._learn
 
 
 @pytest.mark.gpu

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rlframe.algos import ddpg, sac
-from rlframe.core.types import BatchSpec
-from tests.algos.learners import learner, target_q, transitions, updated, write_linear
+from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
 
 TANH_HALF = math.tanh(0.5)
 
@@ -17,10 +16,10 @@ TANH_HALF = math.tanh(0.5)
 def by_hand(**settings: Any) -> ddpg.DDPG:
     """μ(s) = tanh(s / 2);  Q = s + 2a + 0.5;  targets Q' = 10 + a, μ' = -μ."""
     algo = learner(ddpg, **{"discount": 0.9, "tau": 0.25, "critic_learning_rate": 0.0} | settings)
-    write_linear(algo.agent.model.perceptron, [[0.5]], [0.0])
-    write_linear(algo.target_actor.perceptron, [[-0.5]], [0.0])
-    write_linear(algo.critic.perceptrons[0], [[1.0, 2.0]], [0.5])
-    write_linear(algo.target_critic.perceptrons[0], [[0.0, 1.0]], [10.0])
+    write_linear(algo.agent.model.mlp, [[0.5]], [0.0])
+    write_linear(algo.target_actor.mlp, [[-0.5]], [0.0])
+    write_critic(algo.critic, 0, [[1.0, 2.0]], [0.5])
+    write_critic(algo.target_critic, 0, [[0.0, 1.0]], [10.0])
     return algo
 
 
@@ -43,7 +42,7 @@ def test_the_critic_descends_the_squared_error() -> None:
     one, two = 2.5 - TARGETS[0], 0.5 - TARGETS[1]
     assert metrics["loss"] == pytest.approx((one**2 + two**2) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx(1.5, rel=1e-5)
-    weight, bias = algo.critic.perceptrons.stack.layers[0]
+    weight, bias = algo.critic.mlps.layers.parameters[0]
     assert weight.grad[0].tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
     assert bias.grad.item() == pytest.approx(one + two, rel=1e-5)
 
@@ -52,7 +51,7 @@ def test_importance_weights_scale_a_rows_part_of_the_critics_gradient() -> None:
     algo = by_hand()
     updated(algo, replace(two_rows(), weight=torch.tensor([0.5, 0.0])))
     one = 2.5 - TARGETS[0]
-    bias = algo.critic.perceptrons.joined[1]
+    bias = algo.critic.mlps.joined[1]
     assert bias.grad.item() == pytest.approx(0.5 * one, rel=1e-5)
 
 
@@ -67,11 +66,11 @@ def test_the_actor_ascends_the_critic_and_targets_follow() -> None:
     metrics = updated(algo, two_rows())
     a, b = math.tanh(0.5), math.tanh(1.0)
     assert metrics["policy_loss"] == pytest.approx(-(1 + 2 * a + 0.5 + 2 + 2 * b + 0.5) / 2, rel=1e-5)
-    weight = algo.agent.model.perceptron.layers[0][0]
+    weight = algo.agent.model.mlp.layers.flat[0]
     assert weight.grad.item() == pytest.approx(-(2 * (1 - a * a) + 4 * (1 - b * b)) / 2, rel=1e-5)
     assert weight.item() == pytest.approx(0.5 + 1e-4, abs=1e-6)
-    assert algo.target_actor.perceptron.layers[0][0].item() == pytest.approx(-0.5 + 0.25 * 1.0001, abs=1e-6)
-    assert algo.target_critic.perceptrons[0].layers[0][1].item() == pytest.approx(10 - 0.25 * 9.5)
+    assert algo.target_actor.mlp.layers.flat[0].item() == pytest.approx(-0.5 + 0.25 * 1.0001, abs=1e-6)
+    assert algo.target_critic.mlps.joined[1][0].item() == pytest.approx(10 - 0.25 * 9.5)
 
 
 def test_gradients_are_clipped_by_their_norm() -> None:
@@ -85,10 +84,10 @@ def test_learning_rates_fall_linearly_if_asked() -> None:
     algo = by_hand(learning_rate=1e-2, learning_rate_schedule="linear")
     algo.progress.scheduled = 250
     assert updated(algo, two_rows())["learning_rate"] == pytest.approx(0.75e-2)
-    assert algo.agent.model.perceptron.layers[0][0].item() == pytest.approx(0.5 + 0.75e-2, abs=1e-5)
+    assert algo.agent.model.mlp.layers.flat[0].item() == pytest.approx(0.5 + 0.75e-2, abs=1e-5)
 
 
 def test_a_stochastic_agent_is_refused() -> None:
     agent = learner(sac).agent
     with pytest.raises(TypeError, match="DDPG needs an agent with a deterministic policy, got SquashedGaussian"):
-        ddpg.DDPG(agent, BatchSpec(1, 1), 100, learner(ddpg).config)
+        ddpg.DDPG(agent, learner(ddpg).critic, learner(ddpg).replay, 100)

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
 from rlframe.algos.base import Progress
-from rlframe.algos.replay_ratio import UpdateDebt
-from rlframe.algos.targets import copy_into
+from rlframe.algos.off_policy import ReplayRatio, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
@@ -37,7 +36,8 @@ SMALL = ReplayConfig(size=2_000)
 
 def algo_for(n: int = 4, **settings: Any) -> dqn.DQN:
     config = dqn.Config(**{"replay": SMALL, "discount": 0.5} | settings)
-    return dqn.DQN(table_agent(n, config.kind()), BatchSpec(4, 2), 100, config)
+    agent, spec = table_agent(n, config.kind()), BatchSpec(4, 2)
+    return dqn.DQN(agent, config.make_replay(agent, spec), config.make_exploration(spec, 100), 100, config)
 
 
 def made(
@@ -76,64 +76,64 @@ def score(agent: Any, env: Any, **kwargs: Any) -> float:
     return float(np.mean([t.return_ for t in evaluator.evaluate()]))
 
 
-def test_an_update_debt_loses_no_fraction() -> None:
-    debt, n = UpdateDebt(replay_ratio=0.1, batch_size=3, learn_from=0), 0
+def test_the_replay_ratio_loses_no_fraction() -> None:
+    ratio, n = ReplayRatio(replay_ratio=0.1, batch_size=3, learn_from=0), 0
     for step in range(3_000):
-        debt.receive(step, step + 1)
-        while debt.due():
-            debt.pay()
+        ratio.receive(step, step + 1)
+        while ratio.due():
+            ratio.count_update()
             n += 1
     assert n == 100
 
 
-def test_a_debt_accrues_only_from_learn_from_on() -> None:
-    debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=1_000)
-    debt.receive(0, 996)
-    assert debt.due() == 0
-    debt.receive(996, 1_012)  # 12 of 16 count
-    assert debt.due() == 3
+def test_updates_are_due_only_from_learn_from_on() -> None:
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=1_000)
+    ratio.receive(0, 996)
+    assert ratio.due() == 0
+    ratio.receive(996, 1_012)  # 12 of 16 count
+    assert ratio.due() == 3
 
 
 def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
-    debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=0)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=0)
     for n in range(0, 1_000, 10):  # a hundred batches, of which no sequence is whole yet
-        debt.receive(n, n + 10)
-        assert debt.due(n_choices=0) == 0
-    assert debt.due(n_choices=1) == 250
+        ratio.receive(n, n + 10)
+        assert ratio.due(n_choices=0) == 0
+    assert ratio.due(n_choices=1) == 250
 
 
 def test_what_is_given_up_is_told_and_survives_a_resume() -> None:
-    debt, other = UpdateDebt(replay_ratio=32.0, batch_size=32, learn_from=0), UpdateDebt(32.0, 32, 0)
+    ratio, other = ReplayRatio(replay_ratio=32.0, batch_size=32, learn_from=0), ReplayRatio(32.0, 32, 0)
     for n in range(0, 1_000, 10):  # faster than it is paid
-        debt.receive(n, n + 10)
-        debt.due()
-    assert debt.due() + debt.forgone == 1_000
-    assert debt.due() == 90
-    other.load_state_dict(debt.state_dict())
-    assert (other.owed, other.forgone) == (debt.owed, debt.forgone)
+        ratio.receive(n, n + 10)
+        ratio.due()
+    assert ratio.due() + ratio.dropped == 1_000
+    assert ratio.due() == 90
+    other.load_state_dict(ratio.state_dict())
+    assert (other.pending, other.dropped) == (ratio.pending, ratio.dropped)
 
 
-def test_a_saved_debt_is_exact() -> None:
-    debt, other = UpdateDebt(1 / 3, 7, 0), UpdateDebt(1 / 3, 7, 0)
-    debt.receive(0, 1_000_003)
-    other.load_state_dict(debt.state_dict())
-    assert other.owed == debt.owed
+def test_a_saved_replay_ratio_is_exact() -> None:
+    ratio, other = ReplayRatio(1 / 3, 7, 0), ReplayRatio(1 / 3, 7, 0)
+    ratio.receive(0, 1_000_003)
+    other.load_state_dict(ratio.state_dict())
+    assert other.pending == ratio.pending
 
 
-def test_a_debt_that_is_never_paid_stays_bounded_and_what_is_given_up_is_counted() -> None:
-    debt = UpdateDebt(replay_ratio=8.0, batch_size=32, learn_from=0)
+def test_pending_updates_are_bounded_and_dropped_ones_are_counted() -> None:
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=0)
     for batch in range(100):
-        debt.receive(64 * batch, 64 * (batch + 1))  # each calls for 16
-        debt.due()
-    assert debt.due() == 9 * 16, "eight batches' worth, and the newest"
-    assert debt.forgone + debt.owed == 100 * 16
-    counters = debt.counters(Progress(env_steps=6_400, updates=160))
+        ratio.receive(64 * batch, 64 * (batch + 1))  # each calls for 16
+        ratio.due()
+    assert ratio.due() == 9 * 16, "eight batches' worth, and the newest"
+    assert ratio.dropped + ratio.pending == 100 * 16
+    counters = ratio.counters(Progress(env_steps=6_400, updates=160))
     assert counters == {"replay/ratio": 0.8, "replay/forgone": 100 * 16 - 9 * 16}
 
 
-def test_debts_out_of_range_are_refused() -> None:
+def test_replay_ratios_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"algo.replay_ratio=0.0 must be above 0"):
-        UpdateDebt(0.0, 32, 0)
+        ReplayRatio(0.0, 32, 0)
 
 
 def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
@@ -145,7 +145,7 @@ def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
         torch.testing.assert_close(one, other)  # still what it began with
     assert algo.progress.updates == 16  # 64 rows * ratio 8 / batch 32
     algo.config = dqn.Config(replay=SMALL, target_interval=17)
-    algo.debt.receive(1_000_000, 1_000_004)
+    algo.ratio.receive(1_000_000, 1_000_004)
     algo.update()
     for one, other in zip(algo.target.parameters(), agent.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -168,17 +168,17 @@ def test_the_single_target_takes_the_largest_value_and_the_double_that_of_the_on
         with torch.no_grad():
             algo.agent.model.table[1, :, 0] = torch.tensor([5.0, 4.0])  # the online network prefers action 0
             algo.target.table[1, :, 0] = torch.tensor([2.0, 8.0])
-        run, (loss, error, _) = algo._loss(batch)
+        loss, error, q = algo.evaluate(batch)
         torch.testing.assert_close(error, torch.tensor([1.0 + 0.5 * q_next, 1.0]))  # Q(0, .) = 0; row 1 terminated
-        torch.testing.assert_close(loss, torch.tensor([0.5 + 0.5 * q_next, 0.5]))
-        torch.testing.assert_close(run.values, torch.zeros(2, 1))
+        torch.testing.assert_close(loss.detach(), torch.tensor([0.5 + 0.5 * q_next, 0.5]))
+        assert q == 0
 
 
 @pytest.mark.parametrize("value", ["categorical", "quantile"])
 def test_a_distribution_is_learned_of_the_action_taken_only(value: str) -> None:
     algo = algo_for(value=value, n_atoms=3, v_min=0.0, v_max=2.0)
-    run, loss = algo._loss(transitions([0], [1], [2.0], [0.0], [1]))
-    run.back(loss.gradient)
+    loss, _, _ = algo.evaluate(transitions([0], [1], [2.0], [0.0], [1]))
+    loss.sum().backward()
     grad = algo.agent.model.table.grad
     assert (grad[0, 1] != 0).any()
     assert (grad[0, 0] == 0).all()
@@ -191,13 +191,13 @@ def test_the_learning_rate_is_used_and_scheduled() -> None:
     for one, other in zip(agent.parameters(), untouched.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     algo, _, _ = run(debug_envs.identity, 4, learning_rate_schedule="linear")
-    assert algo.updater.rate == pytest.approx(1e-2 * (1 - algo.progress.scheduled / 256))
+    assert algo.optimizer.rate == pytest.approx(1e-2 * (1 - algo.progress.scheduled / 256))
 
 
 def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
     algo, agent, _ = run(debug_envs.identity, 4, epsilon_fraction=0.5, epsilon_last=0.01)
     assert agent.epsilon.tolist() == pytest.approx([0.1, 0.01])
-    algo.epsilon.apply(agent, 64)
+    algo.exploration.apply(agent, 64)
     assert agent.epsilon.tolist() == pytest.approx([0.55, 0.505])
     assert agent.last_env == 7
 
@@ -206,7 +206,7 @@ def test_prioritized_replay_is_told_the_errors() -> None:
     algo, _, _ = run(debug_envs.identity, 3, prioritized=True, discount=0.0)
     told: list[Any] = []
     algo.replay.update_priorities = lambda index, priority: told.append((index, priority))
-    algo.debt.receive(1_000_000, 1_000_004)
+    algo.ratio.receive(1_000_000, 1_000_004)
     algo.update()
     ((index, priority),) = told
     assert len(index) == len(priority) == 32

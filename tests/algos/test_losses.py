@@ -16,6 +16,7 @@ from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.ops.masked import masked_mean, masked_normalize
+from tests.algos.learners import kept_gradients
 from tests.algos.table import Table, one_step_episodes, table_agent
 from tests.samplers.made import sampler_for
 
@@ -188,7 +189,7 @@ def test_ppos_gradient_is_autograds_of_its_loss(env: str, memory: str, value_cli
         for parameter in agent.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     algo = PPO(agent, BatchSpec(40, 2), 10**6, config)
-    batch = algo._evaluate(samples, values(agent, samples))
+    batch = algo._advantages(samples, values(agent, samples))
     params, value, _ = agent(samples.inputs[:-1], samples.state)
     log_prob, entropy = agent.distribution.log_prob(params, samples.action), agent.distribution.entropy(params)
     ratio = (log_prob - batch.log_prob).exp()
@@ -200,7 +201,9 @@ def test_ppos_gradient_is_autograds_of_its_loss(env: str, memory: str, value_cli
     rows = torch.min(ratio * advantage, clipped * advantage) - 0.5 * error + 0.01 * entropy
     (-masked_mean(rows, valid)).backward()
     expected = {name: parameter.grad.clone() for name, parameter in agent.named_parameters()}
+    agent.zero_grad()
     algo.receive(samples)
-    algo.update()
+    with kept_gradients():
+        algo.update()
     for name, parameter in agent.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-3, atol=1e-5)

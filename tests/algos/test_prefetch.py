@@ -9,9 +9,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe.algos.prefetch import Beside
+from rlframe.algos.prefetch import OneThread, Prefetch
 from rlframe.kernels.precision import in_bf16, learning_in
 from rlframe.record.codec import Chunked
+from tests.algos.learners import kept_gradients
 from tests.algos.test_dqn import copied, made
 
 
@@ -52,27 +53,27 @@ def learner(seed: int = 0, **settings: Any) -> tuple[Any, Any, Any]:
 
 
 def iterate(sampler: Any, algo: Any) -> tuple[bool, int]:
-    """One batch; whether an update had begun before it, and how many were made of it."""
-    algo.prepare()
-    had_begun, before = algo.begun is not None, algo.progress.updates
+    """One batch; whether an update had prefetched before it, and how many were made of it."""
+    algo.prefetch()
+    had_prefetched, before = algo._next is not None, algo.progress.updates
     algo.receive(sampler.collect())
     while algo.updates_due():
         algo.update()
-    return had_begun, algo.progress.updates - before
+    return had_prefetched, algo.progress.updates - before
 
 
 @pytest.mark.parametrize("options", [{}, RAINBOW], ids=["plain", "rainbow"])
-def test_what_has_begun_is_put_back_where_nothing_becomes_due_or_a_state_is_saved(options: dict[str, Any]) -> None:
+def test_what_has_prefetched_is_put_back_where_nothing_becomes_due_or_a_state_is_saved(options: dict[str, Any]) -> None:
     sampler, _, algo = learner(**options)
     iterations = [iterate(sampler, algo) for _ in range(20)]
     assert (True, 1) in iterations
     assert (True, 0) in iterations, "rows that begin an episode are not learned from, so some batches owe no update"
-    assert algo.begun is None
+    assert algo._next is None
     before = copied(algo.state_dict())
-    algo.prepare()
-    assert algo.begun is not None
+    algo.prefetch()
+    assert algo._next is not None
     check_equal(algo.state_dict(), before)
-    assert algo.begun is None
+    assert algo._next is None
 
 
 def check_equal(one: Any, other: Any) -> None:
@@ -99,8 +100,8 @@ def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any], n: int) ->
     other.load_state_dict(copied(algo.state_dict()))
     other_agent.load_state_dict(copied(dict(agent.state_dict())))
     for _ in range(6):
-        algo.prepare()
-        other.prepare()
+        algo.prefetch()
+        other.prefetch()
         samples = sampler.collect()
         for each in (algo, other):
             each.receive(samples)
@@ -114,27 +115,31 @@ def test_the_loss_is_that_of_the_batch_by_the_networks_as_they_are() -> None:
     sampler, _, algo = learner()
     for _ in range(10):
         iterate(sampler, algo)
-    algo.prepare()
-    begun = algo.begun
+    algo.prefetch()
+    prefetched = algo._next
     samples = sampler.collect()
-    (_, found), (other_run, expected) = begun.loss(), algo._loss(begun.batch)
-    torch.testing.assert_close(found, expected)
-    other_run.back(expected.gradient / 8)
-    gradients = [parameter.grad.clone() for parameter in algo.agent.model.parameters()]
+    loss, error, q = prefetched.evaluated.result()
+    torch.testing.assert_close((loss, error, q), algo.algo.evaluate(prefetched.batch))
+    weighted = (prefetched.batch.weight * algo.algo.evaluate(prefetched.batch)[0]).mean()
+    weighted.backward()
+    gradients = [parameter.grad.clone() for parameter in algo.algo.agent.model.parameters()]
+    algo.algo.agent.zero_grad()
     algo.receive(samples)
     assert algo.updates_due() == 1
-    assert algo.update()["loss"] == found.loss.mean(), "nothing else was computed"
-    torch.testing.assert_close([parameter.grad for parameter in algo.agent.model.parameters()], gradients)
-    algo.prepare()
-    begun = algo.begun
+    with kept_gradients():
+        assert algo.update()["loss"] == loss.mean(), "nothing else was computed"
+    torch.testing.assert_close([parameter.grad for parameter in algo.algo.agent.model.parameters()], gradients)
+    algo.algo.agent.zero_grad()
+    algo.prefetch()
+    prefetched = algo._next
     drawn = algo.replay.sample(8).index
-    algo.updates_due()  # nothing is, so the draw is put back
-    np.testing.assert_array_equal(algo.replay.sample(8).index, begun.batch.index)
-    assert (drawn != begun.batch.index).any()
+    algo.updates_due()  # none is, so the draw is undone
+    np.testing.assert_array_equal(algo.replay.sample(8).index, prefetched.batch.index)
+    assert (drawn != prefetched.batch.index).any()
 
 
 @pytest.mark.parametrize("why", ["one thread", "vectors", "several environments", "nothing learned yet"])
-def test_nothing_begins(why: str) -> None:
+def test_nothing_is_prefetched(why: str) -> None:
     settings: dict[str, Any] = {"learn_from": 16, "batch_size": 8, "replay_ratio": 2.0}
     sampler, _, algo = made(
         "CartPole-v1" if why == "vectors" else Pictures,
@@ -149,20 +154,23 @@ def test_nothing_begins(why: str) -> None:
         algo.receive(sampler.collect())
         while algo.updates_due():
             algo.update()
-    algo.prepare()
-    assert algo.begun is None
+    algo.prefetch()
+    if why in ("one thread", "nothing learned yet"):
+        assert algo._next is None
+    else:
+        assert not isinstance(algo, Prefetch)
 
 
 def test_the_thread_has_one_of_torchs_threads_and_whoever_starts_it_keeps_theirs() -> None:
-    assert Beside().start(torch.get_num_threads).result() == 1
+    assert OneThread().start(torch.get_num_threads).result() == 1
     assert torch.get_num_threads() == 2
 
 
 def test_the_thread_computes_in_the_precision_of_who_starts_it_and_passes_errors_on() -> None:
-    beside = Beside()
+    thread = OneThread()
     with learning_in("bf16"):
-        assert beside.start(in_bf16).result()
-    assert not beside.start(in_bf16).result()
+        assert thread.start(in_bf16).result()
+    assert not thread.start(in_bf16).result()
     with pytest.raises(ZeroDivisionError):
-        beside.start(lambda: 1 / 0).result()
-    assert beside.start(abs, -1).result() == 1
+        thread.start(lambda: 1 / 0).result()
+    assert thread.start(abs, -1).result() == 1

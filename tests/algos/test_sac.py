@@ -9,8 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.algos import sac, td3
-from rlframe.core.types import BatchSpec
-from tests.algos.learners import learner, transitions, updated, write_linear
+from tests.algos.learners import learner, transitions, updated, write_critic, write_linear
 
 TWO = spaces.Discrete(2)
 ALPHA = 0.5
@@ -19,11 +18,11 @@ ALPHA = 0.5
 def continuous(log_std: float = -20.0, **settings: Any) -> Any:
     """a ~ tanh(N(s / 2, σ));  Q1 = s + 2a + 0.5, Q2 = 2s + a - 1;  targets Q1' = 10 + a, Q2' = 9 + 3a."""
     algo = learner(sac, **{"discount": 0.9, "tau": 0.5, "temperature": ALPHA, "critic_learning_rate": 0.0} | settings)
-    write_linear(algo.agent.model.perceptron, [[0.5], [0.0]], [0.0, log_std])
-    write_linear(algo.critics.perceptrons[0], [[1.0, 2.0]], [0.5])
-    write_linear(algo.critics.perceptrons[1], [[2.0, 1.0]], [-1.0])
-    write_linear(algo.target_critics.perceptrons[0], [[0.0, 1.0]], [10.0])
-    write_linear(algo.target_critics.perceptrons[1], [[0.0, 3.0]], [9.0])
+    write_linear(algo.agent.model.mlp, [[0.5], [0.0]], [0.0, log_std])
+    write_critic(algo.critics, 0, [[1.0, 2.0]], [0.5])
+    write_critic(algo.critics, 1, [[2.0, 1.0]], [-1.0])
+    write_critic(algo.target_critics, 0, [[0.0, 1.0]], [10.0])
+    write_critic(algo.target_critics, 1, [[0.0, 3.0]], [9.0])
     return algo
 
 
@@ -37,8 +36,8 @@ def drawn(algo: Any, n: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """The noise that an algorithm will draw next: for n states, and for those after them."""
     copy = torch.Generator()
     copy.set_state(algo.generator.get_state())
-    noise = torch.randn(2 * n, 1, generator=copy).numpy()[:, 0].astype(np.float64)
-    return noise[:n], noise[n:]
+    after, now = (torch.randn(n, 1, generator=copy).numpy()[:, 0].astype(np.float64) for _ in range(2))
+    return now, after
 
 
 def log_prob_at(raw: Any, noise: Any, log_std: float) -> Any:
@@ -55,7 +54,7 @@ def test_targets_are_soft_and_termination_does_not_bootstrap() -> None:
     errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
     assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
-    weight, bias = algo.critics.perceptrons.stack.layers[0]
+    weight, bias = algo.critics.mlps.layers.parameters[0]
     for k, (one, two) in enumerate(errors):
         assert weight.grad[k].tolist()[0] == pytest.approx([(one + 2 * two) / 2, (0.5 * one - two) / 2], rel=1e-4)
         assert bias.grad[k].item() == pytest.approx((one + two) / 2, rel=1e-4)
@@ -74,7 +73,7 @@ def test_the_actor_ascends_the_least_critic_and_its_entropy() -> None:
     slope = np.where(q[0] < q[1], 2.0, 1.0)
     of_raw = -(1 - a**2) * slope / 2 + ALPHA * 2 * a / 2  # of the mean over two rows
     of_log_std = of_raw * std * noise - ALPHA / 2
-    weight, bias = algo.agent.model.perceptron.layers[0]
+    weight, bias = algo.agent.model.mlp.layers.parameters[0]
     assert bias.grad.tolist() == pytest.approx([of_raw.sum(), of_log_std.sum()], rel=1e-4)
     assert weight.grad.flatten().tolist() == pytest.approx(
         [float((of_raw * states).sum()), float((of_log_std * states).sum())], rel=1e-4
@@ -112,7 +111,7 @@ def test_target_entropies(space: Any, settings: dict[str, Any], expected: float)
 
 def test_nothing_becomes_nan_when_actions_saturate() -> None:
     algo = continuous(log_std=2.0, critic_learning_rate=1e-3)
-    write_linear(algo.agent.model.perceptron, [[100.0], [50.0]], [0.0, 0.0])
+    write_linear(algo.agent.model.mlp, [[100.0], [50.0]], [0.0, 0.0])
     for _ in range(3):
         metrics = updated(algo, transitions([3.0, -3.0], [1.0, -1.0], [0.0, 0.0], [0.9, 0.9], [5.0, -5.0]))
         assert all(math.isfinite(value) for value in metrics.values()), metrics
@@ -124,18 +123,18 @@ def test_only_the_critics_have_targets_which_are_copies_at_first_and_move_by_tau
     assert all(torch.equal(one, other) for one, other in zip(fresh.online, fresh.targets, strict=True))
     algo = continuous()
     updated(algo, two_rows())
-    assert algo.target_critics.perceptrons[0].layers[0][1].item() == pytest.approx((10 + 0.5) / 2)
+    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((10 + 0.5) / 2)
 
 
 def discrete(**settings: Any) -> Any:
     """Logits (s, 0);  Q1 = (1, s), Q2 = (s, 2);  targets Q1' = (5, 7), Q2' = (6, 6)."""
     given = {"action_space": TWO, "discount": 0.9, "temperature": ALPHA, "critic_learning_rate": 0.0}
     algo = learner(sac, **given | settings)
-    write_linear(algo.agent.model.perceptron, [[1.0], [0.0]], [0.0, 0.0])
-    write_linear(algo.critics.perceptrons[0], [[0.0], [1.0]], [1.0, 0.0])
-    write_linear(algo.critics.perceptrons[1], [[1.0], [0.0]], [0.0, 2.0])
-    write_linear(algo.target_critics.perceptrons[0], [[0.0], [0.0]], [5.0, 7.0])
-    write_linear(algo.target_critics.perceptrons[1], [[0.0], [0.0]], [6.0, 6.0])
+    write_linear(algo.agent.model.mlp, [[1.0], [0.0]], [0.0, 0.0])
+    write_linear(algo.critics.networks[0][1], [[0.0], [1.0]], [1.0, 0.0])
+    write_linear(algo.critics.networks[1][1], [[1.0], [0.0]], [0.0, 2.0])
+    write_linear(algo.target_critics.networks[0][1], [[0.0], [0.0]], [5.0, 7.0])
+    write_linear(algo.target_critics.networks[1][1], [[0.0], [0.0]], [6.0, 6.0])
     return algo
 
 
@@ -151,8 +150,8 @@ def test_discrete_targets_are_the_expectation_over_all_actions() -> None:
     q = [[1.0, 1.0], [2.0, 2.0]]  # of action 1 in state 1 and of action 0 in state 2, by each critic
     errors = [[value - y for value, y in zip(row, targets, strict=True)] for row in q]
     assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
-    for critic, (one, two) in zip(algo.critics.perceptrons, errors, strict=True):
-        assert critic.layers[0][1].grad.tolist() == pytest.approx([two / 2, one / 2], rel=1e-5)
+    for critic, (one, two) in zip(algo.critics.networks, errors, strict=True):
+        assert critic[1].layers.flat[1].grad.tolist() == pytest.approx([two / 2, one / 2], rel=1e-5)
 
 
 def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
@@ -167,27 +166,11 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
         gradient -= p * (soft - (p * soft).sum()) / 2
     assert metrics["policy_loss"] == pytest.approx(-value, rel=1e-5)
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
-    assert algo.agent.model.perceptron.layers[0][1].grad.tolist() == pytest.approx(gradient.tolist(), rel=1e-4)
-
-
-def test_the_discrete_gradient_is_that_of_autograd() -> None:
-    algo = discrete()
-    logits = torch.randn(6, 2, requires_grad=True)
-    observation = torch.rand(6, 1)
-    with torch.no_grad():
-        loss, _, gradient = algo.soft_value.gradient(
-            observation, algo.soft_value.draw(logits.detach()), torch.tensor(ALPHA)
-        )
-        q = algo.critics(observation).amin(0)
-    log_prob = logits.log_softmax(-1)
-    expected = -(log_prob.exp() * (q - ALPHA * log_prob)).sum(-1).mean()
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach())
-    torch.testing.assert_close(gradient, logits.grad)
+    assert algo.agent.model.mlp.layers.flat[1].grad.tolist() == pytest.approx(gradient.tolist(), rel=1e-4)
 
 
 def test_a_deterministic_agent_and_a_temperature_of_zero_are_refused() -> None:
     with pytest.raises(TypeError, match="SAC needs an agent with a stochastic policy, got Deterministic"):
-        sac.SAC(learner(td3).agent, BatchSpec(1, 1), 100, learner(sac).config)
+        sac.SAC(learner(td3).agent, learner(sac).critics, learner(sac).replay, 100)
     with pytest.raises(ValueError, match=r"algo.temperature=0.0 must be above 0"):
         learner(sac, temperature=0.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlframe.algos import td3
-from tests.algos.learners import learner, target_q, transitions, updated, write_linear
+from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
 
 TANH_HALF = math.tanh(0.5)
 
@@ -16,11 +16,11 @@ def by_hand(**settings: Any) -> td3.TD3:
     """μ(s) = tanh(s / 2);  Q1 = s + 2a + 0.5, Q2 = 2s + a - 1;  targets Q1' = 10 + a, Q2' = 9 + 3a, μ' = μ."""
     algo = learner(td3, **{"target_noise": 0.0, "discount": 0.9, "tau": 0.5} | settings)
     for actor in (algo.agent.model, algo.target_actor):
-        write_linear(actor.perceptron, [[0.5]], [0.0])
-    write_linear(algo.critics.perceptrons[0], [[1.0, 2.0]], [0.5])
-    write_linear(algo.critics.perceptrons[1], [[2.0, 1.0]], [-1.0])
-    write_linear(algo.target_critics.perceptrons[0], [[0.0, 1.0]], [10.0])
-    write_linear(algo.target_critics.perceptrons[1], [[0.0, 3.0]], [9.0])
+        write_linear(actor.mlp, [[0.5]], [0.0])
+    write_critic(algo.critics, 0, [[1.0, 2.0]], [0.5])
+    write_critic(algo.critics, 1, [[2.0, 1.0]], [-1.0])
+    write_critic(algo.target_critics, 0, [[0.0, 1.0]], [10.0])
+    write_critic(algo.target_critics, 1, [[0.0, 3.0]], [9.0])
     return algo
 
 
@@ -45,7 +45,7 @@ def test_the_critics_descend_the_squared_error_of_both() -> None:
     errors = [[q - y for q, y in zip(row, TARGETS, strict=True)] for row in Q]
     assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
-    weight, bias = algo.critics.perceptrons.stack.layers[0]
+    weight, bias = algo.critics.mlps.layers.parameters[0]
     for k, (one, two) in enumerate(errors):
         # d mean (Q - y)² = error * (s, a) of state 1 with action 0.5 and of state 2 with action -1, twice over 2 rows
         assert weight.grad[k].tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
@@ -57,7 +57,7 @@ def test_the_actor_ascends_the_first_critic() -> None:
     metrics = updated(algo, two_rows())
     a, b = math.tanh(0.5), math.tanh(1.0)
     assert metrics["policy_loss"] == pytest.approx(-(1 + 2 * a + 0.5 + 2 + 2 * b + 0.5) / 2, rel=1e-5)
-    weight, bias = algo.agent.model.perceptron.layers[0]
+    weight, bias = algo.agent.model.mlp.layers.parameters[0]
     slopes = [2 * (1 - a * a), 2 * (1 - b * b)]  # dQ1/da * da/dx
     assert bias.grad.item() == pytest.approx(-sum(slopes) / 2, rel=1e-5)
     assert weight.grad.item() == pytest.approx(-(slopes[0] * 1 + slopes[1] * 2) / 2, rel=1e-5)
@@ -66,23 +66,23 @@ def test_the_actor_ascends_the_first_critic() -> None:
 
 def test_actor_and_targets_wait_for_their_turn() -> None:
     algo = by_hand(policy_delay=3)
-    before = algo.agent.model.perceptron.layers[0][0].item()
-    target = algo.target_critics.perceptrons[0].layers[0][1]
+    before = algo.agent.model.mlp.layers.flat[0].item()
+    target = algo.target_critics.mlps.joined[1][0]
     for update in range(1, 7):
         metrics = updated(algo, two_rows())
         assert ("policy_loss" in metrics) == (update % 3 == 0)
         if update < 3:
-            assert (algo.agent.model.perceptron.layers[0][0].item(), target.item()) == (before, 10.0)
-    assert algo.agent.model.perceptron.layers[0][0].item() != before
+            assert (algo.agent.model.mlp.layers.flat[0].item(), target.item()) == (before, 10.0)
+    assert algo.agent.model.mlp.layers.flat[0].item() != before
 
 
 def test_targets_move_by_tau() -> None:
     algo = by_hand(policy_delay=1, critic_learning_rate=0.0, learning_rate=0.0)
     updated(algo, two_rows())
-    assert algo.target_critics.perceptrons[0].layers[0][1].item() == pytest.approx((10 + 0.5) / 2)
-    assert algo.target_critics.perceptrons[1].layers[0][0].tolist()[0] == pytest.approx([1.0, 2.0])
+    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((10 + 0.5) / 2)
+    assert algo.target_critics.mlps.joined[0][1].tolist()[0] == pytest.approx([1.0, 2.0])
     updated(algo, two_rows())
-    assert algo.target_critics.perceptrons[0].layers[0][1].item() == pytest.approx((5.25 + 0.5) / 2)
+    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((5.25 + 0.5) / 2)
 
 
 def test_targets_are_copies_at_first() -> None:

@@ -93,8 +93,8 @@ def test_on_a_gpu_layers_in_bf16_have_about_the_gradients_of_float32(as_on_a_gpu
     found = []
     for precision in ("fp32", "bf16"):
         with learning_in(precision):
-            y, trace = mlp.run(x, parameters, ("relu", "none"))
-            *_, (_, of_first) = mlp.back(torch.ones_like(y), ("relu", "none"), trace)
+            y, trace = mlp.forward(x, parameters, ("relu", "none"))
+            *_, (_, of_first) = mlp.backward(torch.ones_like(y), ("relu", "none"), trace)
         found.append((y, of_first.float()))
         assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
     torch.testing.assert_close(found[1][0], found[0][0], rtol=5e-2, atol=5e-2)
@@ -115,8 +115,8 @@ def test_a_gpu_multiplies_about_the_same_in_bf16() -> None:
     found = []
     for precision in ("fp32", "bf16"):
         with learning_in(precision):
-            y, trace = mlp.run(x, parameters, ("relu", "relu"))
-            *_, (_, of_first) = mlp.back(gradient.clone(), ("relu", "relu"), trace)
+            y, trace = mlp.forward(x, parameters, ("relu", "relu"))
+            *_, (_, of_first) = mlp.backward(gradient.clone(), ("relu", "relu"), trace)
         found.append((y, of_first.float()))
         assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
     for exact, rounded in zip(*found, strict=True):
@@ -141,8 +141,8 @@ def test_what_is_not_a_number_stays_so_through_relu(
     nan_x, nan_weight = x.clone(), weight.clone()
     nan_x[..., 3, 3] = nan_weight[..., 3, 3] = sign * torch.nan
     with learning_in(precision), torch.no_grad():
-        assert mlp.layered(nan_x, [(weight, bias)] * 2, ("relu", "relu"))[..., 3, :].isnan().all()
-        assert mlp.layered(x, [(nan_weight, bias), (weight, bias)], ("relu", "relu")).isnan().all()
+        assert mlp.Layers([(weight, bias)] * 2, ("relu", "relu"))(nan_x)[..., 3, :].isnan().all()
+        assert mlp.Layers([(nan_weight, bias), (weight, bias)], ("relu", "relu"))(x).isnan().all()
 
 
 def test_relu_of_bfloat16_is_that_of_torch() -> None:

@@ -30,11 +30,10 @@ def test_output_and_gradients_are_those_of_autograd(name: str) -> None:
     gradient = torch.randn(6, 2, generator=torch.Generator().manual_seed(2))
     expected.backward(gradient)
     in_numpy = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in parts]
-    y, trace = numpy_mlp.run(x.detach().numpy(), in_numpy, activations)
+    y, trace = numpy_mlp.forward(x.detach().numpy(), in_numpy, activations)
     torch.testing.assert_close(torch.from_numpy(y), expected.detach())
-    weights = [weight for weight, _ in in_numpy]
-    for i, of_affine in numpy_mlp.back(gradient.numpy().copy(), weights, activations, trace):
+    for i, of_affine in numpy_mlp.backward(gradient.numpy().copy(), activations, trace):
         assert of_affine.dtype == np.float32
         torch.testing.assert_close(torch.from_numpy(of_affine.T @ trace.seen[i]), parts[i][0].grad)
         torch.testing.assert_close(torch.from_numpy(of_affine.sum(0)), parts[i][1].grad)
-    torch.testing.assert_close(torch.from_numpy(of_affine @ weights[0]), x.grad)
+    torch.testing.assert_close(torch.from_numpy(of_affine @ trace.weights[0]), x.grad)

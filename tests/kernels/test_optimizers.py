@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlframe.kernels.optimizers import Optimizer, make_optimizer
+from rlframe.kernels.optimizers import OPTIMIZERS, Optimizer
 
 RATE = torch.tensor(0.1)
 YES, NO = torch.tensor(1.0), torch.tensor(0.0)
@@ -23,7 +23,7 @@ def parameters() -> list[nn.Parameter]:
 
 
 def made(name: str) -> Optimizer:
-    return make_optimizer(name, parameters(), 1e-5)
+    return OPTIMIZERS[name](parameters(), 1e-5)
 
 
 def set_gradients(to: list[nn.Parameter], gradient: float, n: int = 2) -> None:
@@ -91,10 +91,10 @@ def test_a_loaded_state_is_copied_and_goes_on_to_the_bit(name: str) -> None:
 @either
 def test_a_state_of_other_parameters_is_refused(name: str) -> None:
     ours = made(name)
-    one = make_optimizer(name, [nn.Parameter(torch.ones(3))], 1e-5)
+    one = OPTIMIZERS[name]([nn.Parameter(torch.ones(3))], 1e-5)
     with pytest.raises(ValueError, match="the saved optimizer is of 1 parameters, this one of 2; load its own state"):
         ours.load_state_dict(one.state_dict())
-    wide = make_optimizer(name, [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))], 1e-5)
+    wide = OPTIMIZERS[name]([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))], 1e-5)
     advance(wide, 1.0)
     before = copy.deepcopy(ours.state_dict())
     with pytest.raises(ValueError, match=r"of parameter 1 is \[5\], not \[2, 2\]; load a state of the same model"):
@@ -110,8 +110,8 @@ def test_a_state_of_another_optimizer_is_refused() -> None:
 
 
 def test_an_optimizer_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="optimizer='adam' got no parameters"):
-        make_optimizer("adam", [], 1e-5)
+    with pytest.raises(ValueError, match="Adam got no parameters"):
+        OPTIMIZERS["adam"]([], 1e-5)
 
 
 @either
@@ -125,8 +125,3 @@ def test_a_step_that_is_refused_is_as_if_it_were_not_made(name: str, at: int) ->
         advance(other, i - 1.5, NO)
     torch.testing.assert_close(ours.parameters, other.parameters, rtol=0, atol=0)
     torch.testing.assert_close(ours.state_dict()["state"], other.state_dict()["state"], rtol=0, atol=0)
-
-
-def test_an_unknown_optimizer_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="optimizer='sgd' is unknown; use adam or rmsprop"):
-        make_optimizer("sgd", parameters(), 1e-5)

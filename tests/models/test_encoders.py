@@ -20,7 +20,7 @@ from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
 from rlframe.kernels.precision import learning_in
 from rlframe.models import ModelConfig
-from rlframe.models.encoders import Encoder, Image, Mlp, is_image, make_encoder
+from rlframe.models.encoders import Encoder, HiddenLayers, Image, is_image, make_encoder
 
 
 def pixels(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Box:
@@ -281,7 +281,7 @@ def test_frames_stay_bytes_until_the_encoder() -> None:
 
 
 def test_an_mlp_copied_or_given_new_weights_computes_with_its_own():
-    one = Mlp(3, (4, 2), "tanh")
+    one = HiddenLayers(3, (4, 2), "tanh")
     copied = copy.deepcopy(one)
     with torch.no_grad():
         for parameter in copied.parameters():

@@ -147,8 +147,8 @@ def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
         metrics = algo.update()
         check_equal(learned(agent, algo), current_ranks())
         kept = [torch.equal(x, y) for x, y in zip(before, algo.progress.learned, strict=True)]
-        told = keep_refused(agent, algo, algo.progress.refusals[0], metrics)
-    return {"refused": algo.progress.refused, "kept": kept, "told": told}
+        told = keep_refused(agent, algo, algo.progress.skipped_updates[0], metrics)
+    return {"refused": algo.progress.skipped, "kept": kept, "told": told}
 
 
 REFUSED = {

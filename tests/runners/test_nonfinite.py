@@ -13,9 +13,10 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm, a2c, ddpg, dqn, impala, ppo, sac, td3
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.kernels import mlp
 from rlframe.models import ModelConfig
 from rlframe.models.normalize import RunningNorm
-from rlframe.models.perceptron import Stack
+from rlframe.ops import fused
 from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import ReplayConfig
@@ -134,7 +135,8 @@ def test_a_critic_that_is_not_finite_is_in_no_snapshot(tmp_path: Path) -> None:
 def test_what_a_graph_refuses_ends_the_run_too_and_is_kept(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stack, "on_cpu", False)  # as on a GPU
+    for module in (mlp, fused):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)  # as on a GPU
     sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), activation="relu"))
     graph = play(algo)["learn"]
     wrong = pytest.raises(Diverged, match=r"loss nan.*(reward|return_|advantage)")
@@ -151,11 +153,11 @@ def test_the_optimizer_of_a_refused_update_is_as_it_was() -> None:
     for _ in range(BATCH - 1):
         algo.receive(sampler.collect())
         algo.update()
-    before = json.dumps(algo.updater.state_dict()["state"], default=lambda x: x.tolist())
+    before = json.dumps(algo.optimizer.state_dict()["state"], default=lambda x: x.tolist())
     algo.receive(sampler.collect())
     algo.update()
-    assert algo.progress.refused == CONFIGS["ppo"][1].minibatches
-    assert json.dumps(algo.updater.state_dict()["state"], default=lambda x: x.tolist()) == before
+    assert algo.progress.skipped == CONFIGS["ppo"][1].minibatches
+    assert json.dumps(algo.optimizer.state_dict()["state"], default=lambda x: x.tolist()) == before
 
 
 def test_running_statistics_take_in_no_batch_that_is_not_finite() -> None:

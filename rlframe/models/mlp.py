@@ -1,0 +1,93 @@
+"""Multilayer perceptrons as modules: one, or several of one shape that are evaluated at once, as critics are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlframe.kernels.mlp import Layers, is_plain, layers_of
+
+
+class Mlp(nn.Module):
+    """[..., in_size] to [..., out_size], with torch's own initial weights, as in the papers' code."""
+
+    def __init__(self, in_size: int, hidden: Sequence[int], out_size: int, activation: str) -> None:
+        super().__init__()
+        sizes = [in_size, *hidden, out_size]
+        self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(sizes))
+        self.layers = layers_of(self.linears, (*[activation] * len(hidden), "none"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def first_with_rest(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The output of the first n rows of x [m, in_size], with gradient, and of the others, without; one product."""
+        if is_plain():
+            with torch.no_grad():
+                rest = self(x[n:])
+            return self(x[:n]), rest
+        return self.layers.partly(x, ((slice(n),), (slice(n, None),)), self.layers)
+
+
+class Mlps(nn.Module):
+    """`k` of one shape, [k, n, in_size] to [k, n, out_size], whose products are made at once.
+
+    Two of 256x256 with one output, 256 rows there and back in bfloat16, take 925 us instead of 1178 one after another,
+    on one core of an AMD EPYC, and 590 on two.
+    """
+
+    def __init__(self, k: int, in_size: int, hidden: Sequence[int], out_size: int, activation: str) -> None:
+        super().__init__()
+        apart = [Mlp(in_size, hidden, out_size, activation).layers for _ in range(k)]
+        both = [nn.Parameter(torch.stack(of_all).detach()) for of_all in zip(*[x.flat for x in apart], strict=True)]
+        self.joined = nn.ParameterList(both)  # [k, out, in], [k, out], ...
+        self.layers = Layers(list(zip(both[::2], both[1::2], strict=True)), apart[0].activations)
+        self._with_target: Layers | None = None  # these and then the target's
+
+    def __len__(self) -> int:
+        return len(self.joined[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def first(self, x: Tensor) -> Tensor:
+        """The first network's output [n, out_size], its parameters constant."""
+        first = [(weight.detach()[0], bias.detach()[0]) for weight, bias in self.layers.parameters]
+        return Layers(first, self.layers.activations)(x)
+
+    def with_target(self, target: Mlps, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Their output, with gradient, and that of k target networks, without; x [2 k, n, in_size] is for both in turn.
+
+        All products are made at once.
+        """
+        k = len(self)
+        if is_plain():
+            with torch.no_grad():
+                of_target = target(x[k:])
+            return self(x[:k]), of_target
+        return self.joined_with(target).partly(x, ((slice(k),), (slice(k, None),)), self.layers)
+
+    @torch.no_grad()
+    def joined_with(self, target: Mlps) -> Layers:
+        """These and then the target's: parameters of both are moved side by side in memory, if they are not yet."""
+        own, of_target = self.layers.flat, target.layers.flat
+        if self._with_target is None or not all(map(_are_halves, self._with_target.flat, own, of_target)):
+            both = list(map(_joined, own, of_target))
+            self._with_target = Layers(list(zip(both[::2], both[1::2], strict=True)), self.layers.activations)
+        return self._with_target
+
+
+def _joined(one: Tensor, other: Tensor) -> Tensor:
+    """Both [k, ...] as one [2 k, ...], which they are the halves of from now on."""
+    both = torch.cat([one, other])
+    one.data, other.data = both[: len(one)], both[len(one) :]
+    return both
+
+
+def _are_halves(both: Tensor, one: Tensor, other: Tensor) -> bool:
+    """Whether they still are: moving a module to another device gives it memory of its own."""
+    start = both.data_ptr()
+    return one.data_ptr() == start and other.data_ptr() == start + one.nbytes

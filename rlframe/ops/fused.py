@@ -1,0 +1,154 @@
+"""Parts of losses whose gradient is written out because that pays: each beside the plain function it must equal.
+
+`fused(plain, closed_form)` is the plain function as one autograd node. A loss stays ordinary torch and calls these like
+any other function; inside `plain_networks()` they are the plain functions. tests/ops/test_fused.py compares every pair.
+For a few hundred rows on a CPU, NumPy's calls cost a third of torch's, so some closed forms are in NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlframe.kernels.matmul import on_cpu
+from rlframe.kernels.mlp import is_plain
+
+Tensors = tuple[Tensor, ...]
+Backward = Callable[..., tuple[Any, ...]]  # dL/d results to dL/d arguments, the last ones left out if constants
+_LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+def fused(
+    plain: Callable[..., Tensors],
+    closed_form: Callable[..., tuple[Tensors, Backward]],
+    on_cpu_only: bool = False,
+    n_constant: int = 0,
+) -> Callable[..., Any]:
+    """`plain`, from arguments to a tuple of tensors, as one autograd node.
+
+    Args:
+        closed_form: the same results, and their backward, of the same arguments; dL/d a result is None where the loss
+            does not depend on it.    on_cpu_only: it is in NumPy.
+        n_constant: how many of the results, the last ones, have no gradient.
+    """
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Tensors:
+            results, ctx.closed_form_backward = closed_form(*arguments)
+            ctx.n = len(arguments)
+            ctx.set_materialize_grads(False)
+            if n_constant:
+                ctx.mark_non_differentiable(*results[-n_constant:])
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Any, ...]:
+            if torch.is_grad_enabled():
+                raise RuntimeError("a fused gradient cannot be differentiated again; use `with plain_networks():`")
+            found = ctx.closed_form_backward(*of_results)
+            return *found, *(None,) * (ctx.n - len(found))
+
+    @wraps(plain)
+    def call(*arguments: Any) -> Any:
+        if is_plain() or not torch.is_grad_enabled() or (on_cpu_only and not on_cpu(arguments[0])):
+            return plain(*arguments)
+        return Node.apply(*arguments)
+
+    call.plain = plain  # type: ignore[attr-defined]
+    return call
+
+
+def _log_prob_entropy(logits: Tensor, action: Tensor) -> Tensors:
+    log_p = F.log_softmax(logits, -1)
+    taken = log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return taken, -(log_p.exp() * log_p).sum(-1)
+
+
+def _log_prob_entropy_closed(logits: Tensor, action: Tensor) -> tuple[Tensors, Backward]:
+    """d log p_a = 1_a - p,  dH = -p (log p + H)."""
+    log_p = torch.log_softmax(logits.detach(), -1).numpy().reshape(-1, logits.shape[-1])
+    p = np.exp(log_p)
+    entropy = -np.einsum("na,na->n", p, log_p)
+    taken = action.numpy().reshape(-1) + np.arange(0, log_p.size, log_p.shape[1])  # places in flat arrays
+
+    def backward(of_log_prob: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor]:
+        found = np.zeros_like(p)
+        if of_entropy is not None:
+            found -= (log_p + entropy[:, None]) * of_entropy.numpy().reshape(-1, 1)
+        if of_log_prob is not None:
+            of_taken = of_log_prob.numpy().reshape(-1)
+            found -= of_taken[:, None]
+        found *= p
+        if of_log_prob is not None:
+            found.reshape(-1)[taken] += of_taken
+        return (torch.from_numpy(found).view_as(logits),)
+
+    return tuple(torch.from_numpy(x).view_as(action) for x in (log_p.reshape(-1)[taken], entropy)), backward
+
+
+log_prob_entropy = fused(_log_prob_entropy, _log_prob_entropy_closed, on_cpu_only=True)
+"""(logits [..., A], action [...] int64) to log p(action) and entropy in nats, [...] each, of a categorical."""
+
+
+def _squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensors:
+    raw = torch.addcmul(mean, log_std.exp(), noise)
+    folded = F.softplus(-2 * raw) + raw  # log 2 - log(1 - a²) / 2
+    density = (torch.addcmul(log_std, noise, noise, value=0.5) - 2 * folded).sum(-1)
+    return raw.tanh(), -noise.shape[-1] * (_LOG_SQRT_TWO_PI + 2 * math.log(2)) - density
+
+
+def _squashed_closed(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensors, Backward]:
+    """dL/du = (1 - a²) dL/da + 2a dL/d log π;   dL/dμ = dL/du;   dL/d log σ = σ ε dL/du - dL/d log π."""
+    action, log_prob = _squashed_sample(mean, log_std, noise)
+
+    def backward(of_action: Tensor | None, of_log_prob: Tensor | None) -> tuple[Tensor, Tensor]:
+        of_action = torch.zeros_like(action) if of_action is None else of_action
+        of_log_prob = (torch.zeros_like(log_prob) if of_log_prob is None else of_log_prob).unsqueeze(-1)
+        of_raw = torch.ops.aten.tanh_backward(of_action, action).addcmul_(action, of_log_prob, value=2)
+        return of_raw, of_raw * log_std.exp() * noise - of_log_prob
+
+    return (action.detach(), log_prob.detach()), backward  # other objects: no reference cycle
+
+
+squashed_sample = fused(_squashed_sample, _squashed_closed)
+"""The tanh-squashed normal: (mean, log_std, noise), [n, d] each, to actions a [n, d] and log π(a) [n].
+
+u = μ + σ ε, a = tanh u, log π(a) = Σ -ε²/2 - log σ - log √(2π) - log(1 - a²), where log(1 - tanh² u) is computed as
+2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C). `noise` is standard
+normal and constant.
+"""
+
+
+def _quantile_huber(theta: Tensor, target: Tensor) -> tuple[Tensor]:
+    u, weight = _quantile_errors(theta, target)
+    return ((weight * F.huber_loss(u, torch.zeros_like(u), reduction="none")).mean(-1).sum(-1),)
+
+
+def _quantile_errors(theta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """u [n, N, N'] and |τ - 1{u < 0}|."""
+    n = theta.shape[-1]
+    tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
+    u = target.unsqueeze(-2) - theta.unsqueeze(-1)
+    return u, (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
+
+
+def _quantile_huber_closed(theta: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
+    u, weight = _quantile_errors(theta, target)
+    clipped = u.clamp(-1, 1)
+    loss = (weight * clipped * (u - clipped / 2)).mean(-1).sum(-1)
+    return (loss,), lambda of_loss: (-of_loss.unsqueeze(-1) * (weight * clipped).mean(-1),)
+
+
+quantile_huber = fused(_quantile_huber, _quantile_huber_closed)
+"""(theta [n, N], target [n, N'] constant) to the loss ([n],): Σ_i mean_j ρ_τi(target_j - theta_i), κ = 1.
+
+ρ_τ(u) = |τ - 1{u < 0}| L_1(u),  τ_i = (2i + 1) / 2N   (Dabney et al. 2018, arXiv 1710.10044, eq. 10)
+"""
