@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import chz
 from gymnasium import Space
 from torch import Tensor
@@ -13,9 +10,8 @@ from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import actor_critic_loss, values
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, fraction, option
-from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.models import ModelConfig
@@ -59,17 +55,16 @@ class A2C(Algorithm):
         self.agent, self.config = agent, config or Config()
         c = self.config
         self.progress = Progress()
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        parameters = list(agent.parameters())
         make = optimizer or OPTIMIZERS[c.optimizer]
-        self.optimizer = OptimizerStep(make(parameters, 1e-5), rate, c.max_grad_norm, self.progress)
+        self.optimizer = make_step(make, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent  # at where episodes begin
-        self.learn = graphed(self._learn, parameters[0].device, [self.optimizer], looks=looks)
+        self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
+        self.saved = {"progress": self.progress, "optimizer": self.optimizer}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.parameters[0].device)]
+        self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -94,10 +89,3 @@ class A2C(Algorithm):
         grad_norm = self.optimizer.apply_gradients(loss, samples, valid)
         fit = explained_variance(old_value[:-1], return_, valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "progress": self.progress.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.progress.load_state_dict(state["progress"])

@@ -9,20 +9,16 @@ gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import chz
 import torch
 from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Algorithm, Progress, SavedGenerator, UpdateMetrics
 from rlframe.algos.on_policy import Batch, check_minibatches, mean_of, minibatches
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
-from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
@@ -80,14 +76,13 @@ class APPO(Algorithm):
             )
         self.progress = Progress()
         self.rng = generator(seed, Role.ALGO)
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        made = optimizer(list(agent.parameters()), 1e-5)
-        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
+        self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
+        self.saved = {"progress": self.progress, "optimizer": self.optimizer, "generator": SavedGenerator(self.rng)}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.parameters[0].device)]
+        self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -139,15 +134,3 @@ class APPO(Algorithm):
         norm = self.optimizer.apply_gradients(loss, batch, batch.valid)
         self.progress.updates += 1
         return {**parts, "grad_norm": norm}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "progress": self.progress.state_dict(),
-            "generator": self.rng.bit_generator.state,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.progress.load_state_dict(state["progress"])
-        self.rng.bit_generator.state = state["generator"]

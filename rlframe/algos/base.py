@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlframe.core.ranks import Ranks, current_ranks
@@ -64,10 +66,41 @@ class Progress:
         self.skipped, self.scheduled = state["skipped"], state["scheduled"]
 
 
+class Saved(Protocol):
+    """A part of an algorithm whose state is part of a snapshot, as that of a module, optimizer or replay."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class SavedGenerator:
+    """A random generator of torch or NumPy as a part that is saved."""
+
+    def __init__(self, generator: torch.Generator | np.random.Generator) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> Any:
+        """The generator's state."""
+        if isinstance(self.generator, np.random.Generator):
+            return self.generator.bit_generator.state
+        return self.generator.get_state()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a saved state; if that is of another kind of device, from one that follows from it."""
+        if isinstance(self.generator, np.random.Generator):
+            self.generator.bit_generator.state = state
+        elif state.numel() == self.generator.get_state().numel():
+            self.generator.set_state(state.cpu())
+        else:
+            digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
+            self.generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
 class Algorithm(ABC):
     """Learns from batches. Updates the agent's parameters in place; owns whatever never acts (targets, critics)."""
 
     progress: Progress
+    saved: Mapping[str, Saved]  # all but the agent that decides the future, by name: optimizer, counts, generators
 
     def prefetch(self) -> None:  # noqa: B027
         """Optional hook before sampling: start work on the next update. Not every runner calls it."""
@@ -99,10 +132,11 @@ class Algorithm(ABC):
         """Metrics of the algorithm's own state, with their groups, for each row of the log."""
         return {}
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the agent that decides the future: optimizer, counts, generators. Arrays and plain values."""
+        """The states of all that is `saved`: arrays and plain values."""
+        return {name: part.state_dict() for name, part in self.saved.items()}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
+        for name, part in self.saved.items():
+            part.load_state_dict(state[name])

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import chz
 import torch
@@ -18,18 +16,18 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import ReplayRatio, priorities, soft_update
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, priorities, soft_update
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
-from rlframe.core.schedule import Linear, annealed
+from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.critics import first, make_critics, with_target
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -60,24 +58,17 @@ class Config:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
-        return make_replay(
-            self.replay,
-            agent.observation_space,
-            agent.action_space,
-            batch_spec,
-            NStep(self.discount, self.n_step),
-            alpha=self.alpha if self.prioritized else 0.0,
-            device=agent.random.device,
-            seed=seed,
-        )
+        return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
         critic = make_critics(agent.observation_space, agent.action_space, agent.network, 1, seed)
         return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), n_steps, self)
 
 
-class DDPG(Algorithm):
+class DDPG(OffPolicy):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
+
+    agent: ActorAgent
 
     def __init__(
         self,
@@ -107,31 +98,26 @@ class DDPG(Algorithm):
         self.online = [*agent.model.parameters(), *critic.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
         self.actor_optimizer, self.critic_optimizer = (
-            OptimizerStep(
-                optimizer(list(module.parameters()), 1e-8),
-                annealed(c.learning_rate_schedule, rate, n_steps),
-                c.max_grad_norm,
-                self.progress,
-            )
+            make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
             for module, rate in ((agent, c.learning_rate), (critic, c.critic_learning_rate))
         )
         self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
         self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.actor_optimizer])
-        self._explore()
+        self.saved = {
+            "progress": self.progress,
+            "ratio": self.ratio,
+            "replay": replay,
+            "critic": self.critic,
+            "target_critic": self.target_critic,
+            "target_actor": self.target_actor,
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+        }
+        self.explore()
 
-    def _explore(self) -> None:
+    def explore(self) -> None:
         warm_up = self.progress.env_steps < self.config.learn_from
         self.agent.set_levels(float(warm_up), self.exploration(self.progress.env_steps))
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.replay.append(samples)
-        self.agent.observe(samples.observation)
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
-        self._explore()
-
-    def updates_due(self) -> int:
-        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
@@ -174,34 +160,5 @@ class DDPG(Algorithm):
         self.actor_optimizer.apply_gradients(loss, observation)
         return {"policy_loss": loss.detach()}
 
-    def drop_updates(self) -> None:
-        self.ratio.drop()
-
-    def facts(self) -> dict[str, str]:
-        return {"replay": self.replay.size}
-
     def counters(self) -> dict[str, float]:
-        exploration = {"algo/exploration": float(self.agent.exploration)}
-        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows, **exploration}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "progress": self.progress.state_dict(),
-            "ratio": self.ratio.state_dict(),
-            "replay": self.replay.state_dict(),
-            "critic": self.critic.state_dict(),
-            "target_critic": self.target_critic.state_dict(),
-            "target_actor": self.target_actor.state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.progress.load_state_dict(state["progress"])
-        self.ratio.load_state_dict(state["ratio"])
-        self.replay.load_state_dict(state["replay"])
-        self.critic.load_state_dict(state["critic"])
-        self.target_critic.load_state_dict(state["target_critic"])
-        self.target_actor.load_state_dict(state["target_actor"])
-        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        return {**super().counters(), "algo/exploration": float(self.agent.exploration)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import chz
 import torch
@@ -18,21 +17,21 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.agents.q import EpsilonSchedule
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Algorithm, Progress, SavedGenerator, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import ReplayRatio, check_feedforward, copy_into, priorities
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
+from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.prefetch import Prefetch
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
-from rlframe.core.schedule import Linear, annealed
+from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -80,17 +79,7 @@ class Config:
         return make_q_agent(observation_space, action_space, model, self.kind(), seed, self.dueling, self.noisy)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
-        return make_replay(
-            self.replay,
-            agent.observation_space,
-            agent.action_space,
-            batch_spec,
-            NStep(self.discount, self.n_step),
-            alpha=self.alpha if self.prioritized else 0.0,
-            previous=agent.model.uses_previous,
-            device=agent.epsilon.device,
-            seed=seed,
-        )
+        return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
         n_annealed = self.epsilon_fraction * n_steps
@@ -105,8 +94,10 @@ class Config:
         return algo
 
 
-class DQN(Algorithm):
+class DQN(OffPolicy):
     """Q-learning from replay, towards a target network that is copied every `target_interval` updates."""
+
+    agent: QAgent
 
     def __init__(
         self,
@@ -129,24 +120,24 @@ class DQN(Algorithm):
             raise ConfigError(f"algo.target_interval={c.target_interval} must be at least 1")
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
-        self.exploration.apply(agent, 0)
         self.beta = Linear(c.beta_initial, 1.0, n_steps)
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        made = optimizer(list(agent.model.parameters()), c.adam_epsilon)
-        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
+        learned = agent.model.parameters()
+        self.optimizer = make_step(optimizer, learned, c.adam_epsilon, c.learning_rate, c, n_steps, self.progress)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = graphed(self._learn, agent.epsilon.device, [self.optimizer])
+        self.saved = {
+            "progress": self.progress,
+            "ratio": self.ratio,
+            "replay": replay,
+            "optimizer": self.optimizer,
+            "target": self.target,
+            "generator": SavedGenerator(self.generator),
+        }
+        self.explore()
 
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.replay.append(samples)
-        self.agent.observe(samples.observation)
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+    def explore(self) -> None:
         self.exploration.apply(self.agent, self.progress.env_steps)
-
-    def updates_due(self) -> int:
-        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         batch = self.draw(self.progress.scheduled)
@@ -182,47 +173,18 @@ class DQN(Algorithm):
 
     def descend(self, batch: Transitions, loss: Tensor, error: Tensor, q: Tensor) -> dict[str, Tensor]:
         """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
-        weighted = (batch.weight * loss).mean()
-        weighted.backward()
-        grad_norm = self.optimizer.apply_gradients(weighted, batch)
-        return {"loss": loss.detach().mean(), "q": q, "grad_norm": grad_norm, "error": error}
+        (mean := (batch.weight * loss).mean()).backward()
+        norm = self.optimizer.apply_gradients(mean, batch)
+        return {"loss": loss.detach().mean(), "q": q, "grad_norm": norm, "error": error}
 
     def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics:
         """Count the update; new priorities, and the target network when it is time."""
-        metrics = dict(found)
-        error = metrics.pop("error")
         self.progress.updates += 1
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(error))
+            self.replay.update_priorities(batch.index, priorities(found["error"]))
         if self.progress.updates % self.config.target_interval == 0:
             copy_into(self.target, self.agent.model)
         self.ratio.count_update()
+        metrics = {name: x for name, x in found.items() if name != "error"}
         epsilon = self.exploration.first(self.progress.env_steps)
         return {**metrics, "epsilon": epsilon, "learning_rate": self.optimizer.rate}
-
-    def drop_updates(self) -> None:
-        self.ratio.drop()
-
-    def facts(self) -> dict[str, str]:
-        return {"replay": self.replay.size}
-
-    def counters(self) -> dict[str, float]:
-        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "progress": self.progress.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "target": self.target.state_dict(),
-            "ratio": self.ratio.state_dict(),
-            "generator": self.generator.get_state(),
-            "replay": self.replay.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.progress.load_state_dict(state["progress"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.target.load_state_dict(state["target"])
-        self.ratio.load_state_dict(state["ratio"])
-        self.generator.set_state(state["generator"])
-        self.replay.load_state_dict(state["replay"])

@@ -6,9 +6,6 @@ that samples and learns in turn, every ratio is 1 and this is A2C with n-step re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import chz
 import torch
 from gymnasium import Space
@@ -16,9 +13,8 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, fraction, option
-from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.models import ModelConfig
@@ -67,14 +63,14 @@ class IMPALA(Algorithm):
         if not c.rho_clip >= c.c_clip > 0:
             raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
         self.progress = Progress()
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        made = (optimizer or OPTIMIZERS[c.optimizer])(list(agent.parameters()), c.epsilon)
-        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
+        make = optimizer or OPTIMIZERS[c.optimizer]
+        self.optimizer = make_step(make, agent.parameters(), c.epsilon, c.learning_rate, c, n_steps, self.progress)
+        self.saved = {"progress": self.progress, "optimizer": self.optimizer}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.parameters[0].device)]
+        self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -109,10 +105,3 @@ class IMPALA(Algorithm):
             fit = explained_variance(value[:-1], vs, valid)
         names = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
         return loss, {**names, "kl": kl, "clip_fraction": clip_fraction, "explained_variance": fit}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "progress": self.progress.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.progress.load_state_dict(state["progress"])

@@ -1,18 +1,23 @@
-"""What off-policy algorithms share: the replay ratio, priorities, target networks, saved generators."""
+"""What off-policy algorithms share: replay and its ratio of updates, priorities, target networks."""
 
 from __future__ import annotations
 
-import hashlib
+from abc import abstractmethod
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.base import Progress
+from rlframe.agents import Agent
+from rlframe.algos.base import Algorithm, Progress
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
+from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
+from rlframe.replay import NStep, ReplayBuffer, make_replay
+from rlframe.replay.base import Replay
 
 _MOST_BATCHES = 8  # whose updates are carried over
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
@@ -99,6 +104,52 @@ class ReplayRatio:
         self._pending, self._dropped = (int(Fraction(*state[name]) * self._whole) for name in ("pending", "dropped"))
 
 
+class OffPolicy(Algorithm):
+    """What every algorithm that learns from replay does alike; `update` and exploration are its own."""
+
+    agent: Agent
+    replay: Replay
+    ratio: ReplayRatio
+
+    @abstractmethod
+    def explore(self) -> None:
+        """Set the agent's exploration to what it is after `progress.env_steps`."""
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.replay.append(samples)
+        self.agent.observe(samples.observation)
+        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+        self.explore()
+
+    def updates_due(self) -> int:
+        return self.ratio.due(self.replay.n_choices)
+
+    def drop_updates(self) -> None:
+        self.ratio.drop()
+
+    def facts(self) -> dict[str, str]:
+        return {"replay": self.replay.size}
+
+    def counters(self) -> dict[str, float]:
+        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
+
+
+def n_step_replay(config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0) -> ReplayBuffer:
+    """Replay of transitions of config.n_step rewards, as config.replay says, that fits the agent and lies beside it."""
+    return make_replay(
+        config.replay,
+        agent.observation_space,
+        agent.action_space,
+        batch_spec,
+        NStep(config.discount, config.n_step),
+        alpha=alpha,
+        previous=agent.model.uses_previous,
+        device=next(agent.parameters()).device,
+        seed=seed,
+    )
+
+
 def priorities(error: Tensor) -> Tensor:
     """Priorities [n] from the size of errors [n]; the lowest one for rows whose error is NaN or Inf."""
     return error.nan_to_num(nan=0.0, posinf=0.0) + PRIORITY_EPSILON
@@ -122,12 +173,3 @@ def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:
     """
     if model.memory != "none":
         raise ConfigError(f"model.memory={model.memory}: {algo} learns from single rows; use {other} or memory=none")
-
-
-def load_generator(rng: torch.Generator, state: Tensor) -> None:
-    """Set a generator to a saved state; if that is of another kind of device, to one that follows from it."""
-    if state.numel() == rng.get_state().numel():
-        rng.set_state(state.cpu())
-    else:
-        digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
-        rng.manual_seed(int.from_bytes(digest, "little") >> 1)

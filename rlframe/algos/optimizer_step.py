@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.base import Progress, SkippedUpdate
-from rlframe.core.schedule import Linear
+from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
-from rlframe.kernels.optimizers import Optimizer
+from rlframe.kernels.optimizers import MakeOptimizer, Optimizer
 from rlframe.kernels.transfer import fetched
 
 
@@ -45,7 +45,7 @@ class OptimizerStep:
         progress.learned += self.parameters
         progress.checks.append(self.check)
         self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
-        device = self.parameters[0].device
+        self.device = device = self.parameters[0].device
         self.waits = device.type != "cuda"
         self.is_captured = False  # into a CUDA graph now: the host's part is then done around it
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
@@ -136,6 +136,20 @@ class OptimizerStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.optimizer.load_state_dict(state)
+
+
+def make_step(
+    make: MakeOptimizer,
+    parameters: Iterable[nn.Parameter],
+    epsilon: float,
+    learning_rate: float,
+    config: Any,
+    n_steps: int,
+    progress: Progress,
+) -> OptimizerStep:
+    """A step whose rate goes from `learning_rate` by config.learning_rate_schedule over `n_steps` env_steps."""
+    rate = annealed(config.learning_rate_schedule, learning_rate, n_steps)
+    return OptimizerStep(make(list(parameters), epsilon), rate, config.max_grad_norm, progress)
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

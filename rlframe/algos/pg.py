@@ -5,18 +5,14 @@ Sutton & Barto 2018, section 13.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import chz
 from gymnasium import Space
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.on_policy import actor_critic_loss, values
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, fraction, option
-from rlframe.core.schedule import annealed
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
@@ -57,14 +53,13 @@ class PolicyGradient(Algorithm):
         self.agent, self.config = agent, config or Config()
         c = self.config
         self.progress = Progress()
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        made = optimizer(list(agent.parameters()), 1e-5)
-        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
+        self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
+        self.saved = {"progress": self.progress, "optimizer": self.optimizer}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.parameters[0].device)]
+        self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -84,10 +79,3 @@ class PolicyGradient(Algorithm):
         self.agent.observe(samples.observation)
         fit = explained_variance(baseline[:-1], return_, valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.optimizer.rate}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "progress": self.progress.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.progress.load_state_dict(state["progress"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chz
 import torch
@@ -12,10 +11,10 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Algorithm, Progress, SavedGenerator, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import Batch, check_minibatches, make_batch, minibatches, values
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
@@ -95,24 +94,22 @@ class PPO(Algorithm):
         optimizer: MakeOptimizer = Adam,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
-        self.agent, self.config = agent, config or Config()
-        c = self.config
+        self.agent, self.config = agent, (c := config or Config())
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         if c.epochs < 1:
             raise ValueError(f"algo.epochs={c.epochs} must be at least 1")
         self.progress = Progress()
         self.rng = generator(seed, Role.ALGO)
         self.clip = annealed(c.clip_schedule, c.clip, n_steps)
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        parameters = list(agent.parameters())
-        self.optimizer = OptimizerStep(optimizer(parameters, 1e-5), rate, c.max_grad_norm, self.progress)
+        self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent or math.isfinite(c.target_kl)  # at where episodes begin, or at the KL
-        self.learn = graphed(self._learn, parameters[0].device, [self.optimizer], looks=looks)
+        self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
+        self.saved = {"progress": self.progress, "optimizer": self.optimizer, "generator": SavedGenerator(self.rng)}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.parameters[0].device)]
+        self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:
         return len(self.samples)
@@ -127,7 +124,7 @@ class PPO(Algorithm):
                 batch = self._recomputed(samples)
             if not self._epoch(batch, samples.state, steps):
                 break
-        self.agent.observe(samples.observation)  # after learning: acting and learning saw the same statistics
+        self.agent.observe(samples.observation)  # only now: acting and learning saw the same statistics
         return {**self._means(steps), "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     def _advantages(self, samples: Samples, value: Tensor) -> Batch:
@@ -168,24 +165,23 @@ class PPO(Algorithm):
         return rows, self.optimizer.apply_gradients(loss, batch, batch.valid), True
 
     def loss(self, params: Tensor, value: Tensor, batch: Batch, clip: Tensor | float) -> tuple[Tensor, Rows]:
-        """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values."""
+        """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
         loss, surrogate, error, log_ratio = _loss(log_prob, entropy, value, batch, clip, self.config)
         return loss, Rows(surrogate, error, entropy.detach(), log_ratio, batch.weight)
 
     def _moved_too_far(self, rows: Rows) -> bool:
         """Whether the mean KL over ranks, which stop together, passes the target."""
-        target, ranks = self.config.target_kl, self.progress.ranks
-        if not math.isfinite(target):
+        if not math.isfinite(self.config.target_kl):
             return False
-        kl = ranks.total((rows.weight * kl_from_ratio(rows.log_ratio)).sum()) / ranks.world_size
-        return bool(kl > 1.5 * target)
+        kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
+        return bool(ranks.total(kl) / ranks.world_size > 1.5 * self.config.target_kl)
 
     @torch.no_grad()
     def _means(self, steps: list[tuple[Rows, Tensor]]) -> dict[str, Tensor]:
         """The statistics of all minibatches, at once."""
         rows, norms = zip(*steps, strict=True)
-        surrogate, error, entropy, log_ratio, weight = (torch.stack(each) for each in zip(*rows, strict=True))
+        surrogate, error, entropy, log_ratio, weight = map(torch.stack, zip(*rows, strict=True))
         found = {
             "policy_loss": -surrogate,
             "value_loss": error,
@@ -195,15 +191,3 @@ class PPO(Algorithm):
         }
         means = {name: (weight * x).sum() / len(steps) for name, x in found.items()}
         return {**means, "grad_norm": torch.stack(norms).mean()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "progress": self.progress.state_dict(),
-            "generator": self.rng.bit_generator.state,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.progress.load_state_dict(state["progress"])
-        self.rng.bit_generator.state = state["generator"]

@@ -9,7 +9,6 @@ state is reset and the rows that do not count are masked.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import chz
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.agents.q import EpsilonSchedule
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.off_policy import ReplayRatio, copy_into, priorities
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.errors import ConfigError
-from rlframe.core.schedule import annealed
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
@@ -94,8 +92,11 @@ class Config:
         return R2D1(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self)
 
 
-class R2D1(Algorithm):
+class R2D1(OffPolicy):
     """Double Q-learning on sequences; online and target network start from the same stored state."""
+
+    agent: QAgent
+    replay: ReplayBuffer
 
     def __init__(
         self,
@@ -118,24 +119,26 @@ class R2D1(Algorithm):
             )
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
-        self.exploration.apply(agent, 0)
-        rate = annealed(c.learning_rate_schedule, c.learning_rate, n_steps)
-        made = optimizer(list(agent.model.parameters()), c.adam_epsilon)
-        self.optimizer = OptimizerStep(made, rate, c.max_grad_norm, self.progress)
+        learned = agent.model.parameters()
+        self.optimizer = make_step(optimizer, learned, c.adam_epsilon, c.learning_rate, c, n_steps, self.progress)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
+        self.saved = {
+            "progress": self.progress,
+            "ratio": self.ratio,
+            "replay": replay,
+            "optimizer": self.optimizer,
+            "target": self.target,
+        }
+        self.explore()
 
     def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.replay.append(samples)
-        self.agent.observe(samples.observation)
+        super().receive(samples)
         if self.config.prioritized and len(index := self.replay.newest()):
-            with torch.no_grad():  # as they would be after an update
+            with torch.no_grad():  # the priorities that an update would give them
                 self.replay.update_priorities(index, self._loss(self.replay.read(index))[1])
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
-        self.exploration.apply(self.agent, self.progress.env_steps)
 
-    def updates_due(self) -> int:
-        return self.ratio.due(self.replay.n_choices)
+    def explore(self) -> None:
+        self.exploration.apply(self.agent, self.progress.env_steps)
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
@@ -186,28 +189,3 @@ class R2D1(Algorithm):
                 _, state = model(batch.inputs[: self.config.burn_in], state)
         values, _ = model(batch.inputs[self.config.burn_in :], state)
         return values.squeeze(-1)
-
-    def drop_updates(self) -> None:
-        self.ratio.drop()
-
-    def facts(self) -> dict[str, str]:
-        return {"replay": self.replay.size}
-
-    def counters(self) -> dict[str, float]:
-        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "progress": self.progress.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "target": self.target.state_dict(),
-            "ratio": self.ratio.state_dict(),
-            "replay": self.replay.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.progress.load_state_dict(state["progress"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.target.load_state_dict(state["target"])
-        self.ratio.load_state_dict(state["ratio"])
-        self.replay.load_state_dict(state["replay"])

@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
 
 import chz
 import torch
@@ -20,20 +18,19 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Progress, SavedGenerator, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import ReplayRatio, load_generator, soft_update
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
-from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.critics import least, make_critics, make_discrete_critics, with_target
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -65,9 +62,7 @@ class Config:
         return make_actor_agent(observation_space, action_space, policy, model, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
-        reader, device = NStep(self.discount, self.n_step), agent.random.device
-        spaces = agent.observation_space, agent.action_space
-        return make_replay(self.replay, *spaces, batch_spec, reader, device=device, seed=seed)
+        return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
         make = make_discrete_critics if isinstance(agent.policy, Choice) else make_critics
@@ -142,8 +137,18 @@ class Discrete(SoftValue):
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()
 
 
-class SAC(Algorithm):
+class Temperature(nn.Module):
+    """α, the weight of the entropy, as its logarithm."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(initial)))
+
+
+class SAC(OffPolicy):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
+
+    agent: ActorAgent
 
     def __init__(
         self,
@@ -172,45 +177,36 @@ class SAC(Algorithm):
         self.soft_value, default_entropy = self._soft_value(critics.to(self.device))
         self.critics, self.target_critics = critics, self.soft_value.target_critics
         self.online, self.targets = list(critics.parameters()), list(self.target_critics.parameters())
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(c.temperature), device=self.device))
+        self.temperature = Temperature(c.temperature).to(self.device)
         self.target_entropy = default_entropy if math.isnan(c.target_entropy) else c.target_entropy
+        rates = ((critics, c.critic_learning_rate), (agent, c.learning_rate), (self.temperature, c.learning_rate))
         self.critic_optimizer, self.actor_optimizer, self.temperature_optimizer = steps = [
-            OptimizerStep(
-                optimizer(parameters, 1e-8),
-                annealed(c.learning_rate_schedule, rate, n_steps),
-                c.max_grad_norm,
-                self.progress,
-            )
-            for parameters, rate in (
-                (self.online, c.critic_learning_rate),
-                (list(agent.parameters()), c.learning_rate),
-                ([self.log_temperature], c.learning_rate),
-            )
+            make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress) for module, rate in rates
         ]
         self.learn = graphed(self._learn, self.device, steps, [self.generator])
-        self._explore()
+        self.saved = {
+            "progress": self.progress,
+            "ratio": self.ratio,
+            "replay": replay,
+            "critics": critics,
+            "target_critics": self.target_critics,
+            "temperature": self.temperature,
+            **dict(zip(("critic_optimizer", "actor_optimizer", "temperature_optimizer"), steps, strict=True)),
+            "generator": SavedGenerator(self.generator),
+        }
+        self.explore()
 
     def _soft_value(self, critics: nn.Module) -> tuple[SoftValue, float]:
         """The soft value of the agent's actions, and the default target entropy in nats."""
-        match policy := self.agent.policy:
-            case SquashedGaussian():
-                return Continuous(critics, policy, self.generator), -float(policy.size)
-            case Choice():
-                return Discrete(critics), self.config.target_entropy_fraction * math.log(policy.param_size)
+        policy = self.agent.policy
+        if isinstance(policy, SquashedGaussian):
+            return Continuous(critics, policy, self.generator), -float(policy.size)
+        if isinstance(policy, Choice):
+            return Discrete(critics), self.config.target_entropy_fraction * math.log(policy.param_size)
         raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
 
-    def _explore(self) -> None:
+    def explore(self) -> None:
         self.agent.set_levels(float(self.progress.env_steps < self.config.learn_from), 0.0)
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.replay.append(samples)
-        self.agent.observe(samples.observation)
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
-        self._explore()
-
-    def updates_due(self) -> int:
-        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         metrics = self.learn(self.replay.sample(self.config.batch_size))
@@ -220,7 +216,7 @@ class SAC(Algorithm):
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         """One step each of the critics, the policy and the temperature, then of the target critics."""
-        model, temperature = self.agent.model, self.log_temperature.detach().exp()
+        model, temperature = self.agent.model, self.temperature.log.detach().exp()
         observation, next_observation = (model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
         params, next_params = model.params_with_next(observation, next_observation)
 
@@ -232,56 +228,14 @@ class SAC(Algorithm):
         policy_loss.backward()
         self.actor_optimizer.apply_gradients(policy_loss, batch)
 
-        entropy = -log_prob.detach()
         if self.config.learn_temperature:
-            self._update_temperature(entropy)
+            self._update_temperature(-log_prob.detach())
         soft_update(self.targets, self.online, self.config.tau)
-        return {
-            "loss": loss.detach(),
-            "q": q.detach().mean(),
-            "policy_loss": policy_loss.detach(),
-            "entropy": entropy,
-            "temperature": temperature,
-        }
+        found = {"loss": loss, "q": q.mean(), "policy_loss": policy_loss, "entropy": -log_prob}
+        return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}
 
     def _update_temperature(self, entropy: Tensor) -> None:
         """Descend log α (entropy - H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""
-        loss = self.log_temperature * (entropy - self.target_entropy)
+        loss = self.temperature.log * (entropy - self.target_entropy)
         loss.backward()
         self.temperature_optimizer.apply_gradients(loss)
-
-    def drop_updates(self) -> None:
-        self.ratio.drop()
-
-    def facts(self) -> dict[str, str]:
-        return {"replay": self.replay.size}
-
-    def counters(self) -> dict[str, float]:
-        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "progress": self.progress.state_dict(),
-            "ratio": self.ratio.state_dict(),
-            "replay": self.replay.state_dict(),
-            "critics": self.critics.state_dict(),
-            "target_critics": self.target_critics.state_dict(),
-            "log_temperature": self.log_temperature.detach().clone(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "temperature_optimizer": self.temperature_optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.progress.load_state_dict(state["progress"])
-        self.ratio.load_state_dict(state["ratio"])
-        self.replay.load_state_dict(state["replay"])
-        self.critics.load_state_dict(state["critics"])
-        self.target_critics.load_state_dict(state["target_critics"])
-        self.log_temperature.copy_(state["log_temperature"])
-        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])
-        load_generator(self.generator, state["generator"])

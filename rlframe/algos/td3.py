@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import chz
 import torch
@@ -16,19 +14,19 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Progress, SavedGenerator, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import ReplayRatio, load_generator, soft_update
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
-from rlframe.core.schedule import Linear, annealed
+from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.critics import first, make_critics, with_target
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -57,17 +55,17 @@ class Config:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
-        reader, device = NStep(self.discount, self.n_step), agent.random.device
-        spaces = agent.observation_space, agent.action_space
-        return make_replay(self.replay, *spaces, batch_spec, reader, device=device, seed=seed)
+        return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> TD3:
         critics = make_critics(agent.observation_space, agent.action_space, agent.network, 2, seed)
         return TD3(agent, critics, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
 
 
-class TD3(Algorithm):
+class TD3(OffPolicy):
     """Clipped double Q-learning, target policy smoothing, and an actor that is updated less often."""
+
+    agent: ActorAgent
 
     def __init__(
         self,
@@ -100,12 +98,7 @@ class TD3(Algorithm):
         self.online = [*agent.model.parameters(), *critics.parameters()]
         self.targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
         self.actor_optimizer, self.critic_optimizer = (
-            OptimizerStep(
-                optimizer(list(module.parameters()), 1e-8),
-                annealed(c.learning_rate_schedule, rate, n_steps),
-                c.max_grad_norm,
-                self.progress,
-            )
+            make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
             for module, rate in ((agent, c.learning_rate), (critics, c.critic_learning_rate))
         )
         self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
@@ -113,21 +106,22 @@ class TD3(Algorithm):
         of_critics, of_all = [self.critic_optimizer], [self.critic_optimizer, self.actor_optimizer]
         self.learn_critics = graphed(self._learn_critics, self.device, of_critics, [self.generator])
         self.learn_all = graphed(self._learn_all, self.device, of_all, [self.generator])
-        self._explore()
+        self.saved = {
+            "progress": self.progress,
+            "ratio": self.ratio,
+            "replay": replay,
+            "critics": self.critics,
+            "target_critics": self.target_critics,
+            "target_actor": self.target_actor,
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "generator": SavedGenerator(self.generator),
+        }
+        self.explore()
 
-    def _explore(self) -> None:
+    def explore(self) -> None:
         warm_up = self.progress.env_steps < self.config.learn_from
         self.agent.set_levels(float(warm_up), self.exploration(self.progress.env_steps))
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.replay.append(samples)
-        self.agent.observe(samples.observation)
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
-        self._explore()
-
-    def updates_due(self) -> int:
-        return self.ratio.due(self.replay.n_choices)
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size)
@@ -180,36 +174,5 @@ class TD3(Algorithm):
         self.actor_optimizer.apply_gradients(loss, observation)
         return {"policy_loss": loss.detach()}
 
-    def drop_updates(self) -> None:
-        self.ratio.drop()
-
-    def facts(self) -> dict[str, str]:
-        return {"replay": self.replay.size}
-
     def counters(self) -> dict[str, float]:
-        exploration = {"algo/exploration": float(self.agent.exploration)}
-        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows, **exploration}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "progress": self.progress.state_dict(),
-            "ratio": self.ratio.state_dict(),
-            "replay": self.replay.state_dict(),
-            "critics": self.critics.state_dict(),
-            "target_critics": self.target_critics.state_dict(),
-            "target_actor": self.target_actor.state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.progress.load_state_dict(state["progress"])
-        self.ratio.load_state_dict(state["ratio"])
-        self.replay.load_state_dict(state["replay"])
-        self.critics.load_state_dict(state["critics"])
-        self.target_critics.load_state_dict(state["target_critics"])
-        self.target_actor.load_state_dict(state["target_actor"])
-        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        load_generator(self.generator, state["generator"])
+        return {**super().counters(), "algo/exploration": float(self.agent.exploration)}

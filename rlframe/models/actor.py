@@ -24,6 +24,8 @@ NumpyActor = Callable[[Tree], np.ndarray]  # n observations to parameters [n, P]
 class Actor(nn.Module):
     """Maps observations [n, *obs] to the policy's parameters [n, param_size]."""
 
+    uses_previous = False
+
     def __init__(self, observation_space: Space, param_size: int, config: ModelConfig) -> None:
         super().__init__()
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None

@@ -37,6 +37,7 @@ def clipped_value_error(value: Tensor, old_value: Tensor, return_: Tensor, clip:
     return torch.max(error, 0.5 * (moved - return_).square())
 
 
+@np.errstate(all="ignore")
 def ppo_closed_form(log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Any, clip: float, config: Any) -> Any:
     """The closed form of PPO's loss (algos.ppo.ppo_loss), in NumPy: d r / d log π = r; what is clipped is constant."""
     valid, old_log_prob, old_value, advantage, return_, weight = (
@@ -59,6 +60,7 @@ def ppo_closed_form(log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Any
         *map(torch.from_numpy, (surrogate, error, log_ratio)),
     )
 
+    @np.errstate(all="ignore")
     def backward(of_loss: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         w = weight * np.float32(of_loss.item())
         of_log_prob = np.where(free > surrogate, _ZERO, free) * -w

@@ -85,8 +85,8 @@ def test_the_temperature_rises_below_the_target_entropy_and_falls_above(log_std:
     algo = continuous(log_std=log_std)  # entropies of about -4 and 0.6; the target is -1
     metrics = updated(algo, two_rows())
     assert (metrics["entropy"] < -1.0) == rises
-    assert algo.log_temperature.grad.item() == pytest.approx(metrics["entropy"] - -1.0, rel=1e-5)
-    moved = algo.log_temperature.item() - math.log(ALPHA)
+    assert algo.temperature.log.grad.item() == pytest.approx(metrics["entropy"] - -1.0, rel=1e-5)
+    moved = algo.temperature.log.item() - math.log(ALPHA)
     assert moved == pytest.approx(3e-4 if rises else -3e-4, rel=1e-2)
 
 

@@ -119,7 +119,7 @@ def test_exploration_is_annealed_by_env_steps_and_warm_up_ends_at_learn_from() -
     found = []
     for env_steps in (0, 49, 50, 100, 200):
         algo.progress.env_steps = env_steps
-        algo._explore()
+        algo.explore()
         found.append((algo.agent.random.item(), round(algo.agent.exploration.item(), 5)))
     assert found == [(1.0, 0.4), (1.0, 0.302), (0.0, 0.3), (0.0, 0.2), (0.0, 0.2)]
 
