@@ -32,7 +32,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
-from rlframe.replay import ReplayConfig, Sequences, Whole, make_replay
+from rlframe.replay import FixedSequence, ReplayConfig, Sequences, make_replay
 
 
 @chz.chz
@@ -99,7 +99,7 @@ class R2D1(Algorithm):
             agent.observation_space,
             agent.action_space,
             batch_spec,
-            Whole(c.burn_in + c.learn_T),
+            FixedSequence(c.burn_in + c.learn_T),
             alpha=c.alpha if c.prioritized else 0.0,
             state=agent.initial_state(range(batch_spec.B)),
             previous=True,

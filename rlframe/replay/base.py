@@ -1,4 +1,4 @@
-"""What is drawn from replay: transitions, and sequences with the agent's state before them."""
+"""The two kinds of batch a replay returns: transitions, and sequences with the agent's state before them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from rlframe.core.types import AgentInputs
 
 @dataclass(frozen=True, eq=False)
 class Transitions(Struct):
-    """n rows drawn at random: tensors on the learner's device, to be read and not written (some share memory)."""
+    """n sampled transitions as read-only tensors on the learner's device; some of them share memory."""
 
     inputs: AgentInputs  # [n] row t
     action: Tree  # [n]
     return_: Tensor  # [n] float32: r[t] + γ r[t+1] + ... of up to n_step rewards, cut at the episode's end
-    bootstrap: Tensor  # [n] float32: the factor on V(next_inputs), γ^k, or 0 if terminated within
-    next_inputs: AgentInputs  # [n] row t+k: a truncated episode's last observation; anything if terminated
+    bootstrap: Tensor  # [n] float32: the factor on V(next_inputs), γ^k, or 0 if terminated within the k steps
+    next_inputs: AgentInputs  # [n] row t+k: the last observation of a truncated episode; anything if terminated
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
-    index: np.ndarray  # [n] int64 row numbers, time since the beginning * B + environment: never used again
+    index: np.ndarray  # [n] int64 unique row numbers, for `update_priorities`; an overwritten row's is never reused
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences(Struct):
-    """n sequences of L rows, each from where a batch began; masks as in Samples."""
+    """n sampled sequences of L rows, each starting at row 0 of a sampler's batch; masks as in Samples."""
 
-    inputs: AgentInputs  # [L+1, n]; row L follows the sequence: bootstrap from it
+    inputs: AgentInputs  # [L+1, n]; bootstrap from row L, which follows the sequence
     action: Tree  # [L, n]
     reward: Tensor  # [L, n] float32
     terminated: Tensor  # [L, n] bool
     truncated: Tensor  # [L, n] bool
     valid: Tensor  # [L, n] bool
-    state: Tree  # [n] agent state before row 0, as stored when acting
+    state: Tree  # [n] the agent's recurrent state before row 0, as it was when acting
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
-    index: np.ndarray  # [n] int64 number of row 0, as in Transitions
+    index: np.ndarray  # [n] int64 unique number of row 0, as in Transitions
