@@ -1,14 +1,19 @@
-"""The two kinds of batch a replay returns: transitions, and sequences with the agent's state before them."""
+"""The replay interface that off-policy algorithms use, and the two kinds of batch a replay returns.
+
+`ReplayBuffer` (buffer.py) is this package's implementation. A user's own replay only has to satisfy `Replay`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from rlframe.core.struct import Struct, Tree
-from rlframe.core.types import AgentInputs
+from rlframe.core.types import AgentInputs, Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,3 +42,44 @@ class Sequences(Struct):
     state: Tree  # [n] the agent's recurrent state before row 0, as it was when acting
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
     index: np.ndarray  # [n] int64 unique number of row 0, as in Transitions
+
+
+Batch_co = TypeVar("Batch_co", covariant=True)  # Transitions or Sequences
+
+
+class Replay(Protocol[Batch_co]):
+    """Everything an algorithm asks of a replay. DQN, DDPG, TD3 and SAC need a Replay[Transitions], R2D1 [Sequences].
+
+    A replay of transitions samples row t of an environment only if `samples.valid[t]` is set and row t+1 is stored:
+    that row is always the next observation, also after the last step of an episode. A uniform replay may ignore
+    `beta` and priorities and return ones as `weight`. `str(replay)` is logged once at the start of a run.
+    """
+
+    @property
+    def n_rows(self) -> int:
+        """Number of valid rows stored; 0 while none can be sampled, so that no update is made."""
+
+    def append(self, samples: Samples) -> None:
+        """Store a batch [T, B], overwriting the oldest rows if full. Copy it: the sampler reuses its memory.
+
+        `samples.inputs` is [T+1, B]. Its row T equals row 0 of the next batch, except after a resume.
+        """
+
+    def sample(self, n: int, beta: float = 0.0) -> Batch_co:
+        """Sample n rows with replacement.
+
+        Args:
+            beta: exponent β of the importance weights of prioritized replay; 0 gives weights of 1.
+        """
+
+    def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
+        """Set priorities [n] of the rows with this `index` [n], as sampled; ignore rows overwritten since then.
+
+        `index` therefore numbers rows over the whole run (a generation plus a slot), not slots alone.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """All rows, priorities and the state of the generator: arrays, tensors and plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state, so that the same rows are sampled as without the interruption."""

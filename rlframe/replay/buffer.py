@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 
 
 class ReplayBuffer(Generic[Batch]):
-    """A replay of transitions or sequences, made by `make_replay` and owned by an algorithm."""
+    """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm."""
 
     def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str = "") -> None:
         """`size`: its size in words, for the log."""
@@ -44,10 +44,13 @@ class ReplayBuffer(Generic[Batch]):
         self._storage, self._selector, self._reader = storage, selector, reader
         self._ones = storage.memory.send(np.ones(0, np.float32))  # the weights of the last uniform batch
 
+    def __str__(self) -> str:
+        return self.size
+
     @property
     def n_rows(self) -> int:
-        """Number of valid rows stored."""
-        return self._storage.n_rows
+        """Number of valid rows stored; 0 while none can be sampled."""
+        return self._storage.n_rows if self.n_choices else 0
 
     @property
     def n_choices(self) -> int:
