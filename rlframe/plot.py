@@ -1,8 +1,8 @@
-"""python -m rlframe.plot DIR...: learning curves of runs as one picture, with seeds and confidence bands."""
+"""The plot command, `python -m rlframe.plot DIR...`: draws learning curves with confidence bands over seeds."""
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,31 @@ USAGE = """\
 python -m rlframe.plot DIR... [key=value ...]
 
 DIR is a run directory, a directory of run_* (the seeds of one experiment), or a study (a directory of those).
-Runs of one directory and one configuration, seeds aside, are one curve: their mean, with a 95 % bootstrap band.
+Runs of one directory that differ only in their seed are one curve: their mean with a 95 % bootstrap band.
 
-  out=curves.png           where the picture goes; its ending decides the format (png, pdf, svg)
+  out=curves.png           the image file; its suffix sets the format (png, pdf, svg)
   x=env_steps              env_steps | elapsed (wall time)
-  y=eval/return_mean       any column of progress.csv; episode/return_mean where there was no evaluation
-  labels=a,b               one for each curve, in the order of the DIRs
+  y=eval/return_mean       any column of progress.csv; episode/return_mean if there was no evaluation
+  labels=a,b               one label per curve, in the order of the DIRs
   smooth=1                 moving average over this many rows of each run
   center=mean              mean | iqm (interquartile mean) over the seeds
   bound=475                a horizontal line, such as the return that counts as solved
-  title=...                instead of the environment's name
+  title=...                title of the plot; by default the environment's name
 """
 X_COLUMNS = {"env_steps": "env_steps", "elapsed": "time/elapsed_s"}
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # for all eyes
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # colour-blind safe
+
+_CONVERT: dict[str, Callable[[str], Any]] = {
+    "out": Path,
+    "labels": lambda text: tuple(text.split(",")),
+    "smooth": int,
+    "bound": float,
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     dirs: tuple[Path, ...]
     out: Path = Path("curves.png")
@@ -47,11 +54,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Options from DIRs and key=value.
-
-    Raises:
-        PlotError: an unknown key, a bad value, or no DIR.
-    """
+    """The options from DIRs and key=value arguments; raises PlotError for wrong ones."""
     dirs, given = [], {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -60,7 +63,7 @@ def parse(arguments: Sequence[str]) -> Options:
         else:
             given[key] = _value(key, value)
     if not dirs:
-        raise PlotError("name at least one run directory; python -m rlframe.plot --help explains")
+        raise PlotError("no run directory is given; see python -m rlframe.plot --help")
     return replace(Options(tuple(dirs)), **given)
 
 
@@ -72,35 +75,22 @@ def _value(key: str, text: str) -> Any:
     if choices and text not in choices:
         raise PlotError(f"{key}={text!r} is not one of {', '.join(choices)}{nearest(text, choices)}")
     try:
-        match key:
-            case "out":
-                return Path(text)
-            case "labels":
-                return tuple(text.split(","))
-            case "smooth":
-                return _positive(int(text))
-            case "bound":
-                return float(text)
-            case _:
-                return text
+        value = _CONVERT.get(key, str)(text)
     except ValueError:
-        raise PlotError(f"{key}={text!r} is not a {'whole number >= 1' if key == 'smooth' else 'number'}") from None
-
-
-def _positive(number: int) -> int:
-    if number < 1:
-        raise ValueError(number)
-    return number
+        value = None
+    if value is None or (key == "smooth" and value < 1):
+        raise PlotError(f"{key}={text!r} is not a {'whole number >= 1' if key == 'smooth' else 'number'}")
+    return value
 
 
 def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
-    """The picture, into `options.out`.
+    """Draw the curves into the file `options.out`.
 
     Raises:
         PlotError: matplotlib is not installed, or the file cannot be written.
     """
     try:
-        from matplotlib.figure import Figure  # an extra; this class alone needs no display
+        from matplotlib.figure import Figure  # an optional extra
     except ImportError:
         raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="tight")
@@ -157,7 +147,7 @@ def _summary(curve: Curve, x_column: str, y: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw what the arguments ask for; the exit status."""
+    """Run the command; returns the exit status."""
     if {"--help", "-h", "help"} & set(arguments):
         print(USAGE)
         return 0

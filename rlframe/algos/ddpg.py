@@ -74,7 +74,7 @@ class DDPG(OffPolicy):
         self,
         agent: ActorAgent,
         critic: nn.Module,
-        replay: Replay,
+        replay: Replay[Transitions],
         n_steps: int,
         config: Config | None = None,
         optimizer: MakeOptimizer = Adam,

@@ -102,7 +102,7 @@ class DQN(OffPolicy):
     def __init__(
         self,
         agent: QAgent,
-        replay: Replay,
+        replay: Replay[Transitions],
         exploration: EpsilonSchedule,
         n_steps: int,
         config: Config | None = None,

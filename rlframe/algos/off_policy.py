@@ -60,11 +60,11 @@ class ReplayRatio:
             self._dropped += dropped
         self._pending += more
 
-    def due(self, n_choices: int = 1) -> int:
-        """Whole updates that are due; 0 before every rank has rows to sample (`n_choices` in this one's replay)."""
+    def due(self, n_rows: int = 1) -> int:
+        """Whole updates that are due; 0 before every rank has rows to sample (`n_rows` in this one's replay)."""
         due = self._pending // self._whole
         if due and not self.ready:
-            self.ready = self.ranks.every(n_choices > 0)
+            self.ready = self.ranks.every(n_rows > 0)
         return due if self.ready else 0
 
     def count_update(self) -> None:
@@ -123,13 +123,13 @@ class OffPolicy(Algorithm):
         self.explore()
 
     def updates_due(self) -> int:
-        return self.ratio.due(self.replay.n_choices)
+        return self.ratio.due(self.replay.n_rows)
 
     def drop_updates(self) -> None:
         self.ratio.drop()
 
     def facts(self) -> dict[str, str]:
-        return {"replay": self.replay.size}
+        return {"replay": str(self.replay)}
 
     def counters(self) -> dict[str, float]:
         return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}

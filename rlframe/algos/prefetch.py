@@ -52,7 +52,7 @@ class Prefetch(Algorithm):
         self._next: _Prefetched | None = None
 
     def prefetch(self) -> None:
-        if torch.get_num_threads() < 2 or not self.progress.updates or not self.replay.n_choices:
+        if torch.get_num_threads() < 2 or not self.progress.updates or not self.replay.n_rows:
             return
         self._discard()
         generator = self.algo.generator

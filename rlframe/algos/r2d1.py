@@ -30,7 +30,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
-from rlframe.replay import ReplayBuffer, ReplayConfig, Sequences, Whole, make_replay
+from rlframe.replay import FixedSequence, ReplayBuffer, ReplayConfig, Sequences, make_replay
 
 
 @chz.chz
@@ -75,7 +75,7 @@ class Config:
             agent.observation_space,
             agent.action_space,
             batch_spec,
-            Whole(self.burn_in + self.learn_T),
+            FixedSequence(self.burn_in + self.learn_T),
             alpha=self.alpha if self.prioritized else 0.0,
             state=agent.initial_state(range(batch_spec.B)),
             previous=True,

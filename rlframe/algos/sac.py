@@ -154,7 +154,7 @@ class SAC(OffPolicy):
         self,
         agent: ActorAgent,
         critics: nn.Module,
-        replay: Replay,
+        replay: Replay[Transitions],
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,

@@ -71,7 +71,7 @@ class TD3(OffPolicy):
         self,
         agent: ActorAgent,
         critics: nn.Module,
-        replay: Replay,
+        replay: Replay[Transitions],
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,

@@ -1,1 +1,1 @@
-"""From run directories to evidence: learning curves over seeds."""
+"""Analysis of run directories: learning curves over seeds."""

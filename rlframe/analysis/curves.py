@@ -1,4 +1,4 @@
-"""Which runs are one curve: from the files of run directories to a mean over seeds with its confidence band."""
+"""Learning curves for `rlframe.plot`: group run directories into experiments; mean and confidence band over seeds."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from rlframe.core.seeding import Role, generator
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
 N_RESAMPLES = 2_000
 N_GRID = 200
-# What may differ between the seeds of one experiment: all samplers give the same samples, and `auto` chooses by timing.
+# Keys that may differ between the seeds of one experiment: every sampler returns the same samples.
 _SAME_RESULT = re.compile(
     r"seed|run_ID|name|log_dir|resume|affinity|device|threads|snapshot_.*|dry_run|eval\.n_workers"
     r"|sampler(\.(?!batch_|decorrelation_).*)?"
@@ -29,12 +29,12 @@ _SAME_RESULT = re.compile(
 
 
 class PlotError(ConfigError):
-    """Something to tell the user in one line."""
+    """Wrong input of the plot command."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """One run: its columns as numbers (nan where a cell is empty) and its config."""
+    """One run: the columns of its progress.csv (nan where a cell is empty) and its config."""
 
     directory: Path
     columns: dict[str, np.ndarray] = field(repr=False)
@@ -43,7 +43,7 @@ class RunData:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs that differ in their seeds."""
+    """Runs that differ only in their seeds."""
 
     label: str
     runs: tuple[RunData, ...]
@@ -51,7 +51,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn for one experiment; the band is the center itself where there is one seed."""
+    """The curve of one experiment; with one seed, the band equals the center."""
 
     label: str
     n_seeds: int
@@ -62,7 +62,7 @@ class Curve:
 
 
 def read_run(directory: Path) -> RunData:
-    """The numbers of a run's progress.csv and its config; lines that a crash has torn are left out."""
+    """Read a run's progress.csv and config; incomplete lines are skipped."""
     names, rows = read_csv(directory / "progress.csv")
     columns = {printable(name): np.array([_number(row[name]) for row in rows]) for name in names}
     try:
@@ -80,27 +80,27 @@ def _number(cell: str) -> float:
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """The run directories that a DIR means, in the order of their names.
+    """The run directories in `directory`, itself included, sorted by name.
 
     Raises:
         PlotError: there is none.
     """
     if not directory.is_dir():
-        raise PlotError(f"there is no directory {directory}")
-    found = []
+        raise PlotError(f"{directory} is not a directory")
+    found: list[Path] = []
     for root, below, files in os.walk(directory):
-        below[:] = [name for name in below if not name.startswith(".")]  # what a study has set aside
+        below[:] = [name for name in below if not name.startswith(".")]  # failed attempts that a study moved aside
         found += [Path(root)] if "progress.csv" in files else []
     if not found:
-        raise PlotError(f"{directory} holds no run: no progress.csv in it or below")
+        raise PlotError(f"{directory} contains no run: there is no progress.csv in it or below")
     return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
 
 
 def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[Experiment]:
-    """Group the runs of all DIRs into experiments, and name them.
+    """Group the runs of all directories into labelled experiments.
 
     Raises:
-        PlotError: no runs, or labels that do not fit.
+        PlotError: no runs, or a wrong number of labels.
     """
     per_dir = [find_runs(directory) for directory in dirs]
     together = _group(list(dict.fromkeys(path.resolve() for paths in per_dir for path in paths)))
@@ -112,12 +112,12 @@ def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[Experi
     if len(labels) == len(dirs) and all(len(experiments) == 1 for experiments in apart):
         return [replace(found[0], label=label) for found, label in zip(apart, labels, strict=True)]
     names = ", ".join(experiment.label for experiment in together)
-    raise PlotError(f"{len(labels)} labels for {len(together)} curves ({names}); give one for each")
+    raise PlotError(f"{len(labels)} labels for {len(together)} curves ({names}); give one label per curve")
 
 
 def _group(paths: Sequence[Path]) -> list[Experiment]:
     by_place: dict[Path, list[RunData]] = {}
-    for run in _whole([read_run(path) for path in paths]):
+    for run in _usable([read_run(path) for path in paths]):
         place = run.directory.parent if re.fullmatch(r"run_\d+", run.directory.name) else run.directory
         by_place.setdefault(place, []).append(run)
     root = Path(os.path.commonpath(list(by_place))) if len(by_place) > 1 else None
@@ -131,20 +131,21 @@ def _group(paths: Sequence[Path]) -> list[Experiment]:
     return experiments
 
 
-def _whole(runs: Sequence[RunData]) -> Sequence[RunData]:
-    """The runs that make a curve: not those of a study that failed, nor those that have just begun; says so."""
-    states = {run.directory: _state(run) for run in runs}
-    kept = [run for run in runs if states[run.directory] == ""]
-    for run in runs:
-        if kept and run not in kept:
-            print(printable(f"{run.directory} {states[run.directory]}: left out"), file=sys.stderr)
-    return kept or runs
+def _usable(runs: Sequence[RunData]) -> Sequence[RunData]:
+    """The runs without those that failed in a study or have just started, with a warning; all if none is left."""
+    problems = [_problem(run) for run in runs]
+    if all(problems):
+        return runs
+    for run, problem in zip(runs, problems, strict=True):
+        if problem:
+            print(printable(f"{run.directory} {problem}: left out"), file=sys.stderr)
+    return [run for run, problem in zip(runs, problems, strict=True) if not problem]
 
 
-def _state(run: RunData) -> str:
-    """What keeps a run from being part of a curve."""
+def _problem(run: RunData) -> str:
+    """Why a run cannot be part of a curve; empty if it can."""
     if len(run.columns.get("env_steps", ())) < 2:
-        return "has just begun"
+        return "has just started"
     for study in run.directory.parents[:2]:
         with suppress(ConfigError, KeyError, TypeError):
             entries = read_json(study / "experiment.json")["runs"]
@@ -154,7 +155,7 @@ def _state(run: RunData) -> str:
 
 
 def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
-    """Runs apart where their configs differ in more than the seed: averaging those would be a lie."""
+    """Runs grouped by config without the seed; runs of different configs must not be averaged."""
     keys = dict.fromkeys(key for run in runs for key in run.config if not _SAME_RESULT.fullmatch(key))
     texts = [{key: json.dumps(run.config.get(key)).strip('"') for key in keys} for run in runs]
     differing = [key for key in keys if len({text[key] for text in texts}) > 1]
@@ -165,30 +166,30 @@ def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
 
 
 def choose_y(experiments: Sequence[Experiment], y: str) -> str:
-    """`y`, or what stands in for it where not every run has it (said on stderr).
+    """`y`, or its fallback (with a warning) if a run has no `y`.
 
     Raises:
         PlotError: a run has neither.
     """
     runs = [run for experiment in experiments for run in experiment.runs]
-    lacking = [run for run in runs if not np.isfinite(run.columns.get(y, np.array([]))).any()]
-    if not lacking:
+    columns = {run.directory: [name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs}
+    missing = next((directory for directory, names in columns.items() if y not in names), None)
+    if missing is None:
         return y
-    instead = FALLBACK.get(y, "")
-    if instead and all(np.isfinite(run.columns.get(instead, np.array([]))).any() for run in runs):
-        print(printable(f"{lacking[0].directory} has no {y}: plotting {instead} instead"), file=sys.stderr)
-        return instead
-    columns = [name for name, values in lacking[0].columns.items() if np.isfinite(values).any()]
-    if not columns:
-        raise PlotError(f"{lacking[0].directory} has no rows yet")
-    raise PlotError(f"{lacking[0].directory} has no {y!r}; it has {', '.join(columns)}{nearest(y, columns)}")
+    fallback = FALLBACK.get(y, "")
+    if fallback and all(fallback in names for names in columns.values()):
+        print(printable(f"{missing} has no {y}: plotting {fallback} instead"), file=sys.stderr)
+        return fallback
+    if not columns[missing]:
+        raise PlotError(f"{missing} has no rows yet")
+    raise PlotError(f"{missing} has no {y!r}; it has {', '.join(columns[missing])}{nearest(y, columns[missing])}")
 
 
 def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, center: str) -> Curve:
-    """Center and 95 % percentile bootstrap band over the seeds, on the range that all of them cover.
+    """Center and 95 % percentile bootstrap band over the seeds, on the range of x that all of them cover.
 
     Raises:
-        PlotError: a run has no values to draw, or the runs share no range.
+        PlotError: a run has no values, or the runs share no range.
     """
     points = [_points(run, x_column, y, smooth) for run in experiment.runs]
     first = points[0][0]
@@ -197,11 +198,9 @@ def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, cente
     else:
         low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
         if low >= high:
-            raise PlotError(
-                f"the runs of {experiment.label} share no range of {x_column}: one ends before another starts"
-            )
+            raise PlotError(f"the runs of {experiment.label} share no range of {x_column}; plot them separately")
         if high < 0.9 * max(x[-1] for x, _ in points):
-            print(f"{experiment.label}: drawn to {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
+            print(f"{experiment.label}: cut at {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
         grid = np.linspace(low, high, N_GRID)
         values = np.stack([np.interp(grid, x, y_values) for x, y_values in points])
     low_band, high_band = _bootstrap(values, center)
@@ -222,7 +221,7 @@ def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarra
 
 
 def _center(values: np.ndarray, center: str) -> np.ndarray:
-    """Mean over axis -2, the seeds; of the middle half of them for iqm (a quarter off each side, rounded down)."""
+    """Mean over the seeds, axis -2; for iqm without the lowest and highest quarter (rounded down)."""
     cut = values.shape[-2] // 4 if center == "iqm" else 0
     ordered = np.sort(values, axis=-2) if cut else values
     mean: np.ndarray = ordered[..., cut : values.shape[-2] - cut, :].mean(axis=-2)
@@ -234,7 +233,7 @@ def _bootstrap(values: np.ndarray, center: str) -> tuple[np.ndarray, np.ndarray]
     if n_seeds == 1:
         return values[0], values[0]
     draws = generator(0, Role.NOISE).integers(n_seeds, size=(N_RESAMPLES, n_seeds))
-    columns = np.array_split(np.arange(values.shape[1]), max(1, values.size // 1_000))  # bounds the memory
+    columns = np.array_split(np.arange(values.shape[1]), max(1, values.size // 1_000))  # to bound memory
     bands = [np.percentile(_center(values[:, part][draws], center), [2.5, 97.5], axis=0) for part in columns]
     low, high = np.concatenate(bands, axis=1)
     return low, high

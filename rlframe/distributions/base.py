@@ -1,4 +1,4 @@
-"""What an action distribution is: pure functions of one parameter tensor and of noise drawn beforehand."""
+"""The interface of action distributions: pure functions of a parameter tensor and of noise drawn beforehand."""
 
 from __future__ import annotations
 
@@ -12,51 +12,46 @@ from rlframe.core.struct import Tree, as_numpy, map_tree
 
 
 class Distribution(ABC):
-    """A family of distributions over one canonical action space. Stateless; picks no random numbers itself.
+    """A family of distributions over one action space, without state.
 
-    Sampling is a deterministic function of parameters and noise, and *zero noise gives the mode*: acting greedily is
-    acting without noise, so there is no mode flag. Noise is drawn a whole batch at a time from each environment's own
-    NumPy generator, so what one environment draws depends on neither the batch nor the process it lives in.
+    A sample is a deterministic function of parameters and noise, and zero noise gives the mode: a greedy agent acts
+    with zero noise. Each environment's noise comes from its own NumPy generator, for a whole batch at once, so its
+    actions do not depend on the other environments or on the process it runs in.
     """
 
     param_size: int
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        """Float32 noise [*lead, ...] for `sample`."""
+        """Noise [*lead, ...] float32 for `sample`."""
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tree) -> Tree:
-        """Actions [..., *act] from params [..., param_size]; differentiable where the family is reparameterised."""
+        """Actions [..., *act] from params [..., param_size]; differentiable if the family is reparameterised."""
 
     @abstractmethod
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
-        """Log-probability (density for continuous actions) of `action`, summed over its dimensions: [...]."""
+        """Log-probability (or log-density) [...] of `action`, summed over its dimensions."""
 
     @abstractmethod
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy in nats [...]; an estimate where no closed form exists, as its class says."""
+        """Entropy in nats [...]; an estimate if the class says so."""
 
     def log_prob_entropy(self, params: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
-        """Both, where one costs less beside the other."""
+        """Log-probability and entropy [...], for families that compute both faster together."""
         return self.log_prob(params, action), self.entropy(params)
 
     @abstractmethod
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        """KL(params || other) in nats [...]."""
+        """The divergence KL(params || other) in nats [...]."""
 
     def act(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
-        """A sample, and its log-probability as `log_prob` will find it again from the action."""
+        """A sample and its log-probability, equal to what `log_prob` computes from the action."""
         action = self.sample(params, noise)
         return action, self.log_prob(params, action)
 
     def act_numpy(self, params: np.ndarray, noise: Tree) -> tuple[Tree, np.ndarray]:
-        """`act` for rows [B, ...] of NumPy arrays; through torch, unless the family knows a faster way."""
+        """`act` for NumPy arrays [B, ...]; some families override it with a faster version."""
         with torch.inference_mode():
             action, log_prob = self.act(torch.from_numpy(params), map_tree(torch.from_numpy, noise))
         return map_tree(as_numpy, action), log_prob.numpy()
-
-    def sample_log_prob(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
-        """A sample and its log-probability together."""
-        action = self.sample(params, noise)
-        return action, self.log_prob(params, action)

@@ -1,4 +1,4 @@
-"""Discrete distributions: Categorical, MultiCategorical (independent ones side by side), Bernoulli."""
+"""Distributions over discrete actions: Categorical, MultiCategorical (several independent ones) and Bernoulli."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Categorical(Distribution):
-    """Over {0 .. n-1}; params are logits [..., n]."""
+    """Over {0, ..., n-1}; params are logits [..., n]."""
 
     def __init__(self, n: int) -> None:
         self.param_size = n
@@ -53,7 +53,7 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Distribution):
-    """Over a product of {0 .. n_i - 1}; params are the logits side by side [..., sum(n)], actions [..., len(n)]."""
+    """Over the product of {0, ..., n_i - 1}; params are concatenated logits [..., sum(n)], actions [..., len(n)]."""
 
     def __init__(self, n: tuple[int, ...]) -> None:
         self.n, self.param_size = n, sum(n)
@@ -80,7 +80,7 @@ class MultiCategorical(Distribution):
 
 
 class Bernoulli(Distribution):
-    """Independent bits [..., *shape]; params are their logits, flattened [..., prod(shape)]."""
+    """Independent bits [..., *shape]; params are their flattened logits [..., prod(shape)]."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.param_size = shape, int(np.prod(shape))

@@ -1,4 +1,4 @@
-"""Distributions over Dict and Tuple actions, and the choice of a distribution from an action space."""
+"""Joint distributions over Dict and Tuple actions; `make_distribution` chooses one for an action space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlframe.distributions.gaussian import DiagonalGaussian, TanhGaussian
 
 
 class Joint(Distribution):
-    """Independent parts, keyed as the Dict or Tuple action space is; params lie side by side."""
+    """Independent parts with the keys of a Dict or Tuple action space; params are concatenated."""
 
     def __init__(self, parts: dict[str, Distribution] | tuple[Distribution, ...]) -> None:
         self.keys: tuple[str, ...] = tuple(parts) if isinstance(parts, dict) else ()
@@ -26,11 +26,8 @@ class Joint(Distribution):
         return tuple(part.noise(rng, lead) for part in self.parts)
 
     def sample(self, params: Tensor, noise: Tree) -> Tree:
-        return self._join([part.sample(p, n) for part, p, n in self._split(params, noise)])
-
-    def sample_log_prob(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
-        pairs = [part.sample_log_prob(p, n) for part, p, n in self._split(params, noise)]
-        return self._join([action for action, _ in pairs]), _total([log_prob for _, log_prob in pairs])
+        actions = [part.sample(p, n) for part, p, n in self._split(params, noise)]
+        return dict(zip(self.keys, actions, strict=True)) if self.keys else tuple(actions)
 
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
         ordered = tuple(action[key] for key in self.keys) if self.keys else action
@@ -45,19 +42,16 @@ class Joint(Distribution):
     def _split(self, params: Tensor, others: Tree) -> list[tuple[Distribution, Tensor, Tree]]:
         return list(zip(self.parts, params.split(self.sizes, -1), others, strict=True))
 
-    def _join(self, actions: list[Tree]) -> Tree:
-        return dict(zip(self.keys, actions, strict=True)) if self.keys else tuple(actions)
-
 
 def _total(terms: list[Tensor]) -> Tensor:
     return torch.stack(terms, -1).sum(-1)
 
 
 def make_distribution(space: Space, squash: bool = False) -> Distribution:
-    """The distribution over canonical actions of `space`; Box gets a Gaussian, or a tanh-Gaussian if `squash`.
+    """The distribution for an action space; for Box a Gaussian, or a tanh-Gaussian if `squash`.
 
     Raises:
-        ValueError: an unsupported space, or `squash` with a Box that is not bounded.
+        ValueError: the space is not supported, or `squash` with an unbounded Box.
     """
     match space:
         case spaces.Dict():

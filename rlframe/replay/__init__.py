@@ -1,7 +1,16 @@
-"""Replay: rows kept in a ring, drawn at random, and read as transitions or sequences."""
+"""Replay: stored rows, sampled at random as transitions or sequences, for the off-policy algorithms."""
 
-from rlframe.replay.base import Sequences, Transitions
+from rlframe.replay.base import Replay, Sequences, Transitions
 from rlframe.replay.buffer import ReplayBuffer, ReplayConfig, make_replay
-from rlframe.replay.readers import NStep, Whole
+from rlframe.replay.readers import FixedSequence, NStep
 
-__all__ = ["NStep", "ReplayBuffer", "ReplayConfig", "Sequences", "Transitions", "Whole", "make_replay"]
+__all__ = [
+    "FixedSequence",
+    "NStep",
+    "Replay",
+    "ReplayBuffer",
+    "ReplayConfig",
+    "Sequences",
+    "Transitions",
+    "make_replay",
+]

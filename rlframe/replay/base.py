@@ -1,10 +1,13 @@
-"""What is drawn from replay: transitions, and sequences with the agent's state before them."""
+"""The replay interface that off-policy algorithms use, and the two kinds of batch a replay returns.
+
+`ReplayBuffer` (buffer.py) is this package's implementation. A user's own replay only has to satisfy `Replay`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -15,44 +18,68 @@ from rlframe.core.types import AgentInputs, Samples
 
 @dataclass(frozen=True, eq=False)
 class Transitions(Struct):
-    """n rows drawn at random: tensors on the learner's device, to be read and not written (some share memory)."""
+    """n sampled transitions as read-only tensors on the learner's device; some of them share memory."""
 
     inputs: AgentInputs  # [n] row t
     action: Tree  # [n]
     return_: Tensor  # [n] float32: r[t] + γ r[t+1] + ... of up to n_step rewards, cut at the episode's end
-    bootstrap: Tensor  # [n] float32: the factor on V(next_inputs), γ^k, or 0 if terminated within
-    next_inputs: AgentInputs  # [n] row t+k: a truncated episode's last observation; anything if terminated
+    bootstrap: Tensor  # [n] float32: the factor on V(next_inputs), γ^k, or 0 if terminated within the k steps
+    next_inputs: AgentInputs  # [n] row t+k: the last observation of a truncated episode; anything if terminated
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
-    index: np.ndarray  # [n] int64 row numbers, time since the beginning * B + environment: never used again
+    index: np.ndarray  # [n] int64 unique row numbers, for `update_priorities`; an overwritten row's is never reused
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences(Struct):
-    """n sequences of L rows, each from where a batch began; masks as in Samples."""
+    """n sampled sequences of L rows, each starting at row 0 of a sampler's batch; masks as in Samples."""
 
-    inputs: AgentInputs  # [L+1, n]; row L follows the sequence: bootstrap from it
+    inputs: AgentInputs  # [L+1, n]; bootstrap from row L, which follows the sequence
     action: Tree  # [L, n]
     reward: Tensor  # [L, n] float32
     terminated: Tensor  # [L, n] bool
     truncated: Tensor  # [L, n] bool
     valid: Tensor  # [L, n] bool
-    state: Tree  # [n] agent state before row 0, as stored when acting
+    state: Tree  # [n] the agent's recurrent state before row 0, as it was when acting
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
-    index: np.ndarray  # [n] int64 number of row 0, as in Transitions
+    index: np.ndarray  # [n] int64 unique number of row 0, as in Transitions
 
 
-class Replay(Protocol):
-    """What an algorithm may ask of any replay."""
+Batch_co = TypeVar("Batch_co", covariant=True)  # Transitions or Sequences
+
+
+class Replay(Protocol[Batch_co]):
+    """Everything an algorithm asks of a replay. DQN, DDPG, TD3 and SAC need a Replay[Transitions], R2D1 [Sequences].
+
+    A replay of transitions samples row t of an environment only if `samples.valid[t]` is set and row t+1 is stored:
+    that row is always the next observation, also after the last step of an episode. A uniform replay may ignore
+    `beta` and priorities and return ones as `weight`. `str(replay)` is logged once at the start of a run.
+    """
 
     @property
-    def n_rows(self) -> int: ...
-    @property
-    def n_choices(self) -> int: ...
-    @property
-    def size(self) -> str: ...
+    def n_rows(self) -> int:
+        """Number of valid rows stored; 0 while none can be sampled, so that no update is made."""
 
-    def append(self, samples: Samples) -> None: ...
-    def sample(self, n: int, beta: float = 0.0) -> Any: ...
-    def update_priorities(self, index: np.ndarray, priority: Tensor) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def append(self, samples: Samples) -> None:
+        """Store a batch [T, B], overwriting the oldest rows if full. Copy it: the sampler reuses its memory.
+
+        `samples.inputs` is [T+1, B]. Its row T equals row 0 of the next batch, except after a resume.
+        """
+
+    def sample(self, n: int, beta: float = 0.0) -> Batch_co:
+        """Sample n rows with replacement.
+
+        Args:
+            beta: exponent β of the importance weights of prioritized replay; 0 gives weights of 1.
+        """
+
+    def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
+        """Set priorities [n] of the rows with this `index` [n], as sampled; ignore rows overwritten since then.
+
+        `index` therefore numbers rows over the whole run (a generation plus a slot), not slots alone.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """All rows, priorities and the state of the generator: arrays, tensors and plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state, so that the same rows are sampled as without the interruption."""

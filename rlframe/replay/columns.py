@@ -1,4 +1,4 @@
-"""Columns of a ring of L time steps of B environments: arrays in memory, on disk or on a device, and where rows lie."""
+"""The memory of replay: a ring of L time steps of B environments, stored in columns in RAM, on disk or on a device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rlframe.record.codec import Chunked, Digests, by_rows
 
 
 class Ring:
-    """Row (time, b) has the number time * B + b, for ever, and the slot number % (L * B), until it is overwritten.
+    """Addresses. Row (time, b) has the unique index time * B + b and the slot index % (L * B).
 
-    Rows before `t` are complete; row `t`, where the next batch starts, is written already, all but its action.
+    Rows before time `t` are complete. Row `t`, where the next batch starts, is stored too, except for its action.
     """
 
     def __init__(self, L: int, B: int) -> None:
@@ -38,12 +38,12 @@ class Ring:
 
     @property
     def n_used(self) -> int:
-        """Time steps of the ring that hold something, from its beginning."""
+        """Number of time steps of the ring that have been written."""
         return min(self.t + 1, self.L)
 
 
 def spans(time: int, n: int, L: int) -> list[tuple[slice, slice]]:
-    """Where to write n time steps from `time` on: one or two pairs of (places in the ring, part of the n)."""
+    """Where to write n time steps starting at `time`: one or two pairs of (slice of the ring, slice of the n)."""
     start = time % L
     fits = min(n, L - start)
     first = (slice(start, start + fits), slice(0, fits))
@@ -51,32 +51,32 @@ def spans(time: int, n: int, L: int) -> list[tuple[slice, slice]]:
 
 
 def write_rows(grid: np.ndarray, time: int, values: Any) -> None:
-    """Write values [n, ...] from `time` on into a ring of len(grid) time steps."""
+    """Write values [n, ...] into a ring of len(grid) time steps, starting at `time`."""
     for places, part in spans(time, len(values), len(grid)):
         grid[places] = values[part]
 
 
 def read_rows(grid: np.ndarray, time: int, n: int) -> np.ndarray:
-    """n time steps [n, ...] from `time` on; a view, unless they go round the end of the ring."""
+    """n time steps [n, ...] starting at `time`; a view unless they wrap around the end of the ring."""
     parts = [grid[places] for places, _ in spans(time, n, len(grid))]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-class Choices:
-    """What a selector draws from: the numbers lo..hi-1 but those that are not eligible. Moves forward only."""
+class Candidates:
+    """What a selector may draw: the eligible numbers of the window lo..hi-1, which only moves forward."""
 
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
         self.lo = self.hi = 0
-        self.eligible = np.zeros(n_slots, np.bool_)  # by number % n_slots; False outside of lo..hi-1
-        self.n = 0  # eligible ones
-        self.newest = np.zeros(0, np.int64)  # numbers that became eligible with the last move
+        self.eligible = np.zeros(n_slots, np.bool_)  # by number % n_slots; False outside of the window
+        self.n = 0  # eligible numbers
+        self.newest = np.zeros(0, np.int64)  # numbers that became eligible with the last `advance`
 
-    def move(self, lo: int, hi: int, eligible: np.ndarray) -> np.ndarray:
-        """Go on to lo..hi-1, which may be none; returns the slots that are no longer to be drawn.
+    def advance(self, lo: int, hi: int, eligible: np.ndarray) -> np.ndarray:
+        """Move the window to lo..hi-1, which may be empty; returns the slots that left it.
 
         Args:
-            eligible: [hi - max(lo, hi before)] bool, of the new numbers.
+            eligible: [hi - max(lo, previous hi)] bool, of the new numbers.
         """
         first, last = self.lo, min(lo, self.hi)
         for places, _ in spans(first, max(0, last - first), self.n_slots):
@@ -89,81 +89,92 @@ class Choices:
         self.lo, self.hi = lo, hi
         return np.arange(first, last) % self.n_slots
 
-    def among(self, numbers: np.ndarray) -> np.ndarray:
-        """Which of `numbers` may be drawn: [n] bool."""
+    def contains(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of `numbers` [n] may be drawn: [n] bool."""
         return (numbers >= self.lo) & (numbers < self.hi) & self.eligible[numbers % self.n_slots]
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; arrays are views."""
+        """The window; arrays are views."""
         return {"lo": self.lo, "hi": self.hi, "eligible": self.eligible, "newest": self.newest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state of the same size."""
+        """Restore a saved state of the same size."""
         self.lo, self.hi, self.newest = state["lo"], state["hi"], np.array(state["newest"])
         self.eligible[...] = state["eligible"]
         self.n = int(np.count_nonzero(self.eligible))
 
 
 class Column(ABC):
-    """A ring of L time steps of B rows of one shape. Slot time % L * B + b, or by_env: b * L + time % L.
+    """A ring of L time steps of B rows of one shape. The slot is time % L * B + b, or by_env: b * L + time % L.
 
-    By environment, rows that follow each other are neighbours: stacks of 84x84 are then gathered in a fifth less time.
+    With by_env, consecutive rows are neighbours in memory, and stacks of 84x84 frames are gathered 20 % faster.
     """
+
+    def __init__(self, slots: Any, L: int, B: int, by_env: bool) -> None:
+        """`slots`: array or tensor [L * B + extra, ...]."""
+        self._slots = slots
+        lead = (B, L) if by_env else (L, B)
+        grid = slots[: L * B].reshape(*lead, *slots.shape[1:])  # a view
+        self._grid = grid.swapaxes(0, 1) if by_env else grid
+        self._digests = Digests(L, self._grid[:1].nbytes)
 
     @abstractmethod
     def write(self, time: int, values: np.ndarray) -> None:
-        """Write [n, B, ...] from `time` on."""
+        """Write [n, B, ...] starting at `time`."""
 
     @abstractmethod
     def take(self, at: Any) -> Tensor:
-        """A copy [*slots, ...] of the slots that `Memory.locate` located, on the learner's device."""
+        """A copy [*slots, ...] of the slots `at`, as returned by `Memory.locate`, on the learner's device."""
 
     @abstractmethod
-    def held(self, n_used: int) -> Chunked:
-        """The first n_used time steps [n_used, B, ...], valid until the next `write`."""
+    def _read(self, rows: slice) -> np.ndarray:
+        """Time steps as a contiguous array."""
 
-    @abstractmethod
+    def saved(self, n_used: int) -> Chunked:
+        """The first n_used time steps [n_used, B, ...] for a snapshot, valid until the next `write`."""
+        example = self._read(slice(0))
+        return self._digests.chunked(example.dtype, example.shape[1:], n_used, self._read)
+
     def load(self, saved: np.ndarray | Chunked) -> None:
-        """Set the first time steps to what `held` gave; an array is from before there were pieces, or a small one."""
+        """Restore what `saved` returned; small arrays come back from a snapshot as NumPy arrays."""
+        for rows, values in by_rows(saved):
+            self.write(rows.start, values)
+        self._digests.take_over(saved)
 
 
 class Memory(ABC):
-    """Where columns lie, and the device that what is taken from them comes to."""
+    """Allocates columns, and moves what is read from them to the learner's device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @abstractmethod
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, more: int = 0) -> Column:
-        """Zeros, with `more` slots behind the ring."""
-
-    @abstractmethod
-    def locate(self, slots: np.ndarray) -> Any:
-        """Slots in the form that columns take them in, for several columns at once."""
+    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
+        """A column of zeros, with `extra` slots after the ring."""
 
     @abstractmethod
     def available(self) -> int:
-        """Bytes that columns may take."""
+        """Bytes available for columns."""
+
+    def locate(self, slots: np.ndarray) -> Any:
+        """Slots in the form `Column.take` needs, computed once for several columns."""
+        return slots
 
     def send(self, array: np.ndarray) -> Tensor:
-        """A fresh array as a tensor on the learner's device, for which nobody waits."""
+        """A new array as a tensor on the learner's device, copied asynchronously."""
         return sent(torch.from_numpy(array), self.device)
 
 
 class ArrayColumn(Column):
-    """NumPy, in memory or mapped.
+    """A NumPy array, in RAM or memory-mapped.
 
-    256 rows of 17 float32 out of a million take 7 us by np.take and 16 us by torch.index_select; 160 frames of 84x84
-    take 86 us and 105 us.
+    256 rows of 17 float32 out of a million take 7 us with np.take and 16 us with torch.index_select; 160 frames of
+    84x84 take 86 us and 105 us.
     """
 
     def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: Memory) -> None:
-        """`slots` [L * B + more, ...]."""
-        self._slots, self._memory = slots, memory
-        lead = (B, L) if by_env else (L, B)
-        grid = slots[: L * B].reshape(*lead, *slots.shape[1:])
-        self._grid = grid.swapaxes(0, 1) if by_env else grid
-        self._digests = Digests(L, self._grid[:1].nbytes)
+        super().__init__(slots, L, B, by_env)
+        self._memory = memory
 
     def write(self, time: int, values: np.ndarray) -> None:
         for places, part in spans(time, len(values), len(self._grid)):
@@ -173,26 +184,12 @@ class ArrayColumn(Column):
     def take(self, at: Any) -> Tensor:
         return self._memory.send(self._slots.take(at, axis=0))
 
-    def held(self, n_used: int) -> Chunked:
-        grid = self._grid
-        return self._digests.chunked(grid.dtype, grid.shape[1:], n_used, lambda rows: np.ascontiguousarray(grid[rows]))
-
-    def load(self, saved: np.ndarray | Chunked) -> None:
-        for rows, values in by_rows(saved):
-            self._grid[rows] = values
-        self._digests.take_over(saved)
+    def _read(self, rows: slice) -> np.ndarray:
+        return np.ascontiguousarray(self._grid[rows])
 
 
 class TensorColumn(Column):
-    """On the learner's device, so that only the numbers of the rows drawn travel."""
-
-    def __init__(self, slots: Tensor, L: int, B: int, by_env: bool) -> None:
-        """`slots` [L * B + more, ...]."""
-        self._slots = slots
-        lead = (B, L) if by_env else (L, B)
-        grid = slots[: L * B].view(*lead, *slots.shape[1:])
-        self._grid = grid.transpose(0, 1) if by_env else grid
-        self._digests = Digests(L, self._grid[:1].nbytes)
+    """A tensor on the learner's device, so that only the indices of sampled rows are copied to it."""
 
     def write(self, time: int, values: np.ndarray) -> None:
         tensor = torch.from_numpy(values)
@@ -203,63 +200,48 @@ class TensorColumn(Column):
     def take(self, at: Any) -> Tensor:
         return self._slots.index_select(0, at.reshape(-1)).view(*at.shape, *self._slots.shape[1:])
 
-    def held(self, n_used: int) -> Chunked:
-        grid = self._grid
-        dtype = grid[:0].cpu().numpy().dtype
-        return self._digests.chunked(
-            dtype, tuple(grid.shape[1:]), n_used, lambda rows: grid[rows].contiguous().cpu().numpy()
-        )
-
-    def load(self, saved: np.ndarray | Chunked) -> None:
-        for rows, values in by_rows(saved):
-            self._grid[rows].copy_(torch.from_numpy(values))
-        self._digests.take_over(saved)
+    def _read(self, rows: slice) -> np.ndarray:
+        return self._grid[rows].contiguous().cpu().numpy()
 
 
 class HostMemory(Memory):
-    """Ordinary memory; the operating system provides it as it is filled."""
+    """RAM; the operating system allocates it as it is written."""
 
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, more: int = 0) -> Column:
-        return ArrayColumn(np.zeros((L * B + more, *shape), dtype), L, B, by_env, self)
-
-    def locate(self, slots: np.ndarray) -> Any:
-        return slots
+    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
+        return ArrayColumn(np.zeros((L * B + extra, *shape), dtype), L, B, by_env, self)
 
     def available(self) -> int:
         return available_memory()
 
 
 class DiskMemory(Memory):
-    """Files in `folder` that have no name, so that nothing of them stays whatever ends the process."""
+    """Unnamed files in `folder`, which disappear with the process however it ends."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
         super().__init__(device)
         self.folder = folder
 
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, more: int = 0) -> Column:
-        dtype, shape = np.dtype(dtype), (L * B + more, *shape)
+    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
+        dtype, shape = np.dtype(dtype), (L * B + extra, *shape)
         n_bytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         with tempfile.TemporaryFile(dir=self.folder) as file:
             if sys.platform == "linux":
-                os.posix_fallocate(file.fileno(), 0, n_bytes)  # a full disk is told now, not by SIGBUS later
+                os.posix_fallocate(file.fileno(), 0, n_bytes)  # a full disk raises here, not as SIGBUS on a write
             else:
                 file.truncate(n_bytes)
             mapped = mmap.mmap(file.fileno(), n_bytes)
         return ArrayColumn(np.frombuffer(mapped, dtype, count=int(np.prod(shape))).reshape(shape), L, B, by_env, self)
-
-    def locate(self, slots: np.ndarray) -> Any:
-        return slots
 
     def available(self) -> int:
         return shutil.disk_usage(self.folder).free
 
 
 class DeviceMemory(Memory):
-    """The learner's device, usually a GPU; on the CPU for tests."""
+    """The learner's device, usually a GPU; the CPU in tests."""
 
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, more: int = 0) -> Column:
+    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
         like = torch.from_numpy(np.zeros(0, dtype))
-        return TensorColumn(torch.zeros((L * B + more, *shape), dtype=like.dtype, device=self.device), L, B, by_env)
+        return TensorColumn(torch.zeros((L * B + extra, *shape), dtype=like.dtype, device=self.device), L, B, by_env)
 
     def locate(self, slots: np.ndarray) -> Any:
         return self.send(slots)
@@ -271,15 +253,13 @@ class DeviceMemory(Memory):
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: of the machine, and of the control groups it is in."""
+    """Bytes of RAM this process can still allocate, within the limits of its Linux control groups."""
     available = int(psutil.virtual_memory().available)
-    for group in _control_groups():
-        available = min(available, _left_in(group, available))
-    return max(0, available)
+    return max(0, min([available, *(_remaining(group, available) for group in _control_groups())]))
 
 
 def _control_groups() -> list[Path]:
-    """The folders, from the process's own group to the root, of both versions of Linux's control groups."""
+    """The folders from the process's own group up to the root, for versions 1 and 2 of Linux's control groups."""
     root, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
     groups = [root, root / "memory"]
     if own.is_file():
@@ -292,7 +272,8 @@ def _control_groups() -> list[Path]:
     return list(dict.fromkeys(groups))
 
 
-def _left_in(group: Path, otherwise: int) -> int:
+def _remaining(group: Path, default: int) -> int:
+    """Bytes left in a control group, of version 2 or 1; `default` if it has no limit."""
     for limit, usage, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -300,10 +281,10 @@ def _left_in(group: Path, otherwise: int) -> int:
         try:
             bound = (group / limit).read_text(encoding="utf-8").strip()
             if bound == "max":
-                return otherwise
+                return default
             used = int((group / usage).read_text(encoding="utf-8"))
             counts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
         except (OSError, ValueError):
             continue
-        return int(bound) - used + int(counts.get(cache, 0))  # cached files give way
-    return otherwise
+        return int(bound) - used + int(counts.get(cache, 0))  # the kernel frees cached files when needed
+    return default

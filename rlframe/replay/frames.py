@@ -1,4 +1,4 @@
-"""How one part of the observations is kept: as rows, or as frames that are each kept once and stacked when read."""
+"""How replay stores observations: as whole rows, or frame by frame, from which stacks are rebuilt when read."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import FrameStack
+from rlframe.record.codec import Chunked, by_rows
 from rlframe.replay.columns import Memory, Ring, write_rows
 
 
-class At(NamedTuple):
-    """Rows in the ring, [n] or [L, n]."""
+class Location(NamedTuple):
+    """Where rows lie in the ring: [n] or [L, n]."""
 
     slots: np.ndarray
-    located: Any  # see Memory.locate
+    located: Any  # the slots for `Column.take`, see Memory.locate
 
 
-class Kept(ABC):
-    """One leaf of the observations of a ring."""
+class ObservationStorage(ABC):
+    """Stores one leaf of the observations."""
 
-    rows_before: int  # how many rows before one are needed to read it
-
-    @abstractmethod
-    def begin(self, time: int, row: np.ndarray) -> None:
-        """Write the row [B, ...] at `time`, which follows no other; what it needs goes into the rows_before."""
+    rows_before: int  # number of earlier rows that are needed to read a row
 
     @abstractmethod
-    def extend(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
-        """Write rows 1..T of [T+1, B, ...]; row 0 is at `time` already.
+    def write_first(self, time: int, row: np.ndarray) -> None:
+        """Write the row [B, ...] at `time`, which follows no other row, and what it needs into the rows_before."""
+
+    @abstractmethod
+    def append(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
+        """Write rows 1..T of [T+1, B, ...]; row 0 is stored at `time` already.
 
         Args:
-            reset: [T, B] bool: rows 1..T that begin an episode by a reset.
+            reset: [T, B] bool: which of the rows 1..T start an episode after a reset.
         """
 
     @abstractmethod
-    def read(self, at: At) -> Tensor:
-        """[*slots, ...]."""
+    def read(self, at: Location) -> Tensor:
+        """Observations [*slots, ...]."""
 
-    @abstractmethod
-    def read_pair(self, at: At, after: At) -> tuple[Tensor, Tensor]:
-        """Of rows [n] that are valid, and of the rows after them; they may share memory."""
+    def read_pair(self, at: Location, after: Location) -> tuple[Tensor, Tensor]:
+        """Observations of valid rows [n] and of the rows after them; both may share memory."""
+        return self.read(at), self.read(after)
 
     @abstractmethod
     def state_dict(self, n_used: int) -> dict[str, Any]:
-        """The first n_used time steps of the ring; views where that is possible."""
+        """The first n_used time steps of the ring; views where possible."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
-class Rows(Kept):
-    """As they are."""
+class Rows(ObservationStorage):
+    """Whole observations."""
 
     rows_before = 0
 
@@ -63,50 +65,47 @@ class Rows(Kept):
         """`example`: a single row."""
         self._column = memory.column(ring.L, ring.B, example.shape, example.dtype)
 
-    def begin(self, time: int, row: np.ndarray) -> None:
+    def write_first(self, time: int, row: np.ndarray) -> None:
         self._column.write(time, row[None])
 
-    def extend(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
+    def append(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
         self._column.write(time + 1, rows[1:])
 
-    def read(self, at: At) -> Tensor:
+    def read(self, at: Location) -> Tensor:
         return self._column.take(at.located)
 
-    def read_pair(self, at: At, after: At) -> tuple[Tensor, Tensor]:
-        return self._column.take(at.located), self._column.take(after.located)
-
     def state_dict(self, n_used: int) -> dict[str, Any]:
-        return {"rows": self._column.held(n_used)}
+        return {"rows": self._column.saved(n_used)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._column.load(state["rows"])
 
 
-class Frames(Kept):
-    """The newest frame of each row. Stacks are rebuilt within an episode and padded at its reset as they came.
+class Frames(ObservationStorage):
+    """The newest frame of each row. Stacks are rebuilt within an episode, padded at its start as they were.
 
-    A lost life is no reset: stacks go on. ALE pads with black frames, Gymnasium's FrameStackObservation with the first
-    frame or with black ones; which it was is found out at each reset.
+    A lost life is no reset: its stacks continue. ALE pads with black frames, Gymnasium's FrameStackObservation with
+    black frames or copies of the first one; which of the two is detected at each reset.
     """
 
     def __init__(self, ring: Ring, memory: Memory, space: FrameStack) -> None:
         self._ring, self._memory, self._n = ring, memory, space.n_frames
         self.rows_before = self._n - 1
         self._frame = (space.shape[0] // self._n, *space.shape[1:])  # [channels, H, W]
-        self._black = ring.n_slots  # a slot behind the ring, that stays zero
-        self._frames = memory.column(ring.L, ring.B, self._frame, np.uint8, by_env=True, more=1)
-        # Frames of the episode before the row's own, at most n - 1: a; or -1 - a if those that lack are black.
+        self._black = ring.n_slots  # the slot after the ring, which stays zero
+        self._frames = memory.column(ring.L, ring.B, self._frame, np.uint8, by_env=True, extra=1)
+        # Number a of the episode's frames before the row's own, at most n - 1; stored as -1 - a if padded with black.
         self._age = np.zeros((ring.L, ring.B), np.int8)
-        self._age_of = self._age.reshape(-1)
-        self._back = np.arange(self._n - 1, -2, -1)  # from a row to the frames of its stack, and to the next
+        self._flat_age = self._age.reshape(-1)
+        self._back = np.arange(self._n - 1, -2, -1)  # offsets from a row to the frames of its stack and of the next one
 
-    def begin(self, time: int, row: np.ndarray) -> None:
+    def write_first(self, time: int, row: np.ndarray) -> None:
         B, n = self._ring.B, self._n
         frames = row.reshape(B, n, *self._frame)
         self._frames.write(time - n + 1, np.ascontiguousarray(frames.swapaxes(0, 1)))
-        write_rows(self._age, time, np.full((1, B), n - 1, np.int8))  # the rows before hold true frames
+        write_rows(self._age, time, np.full((1, B), n - 1, np.int8))  # the rows before it hold its older frames
 
-    def extend(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
+    def append(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
         T, n = len(reset), self._n
         stacks = rows.reshape(T + 1, self._ring.B, n, *self._frame)
         black = check_stacks(stacks, reset)
@@ -118,19 +117,19 @@ class Frames(Kept):
             ages = _ages(age, reset, black, n)
         write_rows(self._age, time + 1, ages)
 
-    def read(self, at: At) -> Tensor:
+    def read(self, at: Location) -> Tensor:
         return self._stacks(at.slots, self._n).view(*at.slots.shape, -1, *self._frame[1:])
 
-    def read_pair(self, at: At, after: At) -> tuple[Tensor, Tensor]:
-        """Each frame is fetched once; both stacks are views of them."""
+    def read_pair(self, at: Location, after: Location) -> tuple[Tensor, Tensor]:
+        """Fetches each frame once; both stacks are views of them."""
         channels = self._frame[0]
         frames = self._stacks(at.slots, self._n + 1).view(len(at.slots), -1, *self._frame[1:])
         return frames[:, :-channels], frames[:, channels:]
 
     def _stacks(self, slots: np.ndarray, length: int) -> Tensor:
-        """`length` frames from the oldest of the rows' stacks on: [*slots, length, channels, H, W]."""
+        """`length` frames from the oldest of each row's stack on: [*slots, length, channels, H, W]."""
         place, env = np.divmod(slots, self._ring.B)
-        place, start, age = place[..., None], (env * self._ring.L)[..., None], self._age_of.take(slots)
+        place, start, age = place[..., None], (env * self._ring.L)[..., None], self._flat_age.take(slots)
         back = self._back[:length]
         if age.min() == self._n - 1:  # nearly always
             frames = (place - back) % self._ring.L + start
@@ -141,22 +140,109 @@ class Frames(Kept):
         return self._frames.take(self._memory.locate(frames))
 
     def state_dict(self, n_used: int) -> dict[str, Any]:
-        return {"frames": self._frames.held(n_used), "age": self._age[:n_used]}
+        return {"frames": self._frames.saved(n_used), "age": self._age[:n_used]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._frames.load(state["frames"])
         self._age[: len(state["age"])] = state["age"]
 
 
+_CHUNK_BLOCKS = 4096  # compressed blocks in one chunk of a snapshot
+
+
+class CompressedFrames(ObservationStorage):
+    """As Frames, compressed without loss by lz4 (the extra `lz4`), in about a tenth of the memory.
+
+    One block holds a row's stack and the next row's newest frame, so that reading a transition is one call: five
+    similar frames together take little more than twice the time of one.
+    """
+
+    rows_before = 0
+
+    def __init__(self, ring: Ring, memory: Memory, space: FrameStack) -> None:
+        """Raises:
+        ConfigError: lz4 is not installed.
+        """
+        try:
+            from lz4 import block  # an optional extra
+        except ImportError:
+            raise ConfigError('algo.replay.compress=true needs lz4: pip install "rlframe[lz4]"') from None
+        self._lz4_compress, self._lz4_decompress = block.compress, block.decompress
+        self._ring, self._memory, self._n = ring, memory, space.n_frames
+        self._frame = (space.shape[0] // self._n, *space.shape[1:])  # [channels, H, W]
+        self._block = np.zeros((self._n + 1, *self._frame), np.uint8)  # the frames to compress
+        self._blocks: list[bytes] = [b""] * ring.n_slots
+        self._digests = [""] * -(-ring.n_slots // _CHUNK_BLOCKS)  # see Chunked.digests; reset where a block changes
+
+    def write_first(self, time: int, row: np.ndarray) -> None:
+        for env, stack in enumerate(row.reshape(-1, self._n, *self._frame)):
+            self._compress(time, env, stack, np.zeros(self._frame, np.uint8))
+
+    def append(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
+        stacks = rows.reshape(*rows.shape[:2], self._n, *self._frame)
+        check_stacks(stacks, reset)
+        for t in range(len(reset)):
+            for env in range(self._ring.B):
+                self._compress(time + t, env, stacks[t, env], stacks[t + 1, env, -1])
+        self.write_first(time + len(reset), rows[-1])
+
+    def _compress(self, time: int, env: int, stack: np.ndarray, newest: np.ndarray) -> None:
+        self._block[:-1], self._block[-1] = stack, newest
+        slot = time % self._ring.L * self._ring.B + env
+        self._blocks[slot] = self._lz4_compress(self._block, store_size=False)
+        self._digests[slot // _CHUNK_BLOCKS] = ""
+
+    def read(self, at: Location) -> Tensor:
+        frames = self._decompress(at.slots)[:, :-1]
+        return frames.reshape(*at.slots.shape, -1, *self._frame[1:])
+
+    def read_pair(self, at: Location, after: Location) -> tuple[Tensor, Tensor]:
+        channels = self._frame[0]
+        frames = self._decompress(at.slots).view(len(at.slots), -1, *self._frame[1:])
+        return frames[:, :-channels], frames[:, channels:]
+
+    def _decompress(self, slots: np.ndarray) -> Tensor:
+        """The blocks of the slots, flat: [n, n_frames + 1, channels, H, W]."""
+        blocks, n_bytes, decompress = self._blocks, self._block.nbytes, self._lz4_decompress
+        joined = bytearray().join([decompress(blocks[i], uncompressed_size=n_bytes) for i in slots.ravel().tolist()])
+        return self._memory.send(np.frombuffer(joined, np.uint8).reshape(-1, *self._block.shape))
+
+    def state_dict(self, n_used: int) -> dict[str, Any]:
+        length = np.fromiter(map(len, self._blocks[: n_used * self._ring.B]), np.int64)
+        return {"length": length, "bytes": self._chunked(length)}
+
+    def _chunked(self, length: np.ndarray) -> Chunked:
+        """The blocks concatenated, in chunks of equally many blocks."""
+        counts = [int(length[start : start + _CHUNK_BLOCKS].sum()) for start in range(0, len(length), _CHUNK_BLOCKS)]
+
+        def read(i: int) -> np.ndarray:
+            end = min(len(length), (i + 1) * _CHUNK_BLOCKS)
+            return np.frombuffer(bytearray().join(self._blocks[i * _CHUNK_BLOCKS : end]), np.uint8)
+
+        return Chunked(np.dtype(np.uint8), (), counts, read, self._digests)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        slot, length = 0, state["length"].tolist()
+        for _, chunk in by_rows(state["bytes"]):  # each holds whole blocks
+            data, start = chunk.tobytes(), 0
+            while start < len(data):
+                self._blocks[slot] = data[start : start + length[slot]]
+                start, slot = start + length[slot], slot + 1
+        self._digests[:] = [""] * len(self._digests)
+        counts = self._chunked(state["length"]).counts
+        if isinstance(state["bytes"], Chunked) and state["bytes"].counts == counts:
+            self._digests[: len(counts)] = state["bytes"].digests[: len(counts)]
+
+
 def check_stacks(stacks: np.ndarray, reset: np.ndarray) -> np.ndarray:
-    """Whether stacks can be rebuilt from their newest frames; which resets have black frames before the first one.
+    """Check that stacks can be rebuilt from their newest frames; find the resets padded with black frames.
 
     Args:
         stacks: [T+1, B, n, ...] uint8.    reset: [T, B] bool, of rows 1..T.
     Returns:
         black [T, B] bool.
     Raises:
-        ValueError: a stack goes on from another than the row before, or is padded in another way.
+        ValueError: a stack does not continue the row before, or is padded in another way.
     """
     words = _words(stacks)  # [T+1, B, n, words of a frame]
     shifts = (words[1:, :, :-1] == words[:-1, :, 1:]).reshape(*reset.shape, -1).all(axis=-1)
@@ -164,8 +250,7 @@ def check_stacks(stacks: np.ndarray, reset: np.ndarray) -> np.ndarray:
     if wrong.any():
         t, env = np.argwhere(wrong)[0]
         raise ValueError(
-            f"environment {env}: the observation of step {t} is no stack that goes on from the one before; give its "
-            f"space as gymnasium.spaces.Box instead of FrameStack, and replay keeps whole observations"
+            f"environment {env}: the observation of step {t} does not continue the stack of the step before; {_REMEDY}"
         )
     black = np.zeros_like(reset)
     for t, env in np.argwhere(reset):
@@ -173,21 +258,23 @@ def check_stacks(stacks: np.ndarray, reset: np.ndarray) -> np.ndarray:
         black[t, env] = not older.any()
         if not black[t, env] and not (older == first).all():
             raise ValueError(
-                f"environment {env}: the stack of a reset is padded neither with black frames nor with its first "
-                f"frame; give its space as gymnasium.spaces.Box instead of FrameStack, and replay keeps whole "
-                f"observations"
+                f"environment {env}: the stack after a reset is padded neither with black frames nor with its first "
+                f"frame; {_REMEDY}"
             )
     return black
 
 
+_REMEDY = "declare its space as gymnasium.spaces.Box instead of FrameStack, so that replay stores whole observations"
+
+
 def _words(stacks: np.ndarray) -> np.ndarray:
-    """Frames flat, in as wide numbers as they divide into: comparing 84x84 takes an eighth of the time."""
+    """Frames flattened and viewed as int64 where possible, which compares 84x84 frames in an eighth of the time."""
     flat = np.ascontiguousarray(stacks).reshape(*stacks.shape[:3], -1)
     return flat.view(np.int64) if flat.shape[-1] % 8 == 0 else flat
 
 
 def _ages(age: np.ndarray, reset: np.ndarray, black: np.ndarray, n: int) -> np.ndarray:
-    """What Frames keeps of rows 1..T, from row 0's [B]: [T, B] int8."""
+    """The ages of rows 1..T (see Frames) from row 0's [B]: [T, B] int8."""
     ages = np.empty(reset.shape, np.int8)
     for t in range(len(reset)):
         is_black = age < 0

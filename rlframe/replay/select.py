@@ -1,4 +1,4 @@
-"""Which rows are drawn: uniformly, or in proportion to their priorities by a sum tree."""
+"""Selectors: draw candidates uniformly, or in proportion to their priorities with a sum tree."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from rlframe.replay.columns import Choices
+from rlframe.replay.columns import Candidates
 
-WIDTH = 64  # children of a node
-_ROOT = 1024  # children of the root, at most: one cumulative sum of them serves a whole batch
+WIDTH = 64  # children per node
+_ROOT = 1024  # children of the root at most: one cumulative sum of them serves a whole batch
+_MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 
 
 class SumTree:
-    """float64 priorities of `n` leaves. A parent is recomputed as the sum of its children, so nothing drifts.
+    """float64 priorities of `n` leaves. A parent is recomputed as the sum of its children, so errors do not add up.
 
-    Four million leaves are three levels. Of widths from 16 to 256 none is faster for 32 out of a million: what takes
-    time is the number of calls, then the cumulative sums.
+    Four million leaves are three levels. No width from 16 to 256 draws 32 out of a million faster: the number of calls
+    takes the time, then the cumulative sums.
     """
 
     def __init__(self, n: int) -> None:
-        """Zeros."""
         self._levels: list[np.ndarray] = []  # [m, WIDTH] each, leaves first
         while not self._levels or n > _ROOT:
             n = -(-n // WIDTH)
@@ -33,11 +33,11 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """The sum of all priorities."""
         return float(self._root.cumsum()[-1])
 
     def set(self, index: np.ndarray, priority: np.ndarray | float) -> None:
-        """Set leaves [n]; of several for the same leaf, the last counts."""
+        """Set the priorities of leaves [n]; the last one counts where an index is repeated."""
         self.leaves[index] = priority
         node = index // WIDTH
         for level, parent in zip(self._levels, self._parents, strict=True):
@@ -47,14 +47,14 @@ class SumTree:
             node = node // WIDTH
 
     def find(self, share: np.ndarray) -> np.ndarray:
-        """The leaves within whose parts of the total `share` [n] fall, from 0 to 1; never one of priority 0.
+        """The leaves [n] at these shares [n] of the total, from 0 to 1; never a leaf of priority 0.
 
         Raises:
-            ValueError: all are 0.
+            ValueError: all priorities are 0.
         """
         sums = self._root.cumsum()
         if not sums[-1] > 0:
-            raise ValueError("every priority is 0; add a small constant to priorities")
+            raise ValueError("every priority is 0; add a small constant to the priorities")
         mass = np.minimum(share * sums[-1], np.nextafter(sums[-1], 0.0))
         node = sums.searchsorted(mass, side="right")
         mass -= sums[node] - self._root[node]
@@ -62,7 +62,7 @@ class SumTree:
         for level in reversed(self._levels):
             children = level.take(node, axis=0)  # [n, WIDTH]
             sums = children.cumsum(axis=1)
-            mass = np.minimum(mass, np.nextafter(sums[:, -1], 0.0))[:, None]  # rounding may have left the node
+            mass = np.minimum(mass, np.nextafter(sums[:, -1], 0.0))[:, None]  # rounding may have exceeded the node
             child = (sums > mass).argmax(axis=1)
             node = node * WIDTH + child
             if level is not self._levels[0]:
@@ -70,39 +70,36 @@ class SumTree:
         return node
 
     def load(self, leaves: np.ndarray) -> None:
-        """Set all leaves."""
+        """Set all priorities."""
         self.leaves[: len(leaves)] = leaves
         for level, parent in zip(self._levels, self._parents, strict=True):
             parent[: len(level)] = level.sum(axis=1)
 
 
-_LARGEST = 1e30  # of a priority: no sum overflows, nor is it above float32
-
-
 class Selector(ABC):
-    """Draws from `Choices`, which it is told the moves of."""
+    """Draws from `Candidates`. Call `update_candidates` whenever they change."""
 
     rng: np.random.Generator
 
     @abstractmethod
     def __repr__(self) -> str:
-        """What it is, so that a saved state is loaded by its like only."""
+        """Its kind and parameters; a saved state is loaded only by an equal selector."""
 
     @abstractmethod
-    def move(self, choices: Choices, gone: np.ndarray) -> None:
-        """`choices` has moved; `gone` are the slots no longer to be drawn."""
+    def update_candidates(self, candidates: Candidates, removed: np.ndarray) -> None:
+        """Give `candidates.newest` a priority, and none to the slots `removed`."""
 
     @abstractmethod
-    def draw(self, choices: Choices, n: int) -> np.ndarray:
-        """n numbers [n] int64, with replacement; there is at least one to choose."""
+    def draw(self, candidates: Candidates, n: int) -> np.ndarray:
+        """n numbers [n] int64, drawn with replacement; there must be at least one candidate."""
 
     @abstractmethod
-    def weight(self, choices: Choices, numbers: np.ndarray, beta: float) -> np.ndarray | None:
-        """Importance weights [n] float32, at most 1; None where all are 1."""
+    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
+        """Importance weights [n] float32, at most 1; None if all are 1."""
 
     @abstractmethod
-    def update(self, choices: Choices, numbers: np.ndarray, priority: np.ndarray) -> None:
-        """Set the priorities [n] of those of `numbers` that may still be drawn.
+    def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
+        """Set priorities [n]; numbers [n] that are no candidates are ignored.
 
         Raises:
             ValueError: a priority is negative, NaN or infinite.
@@ -110,15 +107,15 @@ class Selector(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The generator, and all else that decides what is drawn."""
+        """The state of the generator, and the priorities."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
 
 
 class Uniform(Selector):
-    """Each with the same probability; priorities are checked and forgotten."""
+    """Draws every candidate with the same probability; priorities are checked and ignored."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -126,28 +123,29 @@ class Uniform(Selector):
     def __repr__(self) -> str:
         return "Uniform()"
 
-    def move(self, choices: Choices, gone: np.ndarray) -> None:
-        """Nothing."""
+    def update_candidates(self, candidates: Candidates, removed: np.ndarray) -> None:
+        pass
 
-    def draw(self, choices: Choices, n: int) -> np.ndarray:
-        drawn = self._anywhere(choices, n)
-        wrong = np.flatnonzero(~choices.eligible.take(drawn % choices.n_slots))
+    def draw(self, candidates: Candidates, n: int) -> np.ndarray:
+        drawn = self._draw_window(candidates, n)
+        wrong = np.flatnonzero(~candidates.eligible.take(drawn % candidates.n_slots))
         while len(wrong):
-            drawn[wrong] = again = self._anywhere(choices, len(wrong))
-            wrong = wrong[~choices.eligible.take(again % choices.n_slots)]
+            drawn[wrong] = again = self._draw_window(candidates, len(wrong))
+            wrong = wrong[~candidates.eligible.take(again % candidates.n_slots)]
         return drawn
 
-    def _anywhere(self, choices: Choices, n: int) -> np.ndarray:
-        # rng.integers takes 5.8 us for 256, this 2.5; a float's 53 bits are plenty for the 2**30 numbers there may be
-        drawn = (self.rng.random(n) * (choices.hi - choices.lo)).astype(np.int64)
-        drawn += choices.lo
+    def _draw_window(self, candidates: Candidates, n: int) -> np.ndarray:
+        """Any numbers of the window, eligible or not."""
+        # 2.5 us for 256, rng.integers 5.8; a float's 53 bits are enough for the 2**30 numbers of a large window
+        drawn = (self.rng.random(n) * (candidates.hi - candidates.lo)).astype(np.int64)
+        drawn += candidates.lo
         return drawn
 
-    def weight(self, choices: Choices, numbers: np.ndarray, beta: float) -> np.ndarray | None:
+    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
         return None
 
-    def update(self, choices: Choices, numbers: np.ndarray, priority: np.ndarray) -> None:
-        _checked(priority)
+    def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
+        _check_priority(priority)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state}
@@ -157,21 +155,20 @@ class Uniform(Selector):
 
 
 class Prioritized(Selector):
-    """P(i) = p[i]^α / Σ p^α, weights (N P(i))^-β over their maximum in the batch; new rows have the highest p so far.
+    """P(i) = p[i]^α / Σ p^α; weights (N P(i))^-β over their maximum in the batch; new rows get the highest p so far.
 
     (Schaul et al. 2016, arXiv 1511.05952, proportional variant, eq. 1, section 3.4 and algorithm 1.) The total is cut
-    in n equal parts and one number drawn in each, as in their appendix B.2.1.
+    into n equal parts and one number is drawn from each, as in their appendix B.2.1.
     """
 
     def __init__(self, rng: np.random.Generator, alpha: float, n_slots: int) -> None:
         """Args:
-        alpha: α, above 0; 0 would be Uniform.    n_slots: of the choices.
-
+            alpha: α in (0, 1].    n_slots: that of the candidates.
         Raises:
-            ValueError: alpha is not above 0 and at most 1.
+            ValueError: alpha is not in (0, 1].
         """
         if not 0 < alpha <= 1:
-            raise ValueError(f"alpha={alpha} must be above 0 (where Uniform does) and at most 1")
+            raise ValueError(f"alpha={alpha} must be above 0 and at most 1; use Uniform for 0")
         self.rng, self.alpha = rng, alpha
         self._tree = SumTree(n_slots)
         self._n_slots = n_slots
@@ -180,27 +177,27 @@ class Prioritized(Selector):
     def __repr__(self) -> str:
         return f"Prioritized(alpha={self.alpha})"
 
-    def move(self, choices: Choices, gone: np.ndarray) -> None:
-        self._tree.set(gone, 0.0)
-        self._tree.set(choices.newest % choices.n_slots, self._highest)
+    def update_candidates(self, candidates: Candidates, removed: np.ndarray) -> None:
+        self._tree.set(removed, 0.0)
+        self._tree.set(candidates.newest % candidates.n_slots, self._highest)
 
-    def draw(self, choices: Choices, n: int) -> np.ndarray:
+    def draw(self, candidates: Candidates, n: int) -> np.ndarray:
         slots = self._tree.find((np.arange(n) + self.rng.random(n)) / n)
-        return choices.lo + (slots - choices.lo) % choices.n_slots
+        return candidates.lo + (slots - candidates.lo) % candidates.n_slots
 
-    def weight(self, choices: Choices, numbers: np.ndarray, beta: float) -> np.ndarray | None:
+    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
         if beta == 0.0:
             return None
-        power = self._tree.leaves.take(numbers % choices.n_slots)
+        power = self._tree.leaves.take(numbers % candidates.n_slots)
         return ((power / power.min()) ** -beta).astype(np.float32)  # N and the total cancel against the maximum
 
-    def update(self, choices: Choices, numbers: np.ndarray, priority: np.ndarray) -> None:
-        power = _checked(priority) ** self.alpha
-        current = choices.among(numbers)
+    def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
+        power = _check_priority(priority) ** self.alpha
+        current = candidates.contains(numbers)
         if not current.all():
             numbers, power = numbers[current], power[current]
         if len(power):
-            self._tree.set(numbers % choices.n_slots, power)
+            self._tree.set(numbers % candidates.n_slots, power)
             self._highest = max(self._highest, float(power.max()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,14 +210,10 @@ class Prioritized(Selector):
         self._highest = state["highest"]
 
 
-def _checked(priority: np.ndarray) -> np.ndarray:
-    """As float64.
-
-    Raises:
-        ValueError: one is negative, NaN or infinite.
-    """
-    if len(priority) and not (priority.min() >= 0 and priority.max() < _LARGEST):  # false with NaN
-        wrong = priority[~((priority >= 0) & (priority < _LARGEST))]
+def _check_priority(priority: np.ndarray) -> np.ndarray:
+    """The priorities as float64; raises ValueError if one is negative, NaN or infinite."""
+    if len(priority) and not (priority.min() >= 0 and priority.max() < _MAX_PRIORITY):  # false with NaN
+        wrong = priority[~((priority >= 0) & (priority < _MAX_PRIORITY))]
         raise ValueError(
             f"{len(wrong)} of {len(priority)} priorities are negative, NaN or infinite (the first is {wrong[0]}); "
             f"is the loss finite?"

@@ -1,4 +1,4 @@
-"""The rows that replay holds, in a ring: written a batch at a time, read anywhere."""
+"""The rows of a replay buffer: a ring that is written one batch at a time and read at any row."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
 from rlframe.replay.columns import Column, Memory, Ring, spans, write_rows
-from rlframe.replay.frames import At, Kept
+from rlframe.replay.frames import Location, ObservationStorage
 
-_FLAGS = ("reward", "terminated", "truncated", "valid", "first")
+_ARRAYS = ("reward", "terminated", "truncated", "valid", "first")
 
 
 class Storage:
-    """Copies of batches. Row `ring.t`, the end of the newest, is readable too, for all but its action and what follows.
+    """Copies of batches. Row `ring.t`, the end of the newest, is readable too, except for its action and outcome.
 
-    Batches that do not go on where the last one ended (after a resume, or where one was lost) are told: the row that
-    was to go on becomes an episode's last observation, its episode truncated, and time skips a few rows, not valid.
+    If a batch does not start where the last one ended (after a resume, or where a batch was lost), the open episodes
+    are truncated: the last row becomes their last observation, and a few invalid rows separate the batches.
     """
 
     def __init__(self, ring: Ring, memory: Memory, observation: Tree, example: AgentInputs, previous: bool) -> None:
         """Args:
-        observation: tree of `Kept`.    example: NumPy zeros [B], of what batches hold.
-        previous: whether true prev_action, prev_reward and first are read; else null ones.
+        observation: tree of `ObservationStorage`.    example: NumPy zeros [B], shaped as the batches' rows.
+        previous: whether prev_action, prev_reward and first are read; else they are null.
         """
         self.ring, self.memory, self.observation, self.previous = ring, memory, observation, previous
         self.rows_before = max([int(previous), *(leaf.rows_before for leaf in leaves(observation))])
@@ -35,9 +35,9 @@ class Storage:
         self.action = map_tree(lambda x: memory.column(L, B, x.shape[1:], x.dtype), example.prev_action)
         self.reward = np.zeros((L, B), np.float32)
         self.terminated, self.truncated, self.valid, self.first = (np.zeros((L, B), np.bool_) for _ in range(4))
-        self.n_rows = 0  # valid ones
-        self.last = example.map(np.copy)  # where the next batch starts
-        self._kept: list[Kept] = leaves(observation)
+        self.n_rows = 0  # valid rows
+        self.last = example.map(np.copy)  # the row where the next batch starts
+        self._observations: list[ObservationStorage] = leaves(observation)
         self._columns: list[Column] = leaves(self.action)
         self._last: list[np.ndarray] = leaves(self.last)
         self._null = replace(example, observation=()).map(lambda x: memory.send(x[:1].copy()))
@@ -47,21 +47,21 @@ class Storage:
         """Copy a batch; returns the time of its row 0.
 
         Raises:
-            ValueError: its stacks of frames cannot be rebuilt (see Frames), or B differs.
+            ValueError: B differs, T is too large, or stacks of frames cannot be rebuilt (see Frames).
         """
         inputs, action = _arrays(self.last, samples.inputs), _leaves(self.last.prev_action, samples.action)
         reward, terminated, truncated, valid = (
             as_numpy(x) for x in (samples.reward, samples.terminated, samples.truncated, samples.valid)
         )
         self._check(valid)
-        if not self.ring.t or not self._goes_on(inputs):
-            self._begin(inputs)
+        if not self.ring.t or not self._continues(inputs):
+            self._start_anew(inputs)
         start, T, reset = self.ring.t, len(valid), ~valid
-        for kept, rows in zip(self._kept, inputs.observation, strict=True):
-            kept.extend(start, rows, reset)
-        self._forget(start + 1, T)
+        for part, rows in zip(self._observations, inputs.observation, strict=True):
+            part.append(start, rows, reset)
+        self._invalidate(start + 1, T)
         if reset[0].any():
-            self._truncate(start - 1, reset[0])  # without an end where a worker died between batches
+            self._truncate(start - 1, reset[0])  # a worker that died between batches left no end of its episode
         self._write(start, action, reward, terminated, truncated, valid)
         write_rows(self.first, start + 1, inputs.first[0][1:])
         for to, rows in zip(self._last, _flat(inputs), strict=True):
@@ -72,29 +72,29 @@ class Storage:
     def _check(self, valid: np.ndarray) -> None:
         T, (L, B) = len(valid), (self.ring.L, self.ring.B)
         if valid.shape != (T, B) or T + 2 * self.rows_before + 2 > L:
-            raise ValueError(f"a batch of {list(valid.shape)} rows [T, B] does not fit replay of {[L, B]}")
+            raise ValueError(f"a batch of [T, B] = {list(valid.shape)} does not fit a replay of [L, B] = {[L, B]}")
 
-    def _goes_on(self, inputs: _Arrays) -> bool:
-        """Whether row 0 is the last one, bit by bit, so that NaN is NaN."""
+    def _continues(self, inputs: _Arrays) -> bool:
+        """Whether row 0 equals the last row, compared as bytes because NaN != NaN."""
         if all(rows[0].tobytes() == row.tobytes() for rows, row in zip(_flat(inputs), self._last, strict=True)):
             return True
-        began = self.last.first & inputs.first[0][0]  # an episode: whoever reads the row nulls what came before
-        anywhere = np.zeros_like(began)
+        first = self.last.first & inputs.first[0][0]  # agents null prev_action and prev_reward there: they may differ
+        nowhere = np.zeros_like(first)
         last = _arrays(self.last, self.last)
         return all(
-            _begins_with(rows, row, but)
-            for part, before, but in zip(inputs, last, (anywhere, began, began, anywhere), strict=True)
+            _starts_with(rows, row, ignored)
+            for part, before, ignored in zip(inputs, last, (nowhere, first, first, nowhere), strict=True)
             for rows, row in zip(part, before, strict=True)
         )
 
-    def _begin(self, inputs: _Arrays) -> None:
-        """Make row `ring.t` the batch's row 0, after rows for what it needs of those before it."""
+    def _start_anew(self, inputs: _Arrays) -> None:
+        """Make row `ring.t` the batch's row 0, preceded by invalid rows with what it needs of the rows before it."""
         ring, n = self.ring, self.rows_before
         time = ring.t
         if time:
             self._truncate(time - 1, np.ones(ring.B, np.bool_))
             n += 1
-        self._forget(time + 1, n)
+        self._invalidate(time + 1, n)
         no = np.zeros((n, ring.B), np.bool_)
         action = [np.zeros((n, *x.shape[1:]), x.dtype) for x in inputs.prev_action]
         reward = no.astype(np.float32)
@@ -102,17 +102,17 @@ class Storage:
             to[-1:] = rows[0]
         self._write(time, action, reward, no, no, no)
         ring.t = time + n
-        for kept, rows in zip(self._kept, inputs.observation, strict=True):
-            kept.begin(ring.t, rows[0])
+        for part, rows in zip(self._observations, inputs.observation, strict=True):
+            part.write_first(ring.t, rows[0])
         write_rows(self.first, ring.t, inputs.first[0][:1])
 
     def _truncate(self, time: int, envs: np.ndarray) -> None:
-        """Where the row is an episode's and did not end it; `envs` [B] bool."""
+        """Truncate the open episodes of `envs` [B] bool at this row."""
         place = time % self.ring.L
         self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
 
-    def _forget(self, start: int, n: int) -> None:
-        """The rows that are about to be overwritten by those of n times from `start` on."""
+    def _invalidate(self, start: int, n: int) -> None:
+        """Mark the rows as not valid that n time steps starting at `start` are about to overwrite."""
         for places, _ in spans(start, n, self.ring.L):
             self.n_rows -= int(np.count_nonzero(self.valid[places]))
             self.valid[places] = False
@@ -135,39 +135,39 @@ class Storage:
             self.truncated[places], self.valid[places] = truncated[part], valid[part]
         self.n_rows += int(np.count_nonzero(valid))
 
-    def at(self, numbers: np.ndarray) -> At:
-        """Rows with these numbers."""
-        slots = numbers % self.ring.n_slots
-        return At(slots, self.memory.locate(slots))
+    def locate(self, index: np.ndarray) -> Location:
+        """Where the rows with this index lie."""
+        slots = index % self.ring.n_slots
+        return Location(slots, self.memory.locate(slots))
 
-    def actions(self, at: At) -> Tree:
+    def actions(self, at: Location) -> Tree:
         """The actions [*slots, ...]."""
         return map_tree(lambda column: column.take(at.located), self.action)
 
-    def flags(self, array: np.ndarray, at: At) -> Tensor:
-        """Of one of the NumPy arrays here, [*slots]."""
+    def values(self, array: np.ndarray, at: Location) -> Tensor:
+        """The values [*slots] of an array [L, B], such as `reward`."""
         return self.memory.send(array.reshape(-1).take(at.slots))
 
-    def inputs(self, at: At) -> AgentInputs:
-        """What the agent sees at these rows."""
-        return self._with(map_tree(lambda kept: kept.read(at), self.observation), at)
+    def inputs(self, at: Location) -> AgentInputs:
+        """The agent's inputs [*slots] at these rows."""
+        return self._with_previous(map_tree(lambda part: part.read(at), self.observation), at)
 
-    def inputs_pair(self, at: At, after: At) -> tuple[AgentInputs, AgentInputs]:
-        """At valid rows [n], and at the rows after them."""
-        if isinstance(self.observation, Kept):  # the usual case; a tree costs 3 us
+    def inputs_pair(self, at: Location, after: Location) -> tuple[AgentInputs, AgentInputs]:
+        """The agent's inputs at valid rows [n], and at the rows after them."""
+        if isinstance(self.observation, ObservationStorage):  # the usual case; a tree costs 3 us
             one, other = self.observation.read_pair(at, after)
         else:
-            pairs = map_tree(lambda kept: _Pair(*kept.read_pair(at, after)), self.observation)
+            pairs = map_tree(lambda part: _Pair(*part.read_pair(at, after)), self.observation)
             one, other = map_tree(lambda pair: pair.one, pairs), map_tree(lambda pair: pair.other, pairs)
-        return self._with(one, at), self._with(other, after)
+        return self._with_previous(one, at), self._with_previous(other, after)
 
-    def _with(self, observation: Tree, at: At) -> AgentInputs:
+    def _with_previous(self, observation: Tree, at: Location) -> AgentInputs:
         if not self.previous:
             null = self._nulls.get(at.slots.shape) or self._make_null(at.slots.shape)
             return AgentInputs(observation, null.prev_action, null.prev_reward, null.first)
-        before = self.at(at.slots - self.ring.B)
+        before = self.locate(at.slots - self.ring.B)
         return AgentInputs(
-            observation, self.actions(before), self.flags(self.reward, before), self.flags(self.first, at)
+            observation, self.actions(before), self.values(self.reward, before), self.values(self.first, at)
         )
 
     def _make_null(self, lead: tuple[int, ...]) -> AgentInputs:
@@ -177,42 +177,39 @@ class Storage:
         return made
 
     def state_dict(self) -> dict[str, Any]:
-        """All rows; arrays are views where that is possible, valid until the next `append`."""
+        """All rows; arrays are views where possible, valid until the next `append`."""
         n = self.ring.n_used
         return {
             "t": self.ring.t,
             "n_rows": self.n_rows,
-            "observation": [kept.state_dict(n) for kept in leaves(self.observation)],
-            "action": [column.held(n) for column in leaves(self.action)],
-            "last": leaves(self.last),
-            **{name: array[:n] for name, array in zip(_FLAGS, self._flags(), strict=True)},
+            "observation": [part.state_dict(n) for part in self._observations],
+            "action": [column.saved(n) for column in self._columns],
+            "last": self._last,
+            **{name: vars(self)[name][:n] for name in _ARRAYS},
         }
 
-    def _flags(self) -> tuple[np.ndarray, ...]:
-        return self.reward, self.terminated, self.truncated, self.valid, self.first
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of a storage of the same shapes."""
+        """Restore the state of a storage of the same shapes."""
         self.ring.t, self.n_rows = state["t"], state["n_rows"]
-        for kept, saved in zip(leaves(self.observation), state["observation"], strict=True):
-            kept.load_state_dict(saved)
-        for column, saved in zip(leaves(self.action), state["action"], strict=True):
+        for part, saved in zip(self._observations, state["observation"], strict=True):
+            part.load_state_dict(saved)
+        for column, saved in zip(self._columns, state["action"], strict=True):
             column.load(saved)
-        for array, saved in zip(leaves(self.last), state["last"], strict=True):
+        for array, saved in zip(self._last, state["last"], strict=True):
             array[...] = saved
-        for name, array in zip(_FLAGS, self._flags(), strict=True):
-            array[: len(state[name])] = state[name]
+        for name in _ARRAYS:
+            vars(self)[name][: len(state[name])] = state[name]
 
 
 class _Pair:
-    """A leaf of two tensors."""
+    """Two tensors as one leaf."""
 
     def __init__(self, one: Tensor, other: Tensor) -> None:
         self.one, self.other = one, other
 
 
 class _Arrays(NamedTuple):
-    """The leaves of AgentInputs. Loops over a Struct would double the time that appending a single row takes."""
+    """The leaves of AgentInputs. Looping over a Struct would double the time of appending a single row."""
 
     observation: list[np.ndarray]
     prev_action: list[np.ndarray]
@@ -230,7 +227,7 @@ def _arrays(own: AgentInputs, inputs: AgentInputs) -> _Arrays:
 
 
 def _leaves(own: Tree, tree: Tree) -> list[np.ndarray]:
-    """In the order of our own tree: keys of a dict may come in another one."""
+    """Leaves in the order of `own`; the keys of a dict may come in another order."""
     if isinstance(own, np.ndarray):
         return [as_numpy(tree)]
     found: list[np.ndarray] = []
@@ -242,7 +239,7 @@ def _flat(arrays: _Arrays) -> list[np.ndarray]:
     return [x for part in arrays for x in part]
 
 
-def _begins_with(rows: np.ndarray, row: np.ndarray, but: np.ndarray) -> bool:
-    """Whether rows[0] is `row`, but for some environments [B]."""
+def _starts_with(rows: np.ndarray, row: np.ndarray, ignored: np.ndarray) -> bool:
+    """Whether rows[0] equals `row`, except in the environments `ignored` [B] bool."""
     same = np.ascontiguousarray(rows[0]).view(np.uint8) == row.view(np.uint8)
-    return bool((same.reshape(len(but), -1).all(1) | but).all())
+    return bool((same.reshape(len(ignored), -1).all(1) | ignored).all())

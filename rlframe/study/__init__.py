@@ -1,4 +1,4 @@
-"""Studies: many runs, of settings and seeds, queued on the slots of a machine."""
+"""Studies: many runs, of several settings and seeds, queued on the slots of one machine."""
 
 from rlframe.study.queue import Options
 from rlframe.study.study import run_study

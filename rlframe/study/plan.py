@@ -1,4 +1,4 @@
-"""From a grid to runs: settings, seeds, order and directories, and the slots of the machine they run on. Pure."""
+"""The plan of a study: runs from a grid of settings and seeds, and the machine's slots they run on. No side effects."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlframe.system.affinity import Affinity, Topology, plan
 
 SWEEP = "sweep."
 INNERMOST, OUTERMOST = "innermost", "outermost"
-_MAX_NAME = 200  # bytes of a directory's name that any file system takes
+_MAX_NAME = 200  # bytes of a directory's name that every file system allows
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study: what decides its result, and how to start it. The slot's `affinity=` comes after."""
+    """One run of a study. The queue appends `affinity=` of the slot to its command."""
 
-    setting: str  # name of its setting, a directory below the study's; empty where there is only one setting
+    setting: str  # directory of its setting within the study; empty if there is only one setting
     run_ID: int
-    words: Mapping[str, str]  # all its key=value but for where it lives and on what it runs
+    arguments: Mapping[str, str]  # key=value, without those for directory and hardware
     directory: Path  # <study>/<setting>/run_<ID>
     command: tuple[str, ...]
-    again: tuple[str, ...]  # goes on from the snapshot in its directory
+    resume_command: tuple[str, ...]  # continues from the snapshot in its directory
 
     @property
     def name(self) -> str:
@@ -35,29 +35,29 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """Where all its attempts print: beside its directory, which is its own to make."""
+        """The output of all its attempts; next to its directory, which the run creates itself."""
         return self.directory.with_name(f"{self.directory.name}.log")
 
 
 @dataclass(frozen=True)
-class Program:
-    """What every run of a study starts: `command key=value ... log_dir=DIR run_ID=N`."""
+class CommandTemplate:
+    """The command of every run of a study: `command key=value ... log_dir=DIR run_ID=N`."""
 
     command: tuple[str, ...]
-    resumes_by_directory: bool  # `command resume=RUN_DIR` and nothing else; or the same words and `resume=true`
+    resumes_by_directory: bool  # resumed by `command resume=RUN_DIR`; else by the same arguments and `resume=true`
 
-    def run(self, study: Path, setting: str, run_id: int, words: Mapping[str, str]) -> Run:
-        """A run of it."""
+    def make_run(self, study: Path, setting: str, run_id: int, arguments: Mapping[str, str]) -> Run:
+        """The run with this setting's name, ID and arguments."""
         folder = study / setting
         place = (f"log_dir={folder}", f"run_ID={run_id}")
-        start = (*self.command, *[f"{key}={value}" for key, value in words.items()], *place)
+        start = (*self.command, *[f"{key}={value}" for key, value in arguments.items()], *place)
         directory = folder / f"run_{run_id}"
-        again = (*self.command, f"resume={directory}") if self.resumes_by_directory else (*start, "resume=true")
-        return Run(setting, run_id, dict(words), directory, start, again)
+        resume = (*self.command, f"resume={directory}") if self.resumes_by_directory else (*start, "resume=true")
+        return Run(setting, run_id, dict(arguments), directory, start, resume)
 
 
 def split_values(text: str) -> tuple[str, ...]:
-    """The values between commas, those within brackets being part of one: `[64,64],[256,256]` are two."""
+    """Split at commas outside of brackets: `[64,64],[256,256]` are two values."""
     values, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -68,50 +68,50 @@ def split_values(text: str) -> tuple[str, ...]:
     return tuple(value.strip() for value in values)
 
 
-def read_grid(words: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The values of every key that is swept, from the words `sweep.KEY=v1,v2`.
+def read_grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The values of every swept key, from the arguments `sweep.KEY=v1,v2`.
 
     Raises:
-        ConfigError: a value is empty or there twice, or the key is given beside.
+        ConfigError: a value is empty or repeated, or the key is also given without `sweep.`.
     """
     grid: dict[str, tuple[str, ...]] = {}
-    for word, text in words.items():
-        if not word.startswith(SWEEP):
+    for name, text in arguments.items():
+        if not name.startswith(SWEEP):
             continue
-        key, values = word.removeprefix(SWEEP), split_values(text)
+        key, values = name.removeprefix(SWEEP), split_values(text)
         if not key or "" in values:
-            raise ConfigError(f"{word}={text}: write sweep.KEY=value,value with no value empty")
+            raise ConfigError(f"{name}={text} needs the form sweep.KEY=value,value without empty values")
         if len(set(values)) < len(values):
-            twice = next(value for value in values if values.count(value) > 1)
-            raise ConfigError(f"{word}={text}: {twice} is there twice")
-        if key in words:
-            raise ConfigError(f"{key} is given as {words[key]} and swept over {text}; leave one of them out")
+            repeated = next(value for value in values if values.count(value) > 1)
+            raise ConfigError(f"{name}={text} contains {repeated} twice")
+        if key in arguments:
+            raise ConfigError(f"{key} is given as {arguments[key]} and swept over {text}; remove one of them")
         grid[key] = values
     return grid
 
 
-def settings_of(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Every combination of a grid, the last key varying fastest."""
+def expand_grid(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Every combination of the grid's values; the last key varies fastest."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def make_runs(
-    program: Callable[[str, int, dict[str, str]], Run],
+    make_run: Callable[[str, int, dict[str, str]], Run],
     base: Mapping[str, str],
     settings: Sequence[Mapping[str, str]],
     seeds: Sequence[str],
     order: str,
     run_id: int = 0,
 ) -> tuple[Run, ...]:
-    """Every setting with every seed.
+    """The runs of every setting with every seed.
 
     Args:
-        program: makes a run of a setting's name, an ID and words, such as `partial(a_program.run, study)`.
-        base: words that all settings have in common.
-        seeds: they number the runs of a setting, run_<seed>; without any there is one, run_<run_id>.
-        order: innermost, all seeds of a setting one after another; outermost, all settings with the first seed first.
+        make_run: makes a run from a setting's name, an ID and arguments: `partial(template.make_run, study)`.
+        base: arguments of all settings.
+        seeds: number the runs of a setting, run_<seed>; if empty, there is one, run_<run_id>.
+        order: innermost runs all seeds of a setting first; outermost runs all settings with the first seed first.
     Raises:
-        ConfigError: two settings are the same, a seed is no whole number, or there is no such order.
+        ConfigError: two settings are equal, a seed is not a whole number, or the order is unknown.
     """
     if order not in (INNERMOST, OUTERMOST):
         known = (INNERMOST, OUTERMOST)
@@ -121,62 +121,61 @@ def make_runs(
             raise ConfigError(f"sweep.seed={','.join(seeds)}: {seed!r} is not a whole number")
     named = list(zip(_setting_names(settings), settings, strict=True))
     if not seeds:
-        return tuple(program(name, run_id, {**base, **setting}) for name, setting in named)
+        return tuple(make_run(name, run_id, {**base, **setting}) for name, setting in named)
     pairs = [(each, seed) for each in named for seed in seeds]
     if order == OUTERMOST:
         pairs = [(each, seed) for seed in seeds for each in named]
-    return tuple(program(name, int(seed), {**base, **setting, "seed": seed}) for (name, setting), seed in pairs)
+    return tuple(make_run(name, int(seed), {**base, **setting, "seed": seed}) for (name, setting), seed in pairs)
 
 
 def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """A directory's name for each: learning_rate=1e-3,clip=0.2; empty for the one setting without words."""
+    """A directory's name for each setting: learning_rate=1e-3,clip=0.2; empty for a single empty setting."""
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
     short = [key.rpartition(".")[2] for key in keys]
     titles = {key: last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)}
     names: list[str] = []
     for index, setting in enumerate(settings):
         if setting in settings[:index]:
-            raise ConfigError(f"the setting {dict(setting)} is there twice")
+            raise ConfigError(f"the setting {dict(setting)} is given twice; remove one")
         name = ",".join(f"{titles[key]}={_safe(value)}" for key, value in setting.items())
-        clear = name not in names and len(name.encode()) <= _MAX_NAME and (name or len(settings) == 1)
-        names.append(name if clear else f"setting_{index}")
+        usable = name not in names and len(name.encode()) <= _MAX_NAME and (name or len(settings) == 1)
+        names.append(name if usable else f"setting_{index}")
     return names
 
 
 def _safe(value: str) -> str:
-    """A value as a part of a directory's name: [64,64] as 64x64, ALE/Pong-v5 as ALE_Pong-v5."""
+    """A value as part of a directory's name: [64,64] is 64x64, ALE/Pong-v5 is ALE_Pong-v5."""
     return re.sub(r"[^\w.+=-]", "_", re.sub(r"[\[\](){}\s]", "", value).replace(",", "x"))
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one run at a time."""
+    """The part of the machine that one run at a time uses."""
 
     index: int
-    code: str  # what its runs' `affinity=` says
+    code: str  # `affinity=` of its runs
     affinity: Affinity
 
-    def where(self) -> str:
-        """Its CPUs and GPUs, for a table."""
+    def describe(self) -> str:
+        """Its CPUs and GPUs."""
         gpus = f", GPU {','.join(map(str, self.affinity.gpus))}" if self.affinity.gpus else ""
         cpus = ",".join(map(str, self.affinity.master))
         return (f"CPU {cpus}" if cpus else "not pinned") + gpus
 
 
-def deal(code: str, topology: Topology, n_runs: int, on_gpu: bool = True) -> list[Slot]:
-    """All slots that an affinity code makes.
+def make_slots(code: str, topology: Topology, n_runs: int, on_gpu: bool = True) -> list[Slot]:
+    """The slots of an affinity code.
 
     Args:
-        code: `none`: one, of everything, not pinned; a code without slt; or `auto`: a slot a GPU, the cores dealt
-            evenly to them. Where there is no GPU, a slot a core, or fewer and larger ones if there are fewer runs than
-            cores. A container that is granted less CPU time than it has cores gets a slot for each CPU granted, none
-            pinned.
-        on_gpu: runs use a GPU where there is one.
+        code: `none` (one slot, not pinned), a code without slt, or `auto`: one slot per GPU with an equal share of the
+            cores. Without a GPU, one slot per core, or fewer and larger ones if there are fewer runs than cores. A
+            container with a CPU quota below its number of cores gets one slot per CPU of the quota, not pinned.
+        on_gpu: whether the runs use GPUs.
     Raises:
         ConfigError: the code does not fit the machine, or names a slot.
     """
     if re.search(r"(^|_)\d+slt(_|$)", code):
-        raise ConfigError(f"affinity={code}: the runs of a study go to all slots; leave out slt")
+        raise ConfigError(f"affinity={code} names one slot, but a study uses all of them; leave out slt")
     if code == "auto":
         code, n_copies = _auto(topology, max(1, n_runs), on_gpu)
         if n_copies > 1:
@@ -188,7 +187,7 @@ def deal(code: str, topology: Topology, n_runs: int, on_gpu: bool = True) -> lis
 
 
 def _auto(topology: Topology, n_runs: int, on_gpu: bool) -> tuple[str, int]:
-    """A code, and how many times it is to be had side by side as it is."""
+    """An affinity code, and the number of slots that use it unchanged."""
     n_cores = len({(cpu.socket, cpu.core) for cpu in topology.cpus})
     n_gpus = len(topology.gpus)
     if n_gpus and on_gpu:
@@ -198,8 +197,8 @@ def _auto(topology: Topology, n_runs: int, on_gpu: bool) -> tuple[str, int]:
     return f"{max(1, n_cores // n_runs)}cpr" + ("_0gpu" if n_gpus else ""), 1
 
 
-def describe(slots: Sequence[Slot]) -> str:
-    """What there is, in a few lines."""
+def describe_slots(slots: Sequence[Slot]) -> str:
+    """One line per slot."""
     lines = [counted(len(slots), "slot") + ":"]
-    lines += [f"  slot {slot.index}  {slot.where()}  (affinity={slot.code})" for slot in slots]
+    lines += [f"  slot {slot.index}  {slot.describe()}  (affinity={slot.code})" for slot in slots]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The queue keeps every slot busy until no run waits, and watches every process that it starts."""
+"""The queue of a study: runs one process per slot until none waits, and kills, retries and records them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing.connection import wait
 from pathlib import Path
-from sys import platform
 
 from rlframe.core.errors import counted, printable
 from rlframe.study.plan import Run, Slot
@@ -28,121 +27,129 @@ from rlframe.study.record import (
     INTERRUPTED,
     RUNNING,
     WAITING,
-    Reader,
-    Record,
+    ProgressReader,
     Status,
+    StudyRecord,
     can_resume,
-    set_aside,
+    move_aside,
 )
-from rlframe.study.table import Display, Row, summary
+from rlframe.study.table import Row, StatusTable, summary
 from rlframe.system import parent_death
 from rlframe.system.signals import StopRequest, stop_request
 
-_STACK_S = 2.0  # for a run that hangs to write its stack
-_CLOSE_S = 10.0  # for a killed process to be gone
+_POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
+_STACK_S = 2.0  # time for a hung run to write its stack
+_CLOSE_S = 10.0  # time for a killed process to disappear
+_SNAPSHOT_S = 300.0  # time for interrupted runs to write their snapshots
+_REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
 _TAIL_BYTES = 1 << 12
 
 
-class Attempt:
-    """A process with a session and process group of its own, pinned to its slot; it cannot outlive us.
+@dataclass(frozen=True)
+class Options:
+    """What a queue does with runs that fail or hang."""
 
-    Owned by the queue, which looks at it, ends it, and closes it.
-    """
+    retries: int = 0  # times a failed run is started again, from its snapshot
+    stall_s: float = 3600.0  # seconds without a new line in its logs until a run counts as hung; 0: never
+
+
+class RunProcess:
+    """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies."""
 
     def __init__(self, run: Run, slot: Slot, resume: bool) -> None:
-        """Start the run, or go on with it; all it prints is appended to `run.log`.
+        """Start or resume the run; its output is appended to `run.log`.
 
         Raises:
-            OSError: the log cannot be written, or the system has no more processes.
+            OSError: the log cannot be written, or the process cannot be created.
         """
         self.run, self.slot = run, slot
-        self.reason = ""  # why we ended it; empty: we did not
-        self.asked_to_stop = False
-        self._start_s = self._sign_s = time.monotonic()
-        self._kill_s = math.inf  # when it is killed, if it has not ended
-        command = [*(run.again if resume else run.command), f"affinity={slot.code}"]
+        self.kill_reason = ""  # why the queue killed it; empty if it did not
+        self.interrupted = False
+        self._start_s = self._changed_s = time.monotonic()
+        self._kill_s = math.inf  # when to kill it
+        command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
         run.log.parent.mkdir(parents=True, exist_ok=True)
-        line, ours = os.pipe()
-        self._descriptors = [ours]  # the run's leash
+        child_end, own_end = os.pipe()
+        self._descriptors = [own_end]  # the child is killed when this end closes (see parent_death)
         try:
             with run.log.open("ab") as log:
                 log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} slot {slot.index}: {shlex.join(command)}\n".encode())
                 log.flush()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", parent_death.__file__, str(line), _cpus(slot), *command],
+                    [sys.executable, "-I", "-S", parent_death.__file__, str(child_end), _cpus(slot), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=_environment(),
                     start_new_session=True,
-                    pass_fds=(line,),
+                    pass_fds=(child_end,),
                 )
             self.pid = self._process.pid
             self._descriptors += [os.pidfd_open(self.pid)] if sys.platform == "linux" else []
         except BaseException:
-            self._let_go()
+            self._close_descriptors()
             raise
         finally:
-            os.close(line)
-        self._files = (run.log, run.directory / "progress.csv", run.directory / "debug.log")
-        self._signs = self._look()
+            os.close(child_end)
+        self._logs = (run.log, run.directory / "progress.csv", run.directory / "debug.log")
+        self._log_stats = self._stat_logs()
 
     def sentinels(self) -> list[int]:
-        """Descriptors that can be read once it has ended, where the system has such."""
+        """Descriptors that become readable when the process ends; none if the system has no pidfd."""
         return self._descriptors[1:]
 
     def seconds(self) -> float:
-        """Since its start."""
+        """Seconds since the start."""
         return time.monotonic() - self._start_s
 
     def ended(self) -> bool:
-        """Whether the process is gone; what it has left in its process group goes too."""
+        """Whether the process has ended; if so, kill the rest of its process group."""
         if self._process.poll() is None:
             return False
         self._kill_group()
         return True
 
-    def outcome(self) -> tuple[int, str]:
-        """Of one that has ended: its exit status, negative for a signal, and why it failed; empty if it did not."""
+    def result(self) -> tuple[int, str]:
+        """Exit status (negative for a signal) and reason of the failure (empty if none) of an ended process."""
         status = int(self._process.returncode)
-        if status == 0 and not self.reason:
+        if status == 0 and not self.kill_reason:
             return 0, ""
-        said = last_line(self.run.log)
-        how = f"exit status {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
-        return status, self.reason or (f"{how}: {said}" if said else how)
+        output = last_line(self.run.log)
+        cause = f"exit status {status}" if status >= 0 else f"killed by signal {-status}, {signal.strsignal(-status)}"
+        return status, self.kill_reason or (f"{cause}: {output}" if output else cause)
 
-    def watch(self, stall_s: float) -> None:
-        """Take a run without a new line in its logs for `stall_s` (0: for ever) for hung, and end it; never waits."""
-        now, signs = time.monotonic(), self._look()
-        if signs != self._signs:
-            self._signs, self._sign_s = signs, now
-        if stall_s and not self.reason and now - self._sign_s >= stall_s:
-            self.reason = f"hung: no new line in its logs for {stall_s:g} s; {self.run.log.name} shows where it stood"
-            self._send(signal.SIGABRT)  # Python's fault handler writes the stacks of its threads
+    def check_hung(self, stall_s: float) -> None:
+        """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait."""
+        now, stats = time.monotonic(), self._stat_logs()
+        if stats != self._log_stats:
+            self._log_stats, self._changed_s = stats, now
+        if stall_s and not self.kill_reason and now - self._changed_s >= stall_s:
+            self.kill_reason = f"hung: no new line in its logs for {stall_s:g} s; {self.run.log.name} has its stack"
+            self._send(signal.SIGABRT)  # Python's fault handler writes the stacks of all threads
             self._kill_s = now + _STACK_S
         if now >= self._kill_s:
             self._kill_group()
 
     def interrupt(self, grace_s: float) -> None:
-        """Ask it to write its snapshot and end, within `grace_s`; its own processes are its own affair."""
-        self.asked_to_stop = True
-        self._send(signal.SIGINT)
+        """Ask the run to write a snapshot and end; kill it after `grace_s`."""
+        self.interrupted = True
+        self._send(signal.SIGINT)  # the run stops its own workers
         self._kill_s = min(self._kill_s, time.monotonic() + grace_s)
 
     def close(self) -> None:
-        """Leave nothing of it: kill what still runs, and let go."""
+        """Kill the process group if it still runs, and release all resources."""
         if self._process.poll() is None:
             self._kill_group()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it cannot be killed while the system is at its work
+            with contextlib.suppress(subprocess.TimeoutExpired):  # not killable while it waits in the kernel
                 self._process.wait(_CLOSE_S)
-        self._let_go()
+        self._close_descriptors()
 
-    def _let_go(self) -> None:
+    def _close_descriptors(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
-        return tuple(_size_and_time(path) for path in self._files)
+    def _stat_logs(self) -> tuple[tuple[int, int], ...]:
+        return tuple(_size_and_time(path) for path in self._logs)
 
     def _send(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -158,7 +165,7 @@ def _cpus(slot: Slot) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours; lines come when they are printed, a crash shows its stack, and affinity codes speak of our CPUs."""
+    """This process's, with unbuffered output, stacks on a crash, and the CPUs that affinity codes refer to."""
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **os.environ}
     if sys.platform == "linux":
         environment.setdefault(parent_death.QUEUE_CPUS, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
@@ -173,81 +180,62 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return (status.st_size, status.st_mtime_ns)
 
 
-def _signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
-
-
 def last_line(path: Path) -> str:
-    """The last line of a text that is not empty, shortened."""
+    """The last non-empty line of a log, at most 300 characters."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("--- ")]
-    return printable(said[-1][:300]) if said else ""
-
-
-_LOOK_S = 0.5 if platform == "linux" else 0.1  # between looks at all runs; on Linux the end of one wakes us
-_GRACE_S = 300.0  # for runs that were asked to stop to write their snapshots
-_REFUSED = 2  # exit status of a command that was refused before it started: trying again is in vain
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a queue does when a run fails or says nothing."""
-
-    retries: int = 0  # times that a failed run is started again, from its snapshot
-    stall_s: float = 3600.0  # without a new line in its logs after which a run is taken for hung; 0: for ever
+    output = [line.strip() for line in lines if line.strip() and not line.startswith("--- ")]
+    return printable(output[-1][:300]) if output else ""
 
 
 class Queue:
-    """Runs what waits in a record, one process a slot, in the runs' order."""
+    """Runs the waiting runs of a record in order, one process per slot."""
 
     def __init__(
-        self, runs: Sequence[Run], slots: Sequence[Slot], record: Record, display: Display, options: Options
+        self, runs: Sequence[Run], slots: Sequence[Slot], record: StudyRecord, table: StatusTable, options: Options
     ) -> None:
-        self._runs, self._record, self._display, self._options = runs, record, display, options
+        self._runs, self._record, self._table, self._options = runs, record, table, options
         self._waiting = deque(run for run in runs if record.statuses[run.name].state == WAITING)
         self._free = list(slots)
-        self._active: list[Attempt] = []
+        self._active: list[RunProcess] = []
         self._failures = dict.fromkeys((run.name for run in runs), 0)  # of this queue
-        self._readers = {run.name: Reader(run.directory) for run in runs}
+        self._readers = {run.name: ProgressReader(run.directory) for run in runs}
         self._shown_s = 0.0
 
     def run(self) -> int:
-        """Start and watch runs until all have ended; a failure is recorded and stops no other run.
+        """Process all runs; a failed run is recorded and stops no other.
 
-        The first SIGINT or SIGTERM asks all runs to write their snapshots, and waits for that. Returns the signal if it
-        has left something to be done, else 0.
+        The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. Returns the
+        signal's number if runs are left unfinished, else 0.
 
         Raises:
-            Interrupted: by a second signal, which ends all at once.
+            Interrupted: by a second signal, which kills all runs at once.
         """
-        with stop_request() as stop, self._leaving_nothing():
+        with stop_request() as stop, self._cleanup():
             while self._active or (self._waiting and not stop):
                 if stop:
-                    self._ask_to_stop(stop)
+                    self._interrupt_runs(stop)
                 else:
-                    self._fill()
-                wait([end for attempt in self._active for end in attempt.sentinels()], _LOOK_S)
-                self._look()
+                    self._start_runs()
+                wait([fd for process in self._active for fd in process.sentinels()], _POLL_S)
+                self._collect_finished()
                 self._show()
         unfinished = any(status.state in (WAITING, INTERRUPTED) for status in self._record.statuses.values())
         return stop.signum if unfinished else 0
 
     @contextmanager
-    def _leaving_nothing(self) -> Iterator[None]:
+    def _cleanup(self) -> Iterator[None]:
+        """On exit, kill the active runs and save and show the final states."""
         try:
             yield
         finally:
-            for attempt in self._active:
-                attempt.close()
-                self._status(attempt.run).state = INTERRUPTED
+            for process in self._active:
+                process.close()
+                self._status(process.run).state = INTERRUPTED
             self._active.clear()
             self._save()
             self._show(last=True)
@@ -255,8 +243,8 @@ class Queue:
     def _status(self, run: Run) -> Status:
         return self._record.statuses[run.name]
 
-    def _fill(self) -> None:
-        """Start runs while there are slots for them."""
+    def _start_runs(self) -> None:
+        """Start waiting runs on the free slots."""
         while self._free and self._waiting:
             run, slot = self._waiting.popleft(), self._free.pop(0)
             status = self._status(run)
@@ -265,74 +253,74 @@ class Queue:
             try:
                 resume = can_resume(run)
                 if not resume:
-                    set_aside(run)
-                self._active.append(Attempt(run, slot, resume))
+                    move_aside(run)
+                self._active.append(RunProcess(run, slot, resume))
             except OSError as error:
                 self._free.insert(0, slot)
-                self._end(run, FAILED, f"cannot be started: {error}")
+                self._finish(run, FAILED, f"cannot be started: {error}")
                 continue
-            self._display.message(f"{run.name} {'goes on' if resume else 'starts'} on slot {slot.index}")
+            self._table.message(f"{run.name} {'resumes' if resume else 'starts'} on slot {slot.index}")
             self._save()
 
-    def _look(self) -> None:
-        """Take leave of the runs that have ended, and watch the others."""
-        for attempt in list(self._active):
-            if not attempt.ended():
-                attempt.watch(self._options.stall_s)
+    def _collect_finished(self) -> None:
+        """Record the runs that have ended and free their slots; kill hung runs."""
+        for process in list(self._active):
+            if not process.ended():
+                process.check_hung(self._options.stall_s)
                 continue
-            self._active.remove(attempt)
-            self._free.append(attempt.slot)
+            self._active.remove(process)
+            self._free.append(process.slot)
             self._free.sort(key=lambda slot: slot.index)
-            status = self._status(attempt.run)
-            status.seconds = round(status.seconds + attempt.seconds(), 3)
-            status.exit_status, reason = attempt.outcome()
-            attempt.close()
-            stopped = attempt.asked_to_stop and not attempt.reason
-            if not reason and self._readers[attempt.run.name].read().fraction() < 1:  # as its own limit wants it
-                stopped, reason = True, "its time is over; the same command goes on with it"
-            self._end(attempt.run, INTERRUPTED if reason and stopped else FAILED if reason else DONE, reason)
+            status = self._status(process.run)
+            status.seconds = round(status.seconds + process.seconds(), 3)
+            status.exit_status, reason = process.result()
+            process.close()
+            interrupted = process.interrupted and not process.kill_reason
+            if not reason and self._readers[process.run.name].read().fraction() < 1:  # runner.max_time_s ended it
+                interrupted, reason = True, "its time limit is reached; the same command continues it"
+            self._finish(process.run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
 
-    def _end(self, run: Run, state: str, reason: str) -> None:
-        """Record an end, and queue the run again if it failed and may try again."""
+    def _finish(self, run: Run, state: str, reason: str) -> None:
+        """Record the end of an attempt; queue a failed run again if retries are left."""
         status = self._status(run)
         status.state, status.reason, status.has_directory = state, reason, run.directory.is_dir()
         if state == FAILED:
             self._failures[run.name] += 1
             left = self._options.retries - self._failures[run.name] + 1
-            again = left > 0 and status.exit_status != _REFUSED
-            self._display.message(
-                f"{run.name} failed, {reason}" + (f"; it will be tried {counted(left, 'time')} more" if again else "")
-            )
-            if again:
+            retry = left > 0 and status.exit_status != _REFUSED
+            self._table.message(f"{run.name} failed, {reason}" + (f"; retries left: {left}" if retry else ""))
+            if retry:
                 status.state = WAITING
                 self._waiting.append(run)
         else:
-            self._display.message(self._row(run).ended())
+            self._table.message(self._row(run).result())
         self._save()
 
     def _save(self) -> None:
-        """Keep the record; without it the runs go on all the same, and only what it says is out of date."""
+        """Save the record. A full disk does not stop the runs; experiment.json is then out of date."""
         try:
             self._record.save()
         except OSError as error:
-            self._display.message(f"{FILE} cannot be written: {error}")
+            self._table.message(f"cannot write {FILE}: {error}")
 
-    def _ask_to_stop(self, stop: StopRequest) -> None:
-        asked = [attempt for attempt in self._active if not attempt.asked_to_stop]
-        if asked:
-            self._display.message(f"stopping: waiting for {counted(len(asked), 'snapshot')}; once more stops at once")
-        for attempt in asked:
-            attempt.interrupt(_GRACE_S)
+    def _interrupt_runs(self, stop: StopRequest) -> None:
+        running = [process for process in self._active if not process.interrupted]
+        if running:
+            self._table.message(
+                f"stopping: waiting for {counted(len(running), 'snapshot')}; signal again to stop at once"
+            )
+        for process in running:
+            process.interrupt(_SNAPSHOT_S)
 
     def _row(self, run: Run) -> Row:
         status = self._status(run)
-        running = next((attempt.seconds() for attempt in self._active if attempt.run is run), 0.0)
+        running = next((process.seconds() for process in self._active if process.run is run), 0.0)
         progress = self._readers[run.name].read()
         return Row(run.name, status.state, status.slot, status.seconds + running, status.reason, progress)
 
     def _show(self, last: bool = False) -> None:
         now = time.monotonic()
-        if last or now - self._shown_s >= self._display.interval_s:
+        if last or now - self._shown_s >= self._table.interval_s:
             self._shown_s = now
             rows = [self._row(run) for run in self._runs]
-            self._display.show(rows, summary(rows, len(self._free) + len(self._active)), last)
+            self._table.show(rows, summary(rows, len(self._free) + len(self._active)), last)

@@ -1,4 +1,4 @@
-"""experiment.json: what a study is and how far each run is, read from the runs' own files."""
+"""experiment.json, the file of a study: its settings and the state of each run; and the progress in the runs' logs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,49 +20,52 @@ from rlframe.record.params import replace_file, session
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run
 
-_TAIL_BYTES = 1 << 16  # that hold the last row, whatever its width
+FILE = "experiment.json"
+WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
+_FORMAT = 2
+_TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
 _RETURNS = ("eval/return_mean", "episode/return_mean")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the last row of the log says; nan where it does not."""
+    """The last row of a run's log; nan where it has no value."""
 
     env_steps: float = math.nan
     n_steps: float = math.nan
     return_: float = math.nan
     elapsed_s: float = math.nan
-    written: float = math.nan  # when, as time.time() counts
+    written: float = math.nan  # time.time() of the row
 
     def fraction(self) -> float:
-        """Of n_steps, from 0 to 1; nan if not known."""
+        """The fraction of n_steps, from 0 to 1; nan if unknown."""
         return min(1.0, self.env_steps / self.n_steps) if self.n_steps > 0 else math.nan
 
     def left_s(self) -> float:
-        """Seconds to its end at the speed so far; nan if not known."""
+        """Seconds left at the mean speed so far; nan if unknown."""
         if not self.env_steps > 0:
             return math.nan
         at_row = self.elapsed_s * (self.n_steps - self.env_steps) / self.env_steps
         return max(0.0, at_row - (time.time() - self.written))
 
 
-class Reader:
-    """Reads one run's progress, again only when the file has changed."""
+class ProgressReader:
+    """Reads the progress of one run, again only if the file has changed."""
 
     def __init__(self, directory: Path) -> None:
         self._rows, self._params = directory / "progress.csv", directory / "params.json"
-        self._seen = (0, 0)
+        self._stat = (0, 0)  # size and time of the file when it was last read
         self._n_steps = math.nan
         self._progress = Progress()
 
     def read(self) -> Progress:
-        """The progress now; never raises for what a run has not written yet, or half."""
+        """The progress now. Missing or half-written files are not an error."""
         try:
             status = self._rows.stat()
         except OSError:
             return self._progress
-        if (status.st_size, status.st_mtime_ns) != self._seen:
-            self._seen = (status.st_size, status.st_mtime_ns)
+        if (status.st_size, status.st_mtime_ns) != self._stat:
+            self._stat = (status.st_size, status.st_mtime_ns)
             self._progress = self._read(status.st_mtime)
         return self._progress
 
@@ -71,29 +75,29 @@ class Reader:
         except (OSError, ValueError, csv.Error):
             return self._progress
         if math.isnan(self._n_steps):
-            self._n_steps = _goal(self._params)
-        score = next((row[name] for name in _RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
+            self._n_steps = _read_n_steps(self._params)
+        return_ = next((row[name] for name in _RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
         elapsed_s = row.get("time/elapsed_s", math.nan)
-        return Progress(row.get("env_steps", math.nan), self._n_steps, score, elapsed_s, written)
+        return Progress(row.get("env_steps", math.nan), self._n_steps, return_, elapsed_s, written)
 
 
 def last_row(path: Path) -> dict[str, float]:
-    """The numbers of the last whole row of a progress.csv; none if there is no row.
+    """The numbers in the last complete row of a progress.csv; empty if it has no row.
 
     Raises:
-        OSError: it cannot be read.    ValueError, csv.Error: it is no table.
+        OSError: it cannot be read.    ValueError, csv.Error: it is not a table.
     """
     if not is_plain(path):
         raise ValueError(f"{path} is not a plain file")
     with path.open("rb") as file:
         header = file.readline(_TAIL_BYTES)
-        begin = file.tell()
-        file.seek(max(begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        start = file.tell()
+        file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = file.read().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if not whole:
+    complete = [line for line in lines if line.endswith(b"\n")]
+    if not complete:
         return {}
-    names, cells = next(csv.reader([header.decode()])), next(csv.reader([whole[-1].decode(errors="replace")]))
+    names, cells = next(csv.reader([header.decode()])), next(csv.reader([complete[-1].decode(errors="replace")]))
     return {name: _number(cell) for name, cell in zip(names, cells, strict=False)}
 
 
@@ -104,122 +108,114 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def _goal(params: Path) -> float:
+def _read_n_steps(params: Path) -> float:
     try:
         return float(read_json(params)["config"]["runner.n_steps"])
     except (ConfigError, ValueError, KeyError, TypeError):
         return math.nan
 
 
-FILE = "experiment.json"
-WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
-_FORMAT = 1
-
-
 @dataclass
 class Status:
-    """How far one run is. The queue changes it, and saves the record then."""
+    """The state of one run. The queue changes it and saves the record."""
 
     state: str = WAITING
-    slot: int = -1  # its last; -1: none yet
+    slot: int = -1  # its last slot; -1: none yet
     attempts: int = 0
     seconds: float = 0.0  # of all its attempts
-    exit_status: int = 0  # of the last that ended; negative for a signal
+    exit_status: int = 0  # of the last attempt that ended; negative for a signal
     reason: str = ""  # why it failed
-    has_directory: bool = False  # it has left one, so without it the run is to be repeated
+    has_directory: bool = False  # it made its directory; if that is removed, the run is repeated
 
 
-class Record:
-    """The study's file, held by one queue at a time."""
+class StudyRecord:
+    """The study's experiment.json, locked by one queue at a time."""
 
     def __init__(self, directory: Path, runs: Sequence[Run], facts: Mapping[str, Any]) -> None:
-        """Begin a study in `directory`, or go on with the one there: what is done stays done, the rest waits.
+        """Start a study in `directory`, or continue the one there: finished runs stay done, the others wait.
 
         Args:
-            facts: command, grid and the like, for whoever reads the file.
+            facts: entries for the reader of the file, such as the command and the grid.
         Raises:
-            ConfigError: another queue holds it, it cannot be written, or a run there is not one of these.
+            ConfigError: another queue has the lock, it cannot be written, or it holds another study's runs.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot make {directory}: {error.strerror}; use another log_dir") from error
-        self._owned = Ownership(directory, "a study", "log_dir")
-        try:
-            before = read_record(directory) if (directory / FILE).exists() else {}
-            self._path = directory / FILE
-            self._facts = {**facts, "sessions": [*before.get("sessions", []), session()]}
-            self._known = {entry["name"]: entry for entry in before.get("runs", [])}
-            self._runs = tuple(runs)
-            self.statuses = {run.name: self._status(run) for run in runs}
-            self.save()
-        except OSError as error:
-            self._owned.close()
-            raise ConfigError(f"cannot write in {directory}: {error.strerror}; use another log_dir") from error
-        except BaseException:
-            self._owned.close()
-            raise
+            raise ConfigError(f"cannot create {directory}: {error.strerror}; use another log_dir") from error
+        self._lock = Ownership(directory, "a study", "log_dir")
+        with ExitStack() as on_error:
+            on_error.callback(self._lock.close)
+            self._path, self._runs = directory / FILE, tuple(runs)
+            saved = read_record(directory) if self._path.exists() else {}
+            self._facts = {**facts, "sessions": [*saved.get("sessions", []), session()]}
+            self._entries = {entry["name"]: entry for entry in saved.get("runs", [])}
+            self.statuses = {run.name: self._restore(run) for run in runs}
+            try:
+                self.save()
+            except OSError as error:
+                raise ConfigError(f"cannot write in {directory}: {error.strerror}; use another log_dir") from error
+            on_error.pop_all()
 
-    def _status(self, run: Run) -> Status:
-        known = self._known.get(run.name)
-        if known is None:
+    def _restore(self, run: Run) -> Status:
+        entry = self._entries.get(run.name)
+        if entry is None:
             if run.directory.exists() and any(run.directory.iterdir()):
-                raise ConfigError(f"{run.directory} is not empty, and no run of this study; use another log_dir")
+                raise ConfigError(f"{run.directory} is not empty and not a run of this study; use another log_dir")
             return Status()
-        if known["words"] != run.words:
-            words = " ".join(f"{key}={value}" for key, value in known["words"].items())
+        if entry["arguments"] != run.arguments:
+            arguments = " ".join(f"{key}={value}" for key, value in entry["arguments"].items())
             raise ConfigError(
-                f"{run.directory} was begun with other words, {words}; a study goes on by the same command, "
-                f"with other seeds or values at most; use another log_dir for a new one"
+                f"{run.directory} was started with other arguments, {arguments}; repeat the command of the study, with "
+                f"more seeds or values if you like, or use another log_dir for a new study"
             )
-        status = Status(**{field.name: known[field.name] for field in fields(Status) if field.name in known})
+        status = Status(**{field.name: entry[field.name] for field in fields(Status)})
         if status.state != DONE or (status.has_directory and not run.directory.is_dir()):
             status.state, status.reason = WAITING, ""
         return status
 
     def save(self) -> None:
-        """Write the file, whole: the facts, and a line for each run.
+        """Replace the file atomically.
 
         Raises:
-            OSError: the disk refuses; the file is as it was.
+            OSError: it cannot be written; the old file is intact.
         """
         for run in self._runs:
-            entry = {"name": run.name, "setting": run.setting, "words": run.words}
-            self._known[run.name] = entry | vars(self.statuses[run.name])
+            entry = {"name": run.name, "setting": run.setting, "arguments": run.arguments}
+            self._entries[run.name] = entry | vars(self.statuses[run.name])
         head = json.dumps({"format": _FORMAT, **self._facts}, indent=2).removesuffix("\n}")
-        lines = ",\n    ".join(json.dumps(entry) for entry in self._known.values())
+        lines = ",\n    ".join(json.dumps(entry) for entry in self._entries.values())
         replace_file(self._path, f'{head},\n  "runs": [\n    {lines}\n  ]\n}}\n')
 
     def close(self) -> None:
-        """Let go of the directory."""
-        self._owned.close()
+        """Release the lock."""
+        self._lock.close()
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """The content of a study's file.
+    """The content of a study's experiment.json.
 
     Raises:
-        ConfigError: there is none, or it is unreadable.
+        ConfigError: it is missing, damaged or of another format.
     """
     path = directory / FILE
-    try:
-        content = read_json(path)
-        entries = [(entry["name"], entry["words"], entry["state"]) for entry in content["runs"]]
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({error!r}); move it away, and use another log_dir") from None
-    if content.get("format") != _FORMAT or not all(isinstance(name, str) for name, _, _ in entries):
-        raise ConfigError(f"{path} has format {content.get('format')}, and this rlframe reads format {_FORMAT}")
-    known: dict[str, Any] = content
-    return known
+    content = read_json(path)
+    if content.get("format") != _FORMAT:
+        raise ConfigError(f"{path} has format {content.get('format')}, but this rlframe reads format {_FORMAT} only")
+    keys = ("name", "arguments", *(field.name for field in fields(Status)))
+    runs = content.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(run, dict) and all(key in run for key in keys) for run in runs):
+        raise ConfigError(f"{path} is damaged; move it away and use another log_dir")
+    return content
 
 
 def can_resume(run: Run) -> bool:
-    """Whether there is a snapshot to go on from."""
+    """Whether the run has a snapshot."""
     return bool(list_snapshots(run.directory / "snapshot"))
 
 
-def set_aside(run: Run) -> None:
-    """Make way for a run that starts anew: what an attempt without a snapshot has left becomes a hidden directory."""
+def move_aside(run: Run) -> None:
+    """Rename what an attempt without a snapshot left to a hidden directory, so that the run can start anew."""
     if not run.directory.exists() or not any(run.directory.iterdir()):
         return
     n = 1

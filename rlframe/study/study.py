@@ -1,4 +1,4 @@
-"""A study: its runs go through the queue, and leave a record, a table and an exit status. Also for scripts."""
+"""A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
 from __future__ import annotations
 
@@ -13,59 +13,58 @@ from typing import Any
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, counted
 from rlframe.record.context import dated
-from rlframe.study.plan import INNERMOST, Program, Run, Slot, deal, describe, make_runs
+from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, make_runs, make_slots
 from rlframe.study.queue import Options, Queue
-from rlframe.study.record import DONE, FAILED, Record
-from rlframe.study.table import open_display
+from rlframe.study.record import DONE, FAILED, StudyRecord
+from rlframe.study.table import open_status_table
 from rlframe.system.affinity import read_topology
+
+_SET_BY_QUEUE = ("seed", "log_dir", "run_ID", "affinity", "resume")
+_DEFAULTS = Options()
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that belong together, and where their record is."""
+    """The runs of a study, and the directory of its record."""
 
     directory: Path
     runs: tuple[Run, ...]
     facts: Mapping[str, Any]  # for experiment.json
-    again: str  # what goes on with it, in words
+    resume_hint: str  # how to continue it
 
 
-def conduct(study: Study, slots: Sequence[Slot], options: Options) -> int:
-    """Run all that is not done; the exit status: 0, or 1 if a run failed.
+def execute(study: Study, slots: Sequence[Slot], options: Options) -> int:
+    """Run all runs that are not done; returns the exit status: 0, or 1 if a run failed.
 
     Raises:
-        ConfigError: the directory belongs to another study, or a queue is at it.
-        Interrupted: a signal stopped the queue; what was under way has its snapshots.
+        ConfigError: the directory belongs to another study, or another queue has its lock.
+        Interrupted: a signal stopped the queue; its runs have written their snapshots.
     """
-    with closing(Record(study.directory, study.runs, study.facts)) as record:
+    with closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
         n_done = sum(status.state == DONE for status in record.statuses.values())
-        skipped = f", {n_done} of them done before" if n_done else ""
-        print(f"study: {study.directory}, {counted(len(study.runs), 'run')}{skipped}\n{describe(slots)}", flush=True)
-        with closing(open_display()) as display:
-            stopped = Queue(study.runs, slots, record, display, options).run()
-        if stopped:
-            raise Interrupted(stopped, f"the queue has stopped; it goes on by {study.again}")
-        print(f"plot: python -m rlframe.plot {shlex.quote(str(_shown(study.directory)))}")
+        skipped = f", {n_done} already done" if n_done else ""
+        print(f"study: {study.directory}, {counted(len(study.runs), 'run')}{skipped}")
+        print(describe_slots(slots), flush=True)
+        with closing(open_status_table()) as table:
+            signum = Queue(study.runs, slots, record, table, options).run()
+        if signum:
+            raise Interrupted(signum, f"the queue was stopped; continue it with {study.resume_hint}")
+        here, directory = Path.cwd(), study.directory
+        shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
+        print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
         return int(any(status.state == FAILED for status in record.statuses.values()))
 
 
-def _shown(directory: Path) -> Path:
-    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
-
-
 def preview(study: Study, slots: Sequence[Slot]) -> str:
-    """Who would run where: what `dry_run=true` prints. The queue gives a run to whichever slot is free."""
-    lines = [f"study: {study.directory}, {counted(len(study.runs), 'run')}", describe(slots), "runs, in this order:"]
+    """The slots and the runs in their order, as `dry_run=true` prints them."""
+    lines = [f"study: {study.directory}, {counted(len(study.runs), 'run')}"]
+    lines += [describe_slots(slots), "runs, in this order:"]
     width = max(len(run.name) for run in study.runs)
     for index, run in enumerate(study.runs):
         first = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
-        words = " ".join(f"{key}={value}" for key, value in run.words.items())
-        lines.append(f"  {run.name:<{width}}  {first:<18}  {words}".rstrip())
+        arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())
+        lines.append(f"  {run.name:<{width}}  {first:<18}  {arguments}".rstrip())
     return "\n".join(lines)
-
-
-_OF_QUEUE = ("seed", "log_dir", "run_ID", "affinity", "resume")  # words that the queue gives to a run
-_DEFAULTS = Options()
 
 
 def run_study(
@@ -77,39 +76,39 @@ def run_study(
     order: str = INNERMOST,
     options: Options = _DEFAULTS,
 ) -> int:
-    """Run every variant with every seed on the slots that `affinity` makes; returns the exit status.
+    """Run every variant with every seed on the slots of `affinity`; returns the exit status.
 
-    A run is `command key=value ... seed=N log_dir=DIR run_ID=N affinity=CODE`, and lives in DIR/run_<N>. If it has a
-    snapshot there and did not finish, because it failed or the study was interrupted, it gets `resume=true` beside.
+    A run is `command key=value ... seed=N log_dir=DIR run_ID=N affinity=CODE` and writes to DIR/run_<N>. If it has a
+    snapshot but is not done, because it failed or was interrupted, `resume=true` is added.
 
     Args:
         command: such as [sys.executable, __file__, "train"].
-        variants: the settings; lists and tuples are written 64,64.
-        log_dir: the study's directory; calling again with it goes on with the study. Empty: a new one below data/.
-        order: innermost, all seeds of a variant one after another; outermost, all variants with the first seed first.
+        variants: the settings; lists and tuples are written as 64,64.
+        log_dir: the study's directory; an existing one is continued. Empty: a new directory below data/.
+        order: innermost runs all seeds of a variant first; outermost runs all variants with the first seed first.
     """
 
     def body(_: list[str]) -> int:
         _check(variants, seeds)
         directory = Path(log_dir).expanduser().absolute() if log_dir else dated("study")
-        words = [{key: _text(value) for key, value in variant.items()} for variant in variants]
-        program = Program(tuple(command), resumes_by_directory=False)
-        base = {key: value for key, value in words[0].items() if all(each.get(key) == value for each in words)}
-        settings = [{key: value for key, value in each.items() if key not in base} for each in words]
-        runs = make_runs(partial(program.run, directory), base, settings, [str(seed) for seed in seeds], order)
-        facts = {"command": list(command), "variants": words, "seeds": list(seeds)}
+        arguments = [{key: _text(value) for key, value in variant.items()} for variant in variants]
+        template = CommandTemplate(tuple(command), resumes_by_directory=False)
+        base = {key: value for key, value in arguments[0].items() if all(each.get(key) == value for each in arguments)}
+        settings = [{key: value for key, value in each.items() if key not in base} for each in arguments]
+        runs = make_runs(partial(template.make_run, directory), base, settings, [str(seed) for seed in seeds], order)
+        facts = {"command": list(command), "variants": arguments, "seeds": list(seeds)}
         study = Study(directory, runs, facts, f"the same script with log_dir={directory}")
-        return conduct(study, deal(affinity, read_topology(), len(runs)), options)
+        return execute(study, make_slots(affinity, read_topology(), len(runs)), options)
 
     return run_command(body, [])
 
 
 def _check(variants: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:
     if not variants or not seeds:
-        raise ConfigError(f"{len(variants)} variants and {len(seeds)} seeds make no study: at least one of each")
-    taken = sorted({key for variant in variants for key in variant if key in _OF_QUEUE})
-    if taken:
-        raise ConfigError(f"a variant sets {', '.join(taken)}, which the queue gives to every run")
+        raise ConfigError(f"a study needs at least one variant and one seed, not {len(variants)} and {len(seeds)}")
+    reserved = sorted({key for variant in variants for key in variant if key in _SET_BY_QUEUE})
+    if reserved:
+        raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The table of a study's runs: redrawn in a terminal, and plain lines where there is none."""
+"""The status table of a study's runs: redrawn in a terminal with rich, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from rlframe.core.errors import counted
 from rlframe.record.console import format_duration, format_number
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Progress
 
 HEADER = ("run", "state", "slot", "progress", "return", "time", "left")
-BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, DONE)
+_BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, DONE)
+_STYLES = {RUNNING: "cyan", FAILED: "bold red", INTERRUPTED: "yellow", WAITING: "dim", DONE: "green"}
+_OTHER_LINES = 5  # lines of a terminal that are not rows
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run now."""
+    """The status of one run."""
 
     name: str
     state: str
@@ -30,7 +33,7 @@ class Row:
     progress: Progress
 
     def cells(self) -> tuple[str, ...]:
-        """What stands under HEADER."""
+        """The texts below HEADER."""
         progress = self.progress
         return (
             self.name,
@@ -42,27 +45,27 @@ class Row:
             format_duration(progress.left_s()) if self.state == RUNNING and progress.left_s() > 0 else "",
         )
 
-    def ended(self) -> str:
-        """How it ended, in one line."""
-        reached = "" if math.isnan(self.progress.return_) else f", return {format_number(self.progress.return_)}"
+    def result(self) -> str:
+        """State, return, env_steps and time in one line."""
+        return_ = "" if math.isnan(self.progress.return_) else f", return {format_number(self.progress.return_)}"
         steps = "" if math.isnan(self.progress.env_steps) else f" at env_steps {self.progress.env_steps:,.0f}"
-        return f"{self.name} {self.state}{reached}{steps}, {format_duration(self.seconds)}"
+        return f"{self.name} {self.state}{return_}{steps}, {format_duration(self.seconds)}"
 
 
 def summary(rows: Sequence[Row], n_slots: int) -> str:
-    """How many runs are in which state, and how long the rest takes on so many slots."""
-    counts = {state: sum(row.state == state for row in rows) for state in BY_IMPORTANCE}
+    """The number of runs in each state, and the time left on this number of slots."""
+    counts = {state: sum(row.state == state for row in rows) for state in _BY_IMPORTANCE}
     text = f"{counted(len(rows), 'run')}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)
     left = _left_s(rows, n_slots)
     return f"{text}; about {format_duration(left)} left" if left > 0 else text
 
 
 def _left_s(rows: Sequence[Row], n_slots: int) -> float:
-    """Seconds until all have ended, if those that wait take as long as the others; nan if not known."""
+    """Seconds until all runs have ended, if waiting runs take the mean time of the others; nan if unknown."""
     lefts = [row.progress.left_s() for row in rows if row.state == RUNNING]
-    whole = [row.seconds for row in rows if row.state == DONE]
-    whole += [row.seconds + row.progress.left_s() for row in rows if row.state == RUNNING]
-    known = [seconds for seconds in whole if not math.isnan(seconds)]
+    totals = [row.seconds for row in rows if row.state == DONE]
+    totals += [row.seconds + row.progress.left_s() for row in rows if row.state == RUNNING]
+    known = [seconds for seconds in totals if not math.isnan(seconds)]
     mean = sum(known) / len(known) if known else math.nan
     n_waiting = sum(row.state == WAITING for row in rows)
     work = sum(mean / 2 if math.isnan(left) else left for left in lefts) + (n_waiting * mean if n_waiting else 0.0)
@@ -70,8 +73,8 @@ def _left_s(rows: Sequence[Row], n_slots: int) -> float:
     return max(work / max(1, n_slots), longest)
 
 
-def plain_table(rows: Sequence[Row]) -> str:
-    """The rows as text, with the reasons of those that failed."""
+def format_table(rows: Sequence[Row]) -> str:
+    """The rows as text, with the reason below each failed run."""
     lines = [HEADER, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -81,52 +84,94 @@ def plain_table(rows: Sequence[Row]) -> str:
     return "\n".join(texts)
 
 
-class Display(ABC):
-    """Shows rows and messages to whoever watches. Made by `display`, closed by whoever made it."""
+class StatusTable(ABC):
+    """Shows the runs of a queue and messages about them. Close it when done."""
 
-    interval_s: float  # between tables
+    interval_s: float  # between calls of `show`
 
     @abstractmethod
     def message(self, text: str) -> None:
-        """Show one line about what happened."""
+        """Show one line with the time."""
 
     @abstractmethod
     def show(self, rows: Sequence[Row], line: str, last: bool) -> None:
-        """Show all runs, and the line that sums them up; `last` leaves them there."""
+        """Show all runs and a summary line; the `last` table stays on the screen."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the terminal in order; harmless when repeated."""
+        """Restore the terminal; may be called again."""
 
 
-class PlainDisplay(Display):
-    """A line for each event, one a minute that sums up, and the table in the end."""
+class PlainStatusTable(StatusTable):
+    """Prints a line for each event, a summary once a minute, and the table at the end."""
 
     interval_s = 60.0
 
     def message(self, text: str) -> None:
-        """Print it with the time."""
         print(f"{datetime.now():%H:%M:%S} {text}", flush=True)
 
     def show(self, rows: Sequence[Row], line: str, last: bool) -> None:
-        """Print the line, or in the end the table."""
         if last:
-            print(f"\n{plain_table(rows)}\n{line}", flush=True)
+            print(f"\n{format_table(rows)}\n{line}", flush=True)
         elif any(row.state == RUNNING for row in rows):
             self.message(line)
 
     def close(self) -> None:
-        """Nothing to put in order."""
         sys.stdout.flush()
 
 
-def open_display() -> Display:
-    """What fits standard output."""
+class LiveStatusTable(StatusTable):
+    """Redraws the table in place: as many runs as fit, all of them at the end. Messages scroll by above it."""
+
+    interval_s = 1.0
+
+    def __init__(self, console: Any) -> None:
+        """`console`: rich.console.Console."""
+        from rich.live import Live  # loaded for terminals only
+
+        # Redrawn by calls, not by a thread.
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible", transient=True)
+        self._live.start()
+
+    def message(self, text: str) -> None:
+        self._live.console.print(f"{datetime.now():%H:%M:%S} {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, rows: Sequence[Row], line: str, last: bool) -> None:
+        n_shown = len(rows) if last else max(1, self._live.console.height - _OTHER_LINES)
+        by_importance = sorted(range(len(rows)), key=lambda index: _BY_IMPORTANCE.index(rows[index].state))
+        shown = [rows[index] for index in sorted(by_importance[:n_shown])]
+        hidden = f" ({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else ""
+        table = _rich_table(shown, last, line + hidden)
+        if last:  # print it: a table higher than the terminal cannot be redrawn
+            self._live.stop()
+            self._live.console.print(table)
+        else:
+            self._live.update(table, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def _rich_table(rows: Sequence[Row], with_reasons: bool, line: str) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, title in enumerate(HEADER):
+        table.add_column(title, justify="left" if index < 2 else "right", no_wrap=index > 0, overflow="fold")
+    for row in rows:
+        name, state, *rest = row.cells()
+        table.add_row(Text(name), Text(state, style=_STYLES[state]), *rest)
+        if with_reasons and row.state == FAILED:
+            table.add_row(Text(f"  {row.reason}", style="red"))
+    return Group(table, Text(line, style="bold"))
+
+
+def open_status_table() -> StatusTable:
+    """A live table if standard output is a terminal, else a plain one."""
     if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
-        return PlainDisplay()
-    # Here, not at the top: only a terminal needs rich's live display.
-    from rich.console import Console as RichConsole
+        return PlainStatusTable()
+    from rich.console import Console
 
-    from rlframe.study.rich_table import LiveDisplay
-
-    return LiveDisplay(RichConsole())
+    return LiveStatusTable(Console())

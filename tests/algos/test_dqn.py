@@ -98,8 +98,8 @@ def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
     ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=0)
     for n in range(0, 1_000, 10):  # a hundred batches, of which no sequence is whole yet
         ratio.receive(n, n + 10)
-        assert ratio.due(n_choices=0) == 0
-    assert ratio.due(n_choices=1) == 250
+        assert ratio.due(n_rows=0) == 0
+    assert ratio.due(n_rows=1) == 250
 
 
 def test_what_is_given_up_is_told_and_survives_a_resume() -> None:

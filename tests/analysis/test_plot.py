@@ -1,4 +1,4 @@
-"""The plot command: which runs are one curve, what the band is, what is refused."""
+"""The plot command: grouping of runs, bands and errors."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def study(tmp_path: Path) -> Path:
     return tmp_path / "study"
 
 
-def test_a_study_becomes_one_picture_with_a_curve_for_each_experiment(
+def test_a_study_is_drawn_with_one_curve_per_experiment(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep/curves.png"
@@ -48,7 +48,7 @@ def test_a_study_becomes_one_picture_with_a_curve_for_each_experiment(
     assert lines[-1] == str(out)
 
 
-def test_run_directories_given_one_by_one_are_the_seeds_of_their_directory(study: Path) -> None:
+def test_runs_given_one_by_one_are_seeds_of_one_experiment(study: Path) -> None:
     (experiment,) = find_experiments(sorted((study / "ppo").iterdir()), ())
     assert (experiment.label, len(experiment.runs)) == ("ppo", 3)
 
@@ -74,7 +74,7 @@ def test_labels_name_the_curves_in_order(study: Path) -> None:
         find_experiments([study], ("a", "b", "c"))
 
 
-def test_runs_whose_sampler_was_chosen_otherwise_are_seeds_of_one_experiment(tmp_path: Path) -> None:
+def test_runs_with_different_samplers_are_seeds_of_one_experiment(tmp_path: Path) -> None:
     common = {"sampler.batch_T": 32}
     write_run(tmp_path / "exp/run_0", [1.0], seed=0, sampler="serial", **common)
     write_run(
@@ -89,7 +89,7 @@ def test_runs_whose_sampler_was_chosen_otherwise_are_seeds_of_one_experiment(tmp
     }
 
 
-def test_runs_of_a_study_that_failed_or_have_just_begun_are_left_out_with_a_word(
+def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = [{"name": f"ppo/run_{seed}", "state": "failed" if seed == 2 else "done"} for seed in range(3)]
@@ -99,7 +99,7 @@ def test_runs_of_a_study_that_failed_or_have_just_begun_are_left_out_with_a_word
     assert {each.label: len(each.runs) for each in find_experiments([study], ())} == {"a2c": 2, "ppo": 2}
     said = capsys.readouterr().err
     assert f"{study}/ppo/run_2 failed: left out" in said
-    assert f"{study}/a2c/run_0 has just begun: left out" in said
+    assert f"{study}/a2c/run_0 has just started: left out" in said
 
 
 def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> Curve:
@@ -134,7 +134,7 @@ def test_iqm_leaves_out_the_outer_quarters(tmp_path: Path) -> None:
     assert curve(tmp_path / "exp").center[0] == 1.0
 
 
-def test_one_seed_is_drawn_as_it_is_and_smoothed_when_asked(tmp_path: Path) -> None:
+def test_one_seed_has_no_band_and_can_be_smoothed(tmp_path: Path) -> None:
     write_run(tmp_path / "run_0", [0.0, 3.0, 0.0, 3.0])
     drawn = curve(tmp_path / "run_0")
     np.testing.assert_array_equal(drawn.center, [0.0, 3.0, 0.0, 3.0])
@@ -142,12 +142,12 @@ def test_one_seed_is_drawn_as_it_is_and_smoothed_when_asked(tmp_path: Path) -> N
     np.testing.assert_allclose(curve(tmp_path / "run_0", smooth=3).center, [1.5, 1.0, 2.0, 1.5])
 
 
-def test_smoothing_longer_than_the_run_is_its_mean_in_the_middle(tmp_path: Path) -> None:
+def test_a_window_longer_than_the_run_gives_its_mean_in_the_middle(tmp_path: Path) -> None:
     write_run(tmp_path / "run_0", [0.0, 3.0, 6.0])
     assert curve(tmp_path / "run_0", smooth=100).center[1] == pytest.approx(3.0)
 
 
-def test_empty_cells_and_torn_lines_are_left_out(tmp_path: Path) -> None:
+def test_empty_cells_and_incomplete_lines_are_skipped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run_0", [1.0])
     with (run / "progress.csv").open("a") as file:
         file.write("2000,2.0,\n3000,3.0,5.0\n4000,4")
@@ -161,7 +161,7 @@ def test_wall_time_is_an_x_axis(study: Path, tmp_path: Path, capsys: pytest.Capt
     assert "at time/elapsed_s 20" in capsys.readouterr().out
 
 
-def test_without_evaluation_training_returns_are_plotted_and_it_is_said(
+def test_without_evaluation_training_returns_are_plotted_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run_0", [1.0, 2.0], y="episode/return_mean")
@@ -180,10 +180,10 @@ def test_without_evaluation_training_returns_are_plotted_and_it_is_said(
         ("bound=high", "bound='high' is not a number"),
         ("y=eval/retrn_mean", "did you mean eval/return_mean"),
         ("out=curves.foo", r"cannot write curves\.foo"),
-        ("nowhere", "there is no directory nowhere"),
+        ("nowhere", "nowhere is not a directory"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(
+def test_wrong_input_prints_one_line_and_exits_with_2(
     study: Path, argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import re
@@ -194,14 +194,14 @@ def test_bad_input_is_one_line_and_status_2(
     assert re.search(message, error)
 
 
-def test_no_directory_and_a_directory_without_runs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlotError, match="at least one run directory"):
+def test_no_directory_or_no_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match="no run directory is given"):
         parse([])
-    with pytest.raises(PlotError, match="holds no run"):
+    with pytest.raises(PlotError, match="contains no run"):
         find_experiments([tmp_path], ())
 
 
-def test_a_run_that_has_just_started_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_rows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run_0", [])
     (run / "progress.csv").write_text("")
     assert main([str(run)]) == 2
@@ -213,13 +213,13 @@ def test_a_directory_whose_name_has_an_equals_sign_is_a_directory(tmp_path: Path
     assert parse([str(run), "smooth=2"]).dirs == (run,)
 
 
-def test_a_damaged_params_json_does_not_keep_a_curve_away(tmp_path: Path) -> None:
+def test_a_damaged_params_json_does_not_prevent_a_curve(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run_0", [1.0])
     (run / "params.json").write_text("{")
     assert read_run(run).config == {}
 
 
-def test_missing_matplotlib_is_one_line_with_the_command(
+def test_missing_matplotlib_prints_the_install_command(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and divergences are those of torch.distributions, for every family and shape."""
+"""Log-probabilities, entropies and divergences match torch.distributions for every family and shape."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def drawn(dist: Distribution, lead: tuple[int, ...], seed: int = 0) -> tuple[Ten
 
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize(("dist", "reference"), CASES)
-def test_log_prob_is_that_of_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+def test_log_prob_matches_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
     params, _, noise = drawn(dist, lead)
     action = dist.sample(params, noise)
     expected = reference(params).log_prob(action if isinstance(dist, Categorical) else action.float())
@@ -65,14 +65,14 @@ def test_log_prob_is_that_of_torch(dist: Distribution, reference: Any, lead: tup
 
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize(("dist", "reference"), [case for case in CASES if "tanh" not in case.id])
-def test_entropy_is_that_of_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+def test_entropy_matches_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
     params, _, _ = drawn(dist, lead)
     torch.testing.assert_close(dist.entropy(params), reference(params).entropy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize(("dist", "reference"), CASES)
-def test_kl_is_that_of_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
+def test_kl_matches_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
     params, other, _ = drawn(dist, lead)
     expected = td.kl_divergence(reference(params), reference(other))
     torch.testing.assert_close(dist.kl(params, other), expected, rtol=1e-4, atol=1e-5)
@@ -102,7 +102,7 @@ def test_a_nested_joint_is_the_sum_of_its_parts(lead: tuple[int, ...]) -> None:
     params, other = torch.randn(*lead, 11), torch.randn(*lead, 11)
     noise = dist.noise(np.random.default_rng(0), lead)
     noise = (torch.from_numpy(noise[0]), tuple(map(torch.from_numpy, noise[1])))
-    action, log_prob = dist.sample_log_prob(params, noise)
+    action, log_prob = dist.act(params, noise)
     assert list(action) == ["which", "rest"]
     assert action["rest"][1].shape == (*lead, 2, 2)
 
@@ -128,9 +128,7 @@ def test_a_dict_of_actions_is_read_by_key_not_by_order() -> None:
 
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("dist", [case.values[0] for case in CASES], ids=[case.id for case in CASES])
-def test_log_prob_and_entropy_together_are_those_apart_and_their_gradient_is_autograds(
-    dist: Distribution, lead: tuple[int, ...]
-) -> None:
+def test_log_prob_entropy_matches_both_and_gradient_matches_autograd(dist: Distribution, lead: tuple[int, ...]) -> None:
     params, _, noise = drawn(dist, lead)
     action, weights = dist.sample(params, noise), torch.randn(2, *lead)
     leaf = params.clone().requires_grad_()

@@ -30,13 +30,13 @@ def test_normalize_has_zero_mean_and_unit_variance_over_valid_rows() -> None:
     assert torch.allclose(masked_normalize(X, VALID), torch.tensor([[-2.0, 2.0], [0.0, 0.0]]) / scale)
 
 
-def test_normalize_over_one_dimension_is_that_of_each_row_apart() -> None:
+def test_normalize_over_one_dimension_treats_each_row_alone() -> None:
     x, valid = torch.randn(3, 9), torch.rand(3, 9) > 0.3
     apart = torch.stack([masked_normalize(row, marks) for row, marks in zip(x, valid, strict=True)])
     assert torch.allclose(masked_normalize(x, valid, dim=1), apart, atol=1e-6)
 
 
-def test_weights_of_a_mean_are_those_of_the_masked_mean() -> None:
+def test_mean_weights_give_the_masked_mean() -> None:
     weights = mean_weights(VALID.flatten())
     assert torch.dot(X.flatten(), weights) == masked_mean(X, VALID)
     assert not mean_weights(torch.zeros(4, dtype=torch.bool)).any()
@@ -63,6 +63,6 @@ def test_explained_variance_by_hand() -> None:
     assert torch.allclose(explained_variance(prediction, X, VALID), torch.tensor(1 - 2 / 8))
 
 
-def test_shapes_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="one shape"):
+def test_different_shapes_raise_an_error() -> None:
+    with pytest.raises(ValueError, match="same shape"):
         masked_mean(X, VALID[0])

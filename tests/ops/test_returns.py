@@ -105,7 +105,7 @@ class TestDiscountedReturn:
 class TestNStepReturn:
     """γ = 0.5, n = 2 unless said."""
 
-    def test_batch_end_takes_the_rewards_there_are(self) -> None:
+    def test_batch_end_sums_the_rewards_available(self) -> None:
         return_, bootstrap, index = n_step_return(REWARD, NEVER, NEVER, EVERY, 0.5, 2)
         assert near(return_, column(2, 2, 1.5, 3))
         assert near(bootstrap, column(0.25, 0.25, 0.25, 0.5))
@@ -134,7 +134,7 @@ class TestNStepReturn:
         assert near(bootstrap, column(0.5, 0.5, 0.5, 0.5))
         assert index[:, 0].tolist() == [1, 2, 3, 4]
 
-    def test_n_below_one_is_refused(self) -> None:
+    def test_n_below_one_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match="n=0"):
             n_step_return(REWARD, NEVER, NEVER, EVERY, 0.5, 0)
 
@@ -167,7 +167,7 @@ class TestVTrace:
         assert advantage.isfinite().all()
         assert vs[2] == advantage[2] == 0
 
-    def test_c_clip_above_rho_clip_is_refused(self) -> None:
+    def test_c_clip_above_rho_clip_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match="rho_clip"):
             v_trace(torch.zeros(4, 1), REWARD, VALUE, NEVER, NEVER, EVERY, 0.5, rho_clip=0.5, c_clip=1.0)
 
@@ -347,19 +347,19 @@ class TestContract:
         advantage, return_ = generalized_advantage(REWARD, VALUE, NEVER, NEVER, EVERY, 0.9, 0.9)
         assert advantage.dtype == return_.dtype == torch.float32
 
-    def test_value_without_the_bootstrap_row_is_refused(self) -> None:
+    def test_value_without_the_bootstrap_row_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match=r"value must have shape \(5, 1\), got \(4, 1\)"):
             generalized_advantage(REWARD, VALUE[:-1], NEVER, NEVER, EVERY, 0.9, 0.9)
 
-    def test_masks_of_numbers_are_refused(self) -> None:
+    def test_numeric_masks_raise_an_error(self) -> None:
         with pytest.raises(ValueError, match="terminated must be bool"):
             generalized_advantage(REWARD, VALUE, NEVER.float(), NEVER, EVERY, 0.9, 0.9)
 
-    def test_discount_above_one_is_refused(self) -> None:
+    def test_discount_above_one_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match=r"discount=1.5 must lie in \[0, 1\]"):
             generalized_advantage(REWARD, VALUE, NEVER, NEVER, EVERY, 1.5, 0.9)
 
-    def test_reward_without_columns_is_refused(self) -> None:
+    def test_reward_without_columns_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match="reward must be"):
             n_step_return(REWARD[:, 0], NEVER, NEVER, EVERY, 0.9, 1)
 

@@ -12,8 +12,8 @@ import torch
 from rlframe.record import codec, rank_state
 from rlframe.record.snapshot import save_snapshot, write_part
 from rlframe.replay import NStep, ReplayBuffer
+from tests.replay.buffers import replay_for
 from tests.replay.history import History
-from tests.replay.made import replay_for
 
 META = {"env_steps": 72, "updates": 3, "score": 1.5}
 

@@ -1,4 +1,4 @@
-"""A made-up life of a few environments, every row of it told apart, in batches and as a plain history to compare to."""
+"""A synthetic history of a few environments with unique rows, as batches and as plain rows to compare with."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZE = (4, 4)  # of a frame
 
 @dataclass
 class History:
-    """Rows so far of each environment; grows by `batch`. Row t of environment b has the counter t * B + b + 1.
+    """The rows of each environment so far; `batch` adds more. Row t of environment b has the counter t * B + b + 1.
 
     Args:
-        kind: what observations are: "vector" [3], "frames" [n_frames, 4, 4] or "both" of them in a dict.
-        ends: probability at a row that an episode ends, by each of: termination, truncation, a lost life.
-        black: whether stacks are padded by zeros at a reset, else by the first frame.
+        kind: of observations: "vector" [3], "frames" [n_frames, 4, 4] or "both" in a dict.
+        ends: probability per row of each of: termination, truncation, a lost life.
+        black: whether stacks are padded with zeros at a reset, else with the first frame.
     """
 
     B: int
@@ -89,7 +89,7 @@ class History:
             terminated=_column(steps, "terminated", torch.bool),
             truncated=_column(steps, "truncated", torch.bool),
             valid=_column(steps, "valid", torch.bool),
-            info=None,  # type: ignore[arg-type]  # replay does not look
+            info=None,  # type: ignore[arg-type]  # not read by replay
             state=(torch.full((self.B, 2), float(start)) + torch.arange(self.B)[:, None] / 8,),
             final_state=(),
         )
@@ -99,7 +99,7 @@ class History:
         return self.rows[time][env]
 
     def transition(self, time: int, env: int, n: int, discount: float) -> tuple[float, float, dict[str, Any]]:
-        """By hand: return, factor of the bootstrap, and the row to bootstrap from."""
+        """Return, factor of the bootstrap and the row to bootstrap from, computed reward by reward."""
         return_, k = 0.0, 0
         while True:
             row = self.at(time + k, env)
@@ -113,7 +113,7 @@ class History:
 
 
 def _kind(number: float) -> str:
-    return "terminated" if number < 1 else "truncated" if number < 2 else "life" if number < 3 else "goes on"
+    return "terminated" if number < 1 else "truncated" if number < 2 else "life" if number < 3 else "none"
 
 
 def _column(rows: list[list[dict[str, Any]]], name: str, dtype: torch.dtype) -> torch.Tensor:

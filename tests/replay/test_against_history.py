@@ -1,4 +1,4 @@
-"""Whatever is drawn is what happened: every row sampled is compared to a plain history, over many turns of the ring."""
+"""Every sampled row equals the history that was appended, while the ring wraps around many times."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from rlframe.core.struct import map_tree
-from rlframe.replay import NStep, Sequences, Transitions, Whole
+from rlframe.replay import FixedSequence, NStep, Sequences, Transitions
+from tests.replay.buffers import replay_for, same
 from tests.replay.history import History
-from tests.replay.made import replay_for, same
 
 CPU = torch.device("cpu")
-KEPT: list[tuple[str, dict[str, Any]]] = [
+STORAGES: list[tuple[str, dict[str, Any]]] = [
     ("vector", {}),
     ("frames", {}),
     ("both", {}),
@@ -68,8 +68,8 @@ def check_sequences(drawn: Sequences, history: History, offset: int, length: int
 @pytest.mark.parametrize("black", [True, False], ids=["black", "first"])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(("alpha", "previous"), [(0.0, False), (0.6, True)])
-@pytest.mark.parametrize(("kind", "config"), KEPT)
-def test_transitions_are_those_that_happened(
+@pytest.mark.parametrize(("kind", "config"), STORAGES)
+def test_transitions_equal_the_history(
     kind: str, config: dict[str, Any], alpha: float, previous: bool, n: int, black: bool
 ) -> None:
     for seed, T in enumerate((1, 4, 7)):
@@ -85,12 +85,12 @@ def test_transitions_are_those_that_happened(
                 replay.update_priorities(drawn.index, rng.random(16))
 
 
-@pytest.mark.parametrize(("kind", "config"), KEPT)
+@pytest.mark.parametrize(("kind", "config"), STORAGES)
 @pytest.mark.parametrize(("T", "length"), [(4, 4), (3, 7), (5, 2)])
-def test_sequences_are_those_that_happened(kind: str, config: dict[str, Any], T: int, length: int) -> None:
+def test_sequences_equal_the_history(kind: str, config: dict[str, Any], T: int, length: int) -> None:
     for seed, alpha in enumerate((0.0, 0.9)):
         history = History(3, kind, seed=seed)
-        replay = replay_for(history, Whole(length), T, 31, config, alpha=alpha, previous=True)
+        replay = replay_for(history, FixedSequence(length), T, 31, config, alpha=alpha, previous=True)
         offset = replay._storage.rows_before
         for _ in range(100 // T):
             replay.append(history.batch(T))

@@ -1,4 +1,4 @@
-"""The benchmark runs; what it measures is for a machine that has nothing else to do."""
+"""The replay benchmark runs; its numbers need an idle machine."""
 
 import json
 import os
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("package", ["stable_baselines3"])
-def test_replay_is_measured_beside_others(tmp_path: Path, package: str) -> None:
+def test_the_replay_benchmark_runs(tmp_path: Path, package: str) -> None:
     pytest.importorskip(package)
     out = tmp_path / "replay.json"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Stacks are rebuilt exactly from frames kept once: at resets, over lost lives, after a resume, and of a real game."""
+"""Stacks are rebuilt exactly from single frames: at resets, across lost lives, after a resume, and in a real game."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlframe.replay import NStep, ReplayConfig, make_replay
 from rlframe.replay.frames import check_stacks
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import LocalStepper
+from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import SIZE, History
-from tests.replay.made import ACTIONS, replay_for
 
 STACK = FrameStack(Box(0, 255, (3, *SIZE), np.uint8), 3)
 COMPRESS = pytest.mark.parametrize("compress", [False, True], ids=["plain", "lz4"])
@@ -34,7 +34,7 @@ def stacks_of(counters: list[int], n: int = 3, channels: int = 1) -> torch.Tenso
 
 
 def samples_of(observation: torch.Tensor, valid: list[bool] | None = None, first: int = 0) -> Samples:
-    """Steps of one environment; `first`: the row at which an episode begins."""
+    """Steps of one environment; `first`: the row at which an episode starts."""
     T = len(observation) - 1
     zeros = torch.zeros(T + 1, 1)
     return Samples(
@@ -44,7 +44,7 @@ def samples_of(observation: torch.Tensor, valid: list[bool] | None = None, first
         terminated=zeros[1:].bool(),
         truncated=zeros[1:].bool(),
         valid=torch.tensor(valid or [True] * T)[:, None],
-        info=None,  # type: ignore[arg-type]  # replay does not look
+        info=None,  # type: ignore[arg-type]  # not read by replay
         state=(),
         final_state=(),
     )
@@ -55,7 +55,7 @@ def replay_of(space: FrameStack = STACK, T: int = 4, n: int = 1, **config: Any) 
 
 
 def drawn(replay: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The stacks of all transitions, by a pixel of each frame."""
+    """The stacks of all transitions, as one pixel per frame."""
     found = replay.sample(200)
     pairs = zip(found.inputs.observation[..., 0, 0].tolist(), found.next_inputs.observation[..., 0, 0], strict=True)
     return {(tuple(one), tuple(other.tolist())) for one, other in pairs}
@@ -63,7 +63,7 @@ def drawn(replay: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 @COMPRESS
 @pytest.mark.parametrize("n", [1, 2])
-def test_nothing_leaks_over_a_reset(compress: bool, n: int) -> None:
+def test_stacks_do_not_leak_frames_across_a_reset(compress: bool, n: int) -> None:
     replay = replay_of(T=5, n=n, compress=compress)
     observation = stacks_of([1, 2, 3, 7, 8, 9])
     observation[3:] = stacks_of([7, 8, 9])  # row 2 is the last of its episode
@@ -74,7 +74,7 @@ def test_nothing_leaks_over_a_reset(compress: bool, n: int) -> None:
 
 
 @COMPRESS
-def test_stacks_go_on_over_a_lost_life(compress: bool) -> None:
+def test_stacks_continue_across_a_lost_life(compress: bool) -> None:
     replay = replay_of(compress=compress)
     replay.append(samples_of(stacks_of([1, 2, 3, 4, 5]), first=2))
     assert ((1, 2, 3), (2, 3, 4)) in drawn(replay)
@@ -89,14 +89,14 @@ def test_frames_may_have_several_channels(compress: bool) -> None:
 
 
 @COMPRESS
-def test_the_first_row_of_all_may_lie_within_an_episode(compress: bool) -> None:
+def test_the_first_row_may_be_in_the_middle_of_an_episode(compress: bool) -> None:
     replay = replay_of(compress=compress)
     replay.append(samples_of(stacks_of([1, 2, 3, 4, 5, 6, 7])[2:], first=-1))
     assert ((1, 2, 3), (2, 3, 4)) in drawn(replay)
 
 
 @COMPRESS
-def test_a_batch_that_does_not_go_on_where_the_last_ended_begins_with_its_own_frames(compress: bool) -> None:
+def test_a_batch_that_does_not_continue_the_last_one_starts_with_its_own_frames(compress: bool) -> None:
     replay = replay_of(compress=compress)
     replay.append(samples_of(stacks_of([1, 2, 3, 4, 5])))
     replay.append(samples_of(stacks_of([11, 12, 13, 14, 15])))
@@ -105,7 +105,7 @@ def test_a_batch_that_does_not_go_on_where_the_last_ended_begins_with_its_own_fr
 
 
 @pytest.mark.parametrize("padding", ["reset", "zero"])
-def test_what_gymnasium_pads_with_is_understood(padding: str) -> None:
+def test_both_paddings_of_gymnasium_are_detected(padding: str) -> None:
     env = FrameStackObservation(gymnasium.make("CartPole-v1"), 3, padding_type=padding)
     floats = env.reset(seed=0)[0]
     stacks = np.zeros((2, 1, *floats.shape), np.uint8)
@@ -114,21 +114,23 @@ def test_what_gymnasium_pads_with_is_understood(padding: str) -> None:
 
 
 @COMPRESS
-def test_stacks_that_do_not_shift_are_refused(compress: bool) -> None:
+def test_stacks_that_do_not_shift_raise_an_error(compress: bool) -> None:
     observation = stacks_of([1, 2, 3, 4, 5])
     observation[3, 0, 1] = 77
     with pytest.raises(ValueError, match=r"environment 0: the observation of step 2 .*Box instead of FrameStack"):
         replay_of(compress=compress).append(samples_of(observation))
 
 
-def test_stacks_padded_in_another_way_are_refused() -> None:
+def test_stacks_with_another_padding_raise_an_error() -> None:
     observation = stacks_of([1, 2, 3, 4, 5])
     observation[3, 0, 0] = 77
-    with pytest.raises(ValueError, match=r"environment 0: the stack of a reset is padded .*Box instead of FrameStack"):
+    with pytest.raises(
+        ValueError, match=r"environment 0: the stack after a reset is padded .*Box instead of FrameStack"
+    ):
         replay_of().append(samples_of(observation, [True, True, False, True]))
 
 
-def test_images_that_are_no_stacks_are_kept_whole() -> None:
+def test_images_without_a_frame_stack_are_stored_whole() -> None:
     replay = replay_of(Box(0, 255, (3, *SIZE), np.uint8))  # type: ignore[arg-type]
     observation = torch.randint(0, 255, (5, 1, 3, *SIZE), dtype=torch.uint8)
     replay.append(samples_of(observation))
@@ -150,7 +152,7 @@ def test_both_stacks_of_a_transition_share_their_frames() -> None:
 
 @COMPRESS
 @pytest.mark.parametrize("game", ["ale", "wrapped, reset", "wrapped, zero"])
-def test_a_game_is_rebuilt(game: str, compress: bool) -> None:
+def test_stacks_of_a_game_are_rebuilt(game: str, compress: bool) -> None:
     T, B = 20, 2
     if game == "ale":
         pytest.importorskip("ale_py")

@@ -1,4 +1,4 @@
-"""Prioritized replay: the tree's sums exact, frequencies and weights by hand, stale rows told."""
+"""Prioritized replay: exact sums of the tree, frequencies and weights, ignored stale rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from rlframe.replay import NStep, ReplayBuffer
 from rlframe.replay.select import WIDTH, Prioritized, SumTree
+from tests.replay.buffers import replay_for
 from tests.replay.history import History
-from tests.replay.made import replay_for
 
 
 def filled(n_batches: int = 2, alpha: float = 1.0, **options: Any) -> tuple[ReplayBuffer[Any], History]:
@@ -35,7 +35,7 @@ class TestSumTree:
         np.testing.assert_array_equal(tree.find((ends - 1e-6) / ends[-1]), index)
 
     @pytest.mark.parametrize("n", [5_000, WIDTH * 1_025])
-    def test_nothing_drifts(self, n: int) -> None:
+    def test_sums_stay_exact(self, n: int) -> None:
         tree, rng = SumTree(n), np.random.default_rng(0)
         for _ in range(300):
             tree.set(rng.integers(0, n, 200), rng.random(200) * 10.0 ** rng.integers(-8, 8, 200))
@@ -49,12 +49,12 @@ class TestSumTree:
         tree.set(np.array([7, 64, 200]), np.array([0.1, 0.2, 0.7]))
         assert set(tree.find(np.r_[np.linspace(0, 1, 1_001), 1.001]).tolist()) == {7, 64, 200}
 
-    def test_the_last_of_several_counts(self) -> None:
+    def test_the_last_of_repeated_indices_counts(self) -> None:
         tree = SumTree(100)
         tree.set(np.array([3, 3]), np.array([5.0, 2.0]))
         assert tree.total == 2.0
 
-    def test_all_zeros_are_refused(self) -> None:
+    def test_all_zeros_raise_an_error(self) -> None:
         with pytest.raises(ValueError, match="every priority is 0"):
             SumTree(100).find(np.zeros(1))
 
@@ -66,12 +66,12 @@ def test_rows_are_drawn_in_proportion_to_the_power_of_their_priorities() -> None
     np.testing.assert_allclose(counts, 1_000 * np.array([0, 1, 2, 3, 4, 0, 0, 0]), atol=1)  # stratified
 
 
-def test_each_of_equal_parts_of_the_total_is_drawn_from_once() -> None:
+def test_samples_are_stratified() -> None:
     replay, _ = filled()
     assert sorted(replay.sample(8).index.tolist()) == list(range(8))
 
 
-def test_weights_are_those_of_schaul_et_al() -> None:
+def test_weights_follow_schaul_et_al() -> None:
     replay, _ = filled()
     priority = np.array([1.0, 2, 4, 8, 1, 1, 1, 2])  # of a total of 20
     replay.update_priorities(np.arange(8), priority)
@@ -91,7 +91,7 @@ def test_new_rows_have_the_highest_priority_so_far() -> None:
     np.testing.assert_allclose(drawn, 100 * np.array([1, 2, 2, 1, 6, 6, 6, 6]), atol=1)
 
 
-def test_priorities_of_overwritten_rows_are_passed_over() -> None:
+def test_priorities_of_overwritten_rows_are_ignored() -> None:
     replay, _ = filled(4)  # 16 rows; 5 to 15 are held
     total = replay._selector._tree.total  # type: ignore[attr-defined]
     replay.update_priorities(np.arange(5), np.full(5, 100.0))
@@ -110,7 +110,7 @@ def test_overwritten_rows_leave_the_tree() -> None:
         assert replay._selector._tree.total == 50 * replay.n_choices  # type: ignore[attr-defined]
 
 
-def test_rows_not_valid_and_rows_that_wait_have_no_priority() -> None:
+def test_invalid_and_incomplete_rows_have_no_priority() -> None:
     history = History(2, ends=0.2)
     replay = replay_for(history, NStep(0.5, 3), T=4, L=15, alpha=1.0)
     for _ in range(12):
@@ -120,13 +120,13 @@ def test_rows_not_valid_and_rows_that_wait_have_no_priority() -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_what_is_no_priority_is_refused(wrong: float, alpha: float) -> None:
+def test_an_invalid_priority_raises_an_error(wrong: float, alpha: float) -> None:
     replay, _ = filled(alpha=alpha)
     with pytest.raises(ValueError, match="1 of 2 priorities"):
         replay.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
 
 
-def test_priorities_may_be_tensors_and_must_be_as_many_as_rows() -> None:
+def test_priorities_may_be_tensors_and_need_the_shape_of_the_index() -> None:
     replay, _ = filled()
     replay.update_priorities(np.array([0, 1]), torch.tensor([3.0, 5.0]))
     assert replay._selector._tree.total == 6 + 8  # type: ignore[attr-defined]

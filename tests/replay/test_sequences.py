@@ -1,4 +1,4 @@
-"""Sequences by hand: batches of 4 rows of two environments that never end, sequences of 6."""
+"""Sequences of 6 rows, from batches of 4 rows of two environments whose episodes never end."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.replay import ReplayBuffer, Sequences, Whole
+from rlframe.replay import FixedSequence, ReplayBuffer, Sequences
+from tests.replay.buffers import replay_for
 from tests.replay.history import History
-from tests.replay.made import replay_for
 
 
 def filled(n_batches: int, **options: Any) -> tuple[ReplayBuffer[Sequences], History]:
     history = History(2, ends=0.0)
-    replay = replay_for(history, Whole(6), T=4, L=20, previous=True, **options)
+    replay = replay_for(history, FixedSequence(6), T=4, L=20, previous=True, **options)
     for _ in range(n_batches):
         replay.append(history.batch(4))
     return replay, history
 
 
 def starts(replay: ReplayBuffer[Sequences]) -> set[int]:
-    """The times at which sequences begin, since the history's beginning: one row of the ring lies before it."""
+    """The times at which sequences start, counted from the history's first row, which is the ring's second."""
     return {int(index) // 2 - 1 for index in replay.sample(100).index}
 
 
-def test_a_sequence_waits_until_all_its_rows_are_there() -> None:
+def test_a_sequence_is_sampled_once_all_its_rows_are_stored() -> None:
     replay, history = filled(1)
     assert replay.n_choices == 0
     with pytest.raises(ValueError, match="cannot be sampled yet"):
@@ -39,20 +39,20 @@ def test_a_sequence_waits_until_all_its_rows_are_there() -> None:
     assert replay.newest().tolist() == [10, 11]
 
 
-def test_overwritten_sequences_are_gone() -> None:
+def test_overwritten_sequences_are_not_sampled() -> None:
     replay, _ = filled(7)  # 28 rows; 10 to 28 are held, and of 10 what was before is not
     assert starts(replay) == {12, 16, 20}
     assert replay.n_choices == 6
 
 
-def test_they_begin_with_the_state_the_agent_had_there() -> None:
+def test_sequences_start_with_the_stored_agent_state() -> None:
     replay, _ = filled(5)
     found = replay.sample(50)
     time, env = np.divmod(found.index, 2)
     np.testing.assert_array_equal(found.state[0][:, 0], time - 1 + env / 8)
 
 
-def test_they_begin_with_the_true_action_and_reward_before() -> None:
+def test_sequences_start_with_the_previous_action_and_reward() -> None:
     replay, history = filled(5)
     found = replay.sample(50)
     later = found.index >= 10
@@ -64,7 +64,7 @@ def test_they_begin_with_the_true_action_and_reward_before() -> None:
     assert later.any()
 
 
-def test_shapes() -> None:
+def test_shapes_of_sequences() -> None:
     found = filled(5)[0].sample(3)
     assert found.inputs.observation.shape == (7, 3, 3)
     assert found.inputs.first.shape == (7, 3)
@@ -72,7 +72,7 @@ def test_shapes() -> None:
     assert found.weight.tolist() == [1.0] * 3
 
 
-def test_none_goes_over_a_gap_between_batches() -> None:
+def test_no_sequence_crosses_a_gap_between_batches() -> None:
     replay, _ = filled(3)
     other = History(2, ends=0.0, seed=1)
     for _ in range(2):
@@ -82,9 +82,9 @@ def test_none_goes_over_a_gap_between_batches() -> None:
 
 
 @pytest.mark.parametrize("what", ["gap", "worker"])
-def test_what_ends_between_batches_is_truncated(what: str) -> None:
+def test_episodes_that_end_between_batches_are_truncated(what: str) -> None:
     history = History(2, ends=0.0)
-    replay = replay_for(history, Whole(4), T=4, L=20)
+    replay = replay_for(history, FixedSequence(4), T=4, L=20)
     replay.append(history.batch(4))
     if what == "gap":
         history = History(2, ends=0.0, seed=1)
@@ -99,7 +99,7 @@ def test_what_ends_between_batches_is_truncated(what: str) -> None:
     np.testing.assert_array_equal(ended[3], expected)
 
 
-def test_priorities_are_those_of_sequences() -> None:
+def test_priorities_belong_to_sequences() -> None:
     replay, history = filled(4, alpha=1.0)  # begin at 0, 4, 8
     replay.update_priorities(np.array([2, 3, 10, 11, 18, 19]), torch.tensor([0.0, 0, 1, 0, 3, 0]))
     counts = np.bincount(replay.sample(400, beta=1.0).index)
@@ -118,12 +118,12 @@ def _index_and_weight(replay: ReplayBuffer[Sequences]) -> tuple[np.ndarray, torc
     return found.index, found.weight
 
 
-def test_batches_of_another_length_are_refused() -> None:
+def test_batches_of_another_length_raise_an_error() -> None:
     replay, history = filled(1)
     with pytest.raises(ValueError, match="3 time steps"):
         replay.append(history.batch(3))
 
 
-def test_a_length_of_0_is_refused() -> None:
+def test_length_0_raises_an_error() -> None:
     with pytest.raises(ValueError, match="length=0"):
-        Whole(0)
+        FixedSequence(0)

@@ -1,4 +1,4 @@
-"""A saved replay goes on exactly, also through a snapshot's format, and after the environments began anew."""
+"""A restored replay continues exactly, also from a snapshot file, and if the environments were reset."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlframe.core.struct import leaves
 from rlframe.record import codec, rank_state
 from rlframe.record.codec import Arrays, Chunked, encode
 from rlframe.record.snapshot import load_snapshot, save_snapshot
-from rlframe.replay import NStep, Whole
+from rlframe.replay import FixedSequence, NStep
+from tests.replay.buffers import replay_for, same
 from tests.replay.history import History
-from tests.replay.made import replay_for, same
 
 Saved = Callable[[Any], Any]
-PLANS = [NStep(0.5), NStep(0.5, 3), Whole(5)]
+READERS = [NStep(0.5), NStep(0.5, 3), FixedSequence(5)]
 
 
 @pytest.fixture(autouse=True)
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small arrays of these tests are kept as large ones are."""
+    """Store the small arrays of these tests in chunks, as large ones are."""
     monkeypatch.setattr(rank_state, "LARGE_BYTES", 8)
     monkeypatch.setattr(codec, "PIECE_BYTES", 64)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -34,24 +34,24 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[[Any], Any]:
-    """A state as a snapshot gives it back."""
+    """Save a state as a snapshot and load it."""
     return lambda state: load_snapshot(save_snapshot(tmp_path, state, {"env_steps": 0}))[0]
 
 
 @pytest.mark.parametrize("n_batches", [2, 9], ids=["part", "full"])
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("reader", READERS, ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 @pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
-def test_the_same_is_drawn_after_loading(
-    plan: Any, alpha: float, config: dict[str, Any], n_batches: int, saved: Saved
+def test_a_restored_replay_samples_the_same(
+    reader: Any, alpha: float, config: dict[str, Any], n_batches: int, saved: Saved
 ) -> None:
     history, rng = History(2, "both"), np.random.default_rng(0)
-    one = replay_for(history, plan, L=26, config=config, alpha=alpha, previous=True)
+    one = replay_for(history, reader, L=26, config=config, alpha=alpha, previous=True)
     for _ in range(n_batches):
         one.append(history.batch(4))
         if one.n_choices:
             one.update_priorities(one.sample(8).index, rng.random(8))
-    other = replay_for(history, plan, L=26, config=config, alpha=alpha, previous=True, seed=1)
+    other = replay_for(history, reader, L=26, config=config, alpha=alpha, previous=True, seed=1)
     other.load_state_dict(saved(one.state_dict()))
     assert (one.n_rows, one.n_choices) == (other.n_rows, other.n_choices)
     for _ in range(8):
@@ -65,7 +65,7 @@ def test_the_same_is_drawn_after_loading(
         assert one.newest().tolist() == other.newest().tolist()
 
 
-def test_after_a_resume_episodes_begin_anew_and_what_ran_is_truncated(saved: Saved) -> None:
+def test_after_a_resume_with_new_episodes_the_open_ones_are_truncated(saved: Saved) -> None:
     history = History(2, ends=0.0)
     replay = replay_for(history, NStep(0.5, 2))
     replay.append(history.batch(4))
@@ -80,7 +80,7 @@ def test_after_a_resume_episodes_begin_anew_and_what_ran_is_truncated(saved: Sav
     assert (found.next_inputs.observation[at_cut, 0].int() - 1 == found.index[at_cut] + 2).all()
 
 
-def test_another_kind_or_size_is_refused() -> None:
+def test_the_state_of_another_layout_raises_an_error() -> None:
     history = History(2)
     state = replay_for(history).state_dict()
     for other in (
@@ -90,11 +90,11 @@ def test_another_kind_or_size_is_refused() -> None:
         replay_for(History(2, "frames")),
         replay_for(History(3)),
     ):
-        with pytest.raises(ValueError, match="the saved replay is a"):
+        with pytest.raises(ValueError, match="the saved replay is"):
             other.load_state_dict(state)
 
 
-def test_only_what_is_filled_is_saved() -> None:
+def test_only_written_rows_are_saved() -> None:
     history = History(2)
     replay = replay_for(history, L=4_000)
     replay.append(history.batch(4))
@@ -102,7 +102,7 @@ def test_only_what_is_filled_is_saved() -> None:
 
 
 def pieces(snapshot: Path) -> dict[str, int]:
-    """The files of large arrays, and which of the disk's they are."""
+    """The chunk files of a snapshot and their inodes."""
     return {file.name: file.stat().st_ino for file in (snapshot / "chunks").iterdir()}
 
 
@@ -113,13 +113,13 @@ def chunked_of(state: Any) -> list[Chunked]:
 
 
 @pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
-@pytest.mark.parametrize("plan", [NStep(0.5, 3), Whole(5)], ids=str)
-def test_what_is_noted_of_a_piece_holds_whatever_is_written(
-    plan: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reader", [NStep(0.5, 3), FixedSequence(5)], ids=str)
+def test_cached_digests_match_the_chunks_after_any_writes(
+    reader: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlframe.replay.compressed._TOGETHER", 8)
-    history, rng, n_kept = History(2, "both"), np.random.default_rng(1), 0
-    replay = replay_for(history, plan, L=40, config=config, alpha=0.6, previous=True)
+    monkeypatch.setattr("rlframe.replay.frames._CHUNK_BLOCKS", 8)
+    history, rng, n_cached = History(2, "both"), np.random.default_rng(1), 0
+    replay = replay_for(history, reader, L=40, config=config, alpha=0.6, previous=True)
     for number in range(40):
         for _ in range(rng.integers(4)):
             replay.append(History(2, "both", seed=number).batch(4) if rng.random() < 0.2 else history.batch(4))
@@ -127,18 +127,18 @@ def test_what_is_noted_of_a_piece_holds_whatever_is_written(
             for i in range(len(array.counts)):
                 digest = hashlib.sha256(as_bytes(array.read(i))).hexdigest()
                 assert array.digests[i] in ("", digest)
-                n_kept += bool(array.digests[i])
+                n_cached += bool(array.digests[i])
                 array.digests[i] = digest
-    assert n_kept > 200
+    assert n_cached > 200
 
 
 @pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "disk"}], ids=str)
-def test_a_snapshot_writes_only_what_is_new_also_in_the_process_that_goes_on(
+def test_a_snapshot_writes_only_new_chunks_also_after_a_resume(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codec, "PIECE_BYTES", 256)
     if "compress" in config:
-        monkeypatch.setattr("rlframe.replay.compressed._TOGETHER", 16)
+        monkeypatch.setattr("rlframe.replay.frames._CHUNK_BLOCKS", 16)
     history = History(2, "frames")
     replay = replay_for(history, L=800, config=config)
     for _ in range(201):
@@ -154,7 +154,7 @@ def test_a_snapshot_writes_only_what_is_new_also_in_the_process_that_goes_on(
         first = {**first, **now}
 
 
-def test_what_was_not_written_to_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_without_writes_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(2)
     replay = replay_for(history, L=400)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Transitions by hand: one environment whose observation counts its rows, rewards 1, 2, 4, ..., γ = 0.5."""
+"""Transitions of one environment whose observation counts its rows, with rewards 1, 2, 4, ... and γ = 0.5."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gymnasium.spaces import Box
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.ops.returns import n_step_return
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import History
-from tests.replay.made import ACTIONS, replay_for
 
 COUNTER = Box(0, np.inf, (1,), np.float32)
 
@@ -25,7 +25,7 @@ def batch(
     life: tuple[int, ...] = (),
     start: int = 0,
 ) -> Samples:
-    """n rows of one environment from `start` on; episodes end at the rows named, whose next row is not valid."""
+    """n rows of one environment starting at `start`; episodes end at the given rows, whose next row is not valid."""
     T = torch.arange(start, start + n + 1)
     ends = torch.isin(T, torch.tensor((*terminated, *truncated)))[:-1, None]
     valid = torch.cat([torch.ones(1, 1, dtype=torch.bool), ~ends[:-1]])
@@ -36,7 +36,7 @@ def batch(
         terminated=torch.isin(T, torch.tensor((*terminated, *life)))[:-1, None],
         truncated=torch.isin(T, torch.tensor(truncated))[:-1, None],
         valid=valid,
-        info=None,  # type: ignore[arg-type]  # replay does not look
+        info=None,  # type: ignore[arg-type]  # not read by replay
         state=(),
         final_state=(),
     )
@@ -47,7 +47,7 @@ def replay(n: int = 1, **options: Any) -> ReplayBuffer[Transitions]:
 
 
 def drawn(buffer: ReplayBuffer[Transitions]) -> dict[int, tuple[float, float, float]]:
-    """All that can be drawn: by row its return, factor and the row to bootstrap from."""
+    """All rows that can be sampled: return, factor and the row to bootstrap from."""
     found = buffer.sample(400)
     rows = found.inputs.observation[:, 0].int().tolist()
     return {
@@ -62,7 +62,7 @@ def test_one_step_is_the_reward_and_the_next_row() -> None:
     assert drawn(buffer) == {t: (2.0**t, 0.5, t + 1) for t in range(6)}
 
 
-def test_the_newest_n_minus_1_rows_wait() -> None:
+def test_the_newest_n_minus_1_rows_are_not_sampled() -> None:
     buffer = replay(3)
     buffer.append(batch(6))
     # r[t] (1 + 0.5 * 2 + 0.25 * 4)
@@ -99,7 +99,7 @@ def test_a_lost_life_stops_the_sum_and_the_row_after_it_counts() -> None:
     assert found[2] == (12.0, 0.125, 5.0)
 
 
-def test_an_end_on_the_last_row_of_a_batch_waits_for_nothing_of_the_next() -> None:
+def test_an_episode_end_on_the_last_row_needs_no_row_of_the_next_batch() -> None:
     buffer = replay()
     buffer.append(batch(6, truncated=(5,)))
     assert drawn(buffer)[5] == (32.0, 0.5, 6.0)
@@ -117,7 +117,7 @@ def test_a_worker_that_dies_between_batches_truncates_its_episode() -> None:
     assert 6 not in found
 
 
-def test_a_batch_that_does_not_go_on_where_the_last_ended_truncates_it() -> None:
+def test_a_batch_that_does_not_continue_the_last_one_truncates_its_episodes() -> None:
     buffer = replay(2, previous=True)
     buffer.append(batch(6))
     buffer.append(batch(6, start=20))
@@ -142,7 +142,7 @@ def test_previous_action_and_reward_are_those_of_the_row_before() -> None:
     assert torch.equal(found.inputs.first, row == 0)
 
 
-def test_without_previous_they_are_null() -> None:
+def test_without_previous_the_previous_action_and_reward_are_null() -> None:
     buffer = replay()
     buffer.append(batch(6))
     inputs = buffer.sample(8).inputs
@@ -153,7 +153,7 @@ def test_without_previous_they_are_null() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_returns_are_those_of_ops_over_the_whole_history(n: int) -> None:
+def test_returns_equal_n_step_return_over_the_whole_history(n: int) -> None:
     history = History(2, ends=0.05)
     buffer = replay_for(history, NStep(0.5, n), T=5, L=200)
     batches = [history.batch(5) for _ in range(20)]
@@ -180,7 +180,7 @@ def test_every_valid_row_is_drawn_equally_often() -> None:
     np.testing.assert_allclose(counts, 400, atol=5 * 20)  # five standard deviations
 
 
-def test_newest_are_the_rows_that_became_ready() -> None:
+def test_newest_returns_the_rows_that_became_available() -> None:
     buffer = replay(3)
     buffer.append(batch(6))
     assert buffer.newest().tolist() == [0, 1, 2, 3]
@@ -188,7 +188,7 @@ def test_newest_are_the_rows_that_became_ready() -> None:
     assert buffer.newest().tolist() == [4, 5, 6, 7, 8]
 
 
-def test_an_empty_replay_is_not_sampled() -> None:
+def test_sampling_an_empty_replay_raises_an_error() -> None:
     with pytest.raises(ValueError, match="cannot be sampled yet"):
         replay().sample(1)
     waiting = make_replay(ReplayConfig(size=32), COUNTER, ACTIONS, BatchSpec(2, 1), NStep(0.5, 3))
@@ -197,13 +197,13 @@ def test_an_empty_replay_is_not_sampled() -> None:
         waiting.sample(1)
 
 
-def test_batches_of_another_width_are_refused() -> None:
+def test_batches_of_another_width_raise_an_error() -> None:
     buffer = replay_for(History(2))
     with pytest.raises(ValueError, match=r"\[4, 3\]"):
         buffer.append(History(3).batch(4))
 
 
-def test_numbers_out_of_range_are_refused() -> None:
+def test_a_discount_or_n_out_of_range_raises_an_error() -> None:
     with pytest.raises(ValueError, match="n=0"):
         NStep(0.99, 0)
     with pytest.raises(ValueError, match=r"discount=1\.1"):

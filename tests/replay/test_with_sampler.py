@@ -1,4 +1,4 @@
-"""What samplers collect goes on from batch to batch, and none of it is lost in replay."""
+"""Batches of a sampler continue each other, and replay stores all their rows."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import torch
 
 from rlframe.core.types import BatchSpec
 from rlframe.envs import debug_envs
-from rlframe.replay import NStep, ReplayConfig, Whole, make_replay
+from rlframe.replay import FixedSequence, NStep, ReplayConfig, make_replay
 from tests.samplers.made import sampler_for
 
 
 @pytest.mark.parametrize("memory", ["feed_forward", "lstm"])
-def test_batches_of_a_sampler_go_on(memory: str) -> None:
+def test_batches_of_a_sampler_are_stored_without_gaps(memory: str) -> None:
     recurrent = {"model_memory": "lstm"} if memory == "lstm" else {}
     sampler, agent = sampler_for(debug_envs.memory, T=8, B=3, decorrelation_steps=2, **recurrent)
-    plan = Whole(10) if memory == "lstm" else NStep(0.9, 2)
+    reader = FixedSequence(10) if memory == "lstm" else NStep(0.9, 2)
     env = debug_envs.memory()
     spaces = (env.observation_space, env.action_space)
     state = agent.initial_state(range(3))
-    replay = make_replay(ReplayConfig(size=600), *spaces, BatchSpec(8, 3), plan, state=state, previous=True)
+    replay = make_replay(ReplayConfig(size=600), *spaces, BatchSpec(8, 3), reader, state=state, previous=True)
     n_valid = 0
     for _ in range(6):
         samples = sampler.collect()
         replay.append(samples)
         n_valid += int(samples.valid.sum())
     assert replay.n_rows == n_valid
-    assert replay._storage.ring.t == 6 * 8 + 1  # of no gap, but one row for what was before the first
+    assert replay._storage.ring.t == 6 * 8 + 1  # no gap, only one row before the first
     drawn = replay.sample(50)
     assert torch.isfinite(drawn.weight).all()
     sampler.close()

@@ -1,4 +1,4 @@
-"""The queue with real processes: who runs where and when, what failed, what is repeated, what stays behind."""
+"""The queue with real processes: slots, failures, retries, signals and cleanup."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_runs_at_the_same_time_share_no_cpu_and_as_many_run_as_there_are_slots(t
     assert together >= 4
 
 
-def test_a_crash_is_reported_with_its_last_words_and_stops_no_other(
+def test_a_crash_is_reported_with_its_last_line_and_stops_no_other_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert study(tmp_path, "raise", "brief", n_seeds=2) == 1
@@ -71,7 +71,7 @@ def test_a_crash_is_reported_with_its_last_words_and_stops_no_other(
     assert "4 runs: 2 failed, 2 done" in printed
 
 
-def test_a_run_that_says_nothing_is_killed_with_its_children_and_its_log_shows_where_it_stood(tmp_path: Path) -> None:
+def test_a_hung_run_is_killed_with_its_children_and_its_log_has_the_stack(tmp_path: Path) -> None:
     assert study(tmp_path, "hang", "brief", stall_s=2.0) == 1
     assert states(tmp_path) == {"do=hang/run_0": "failed", "do=brief/run_0": "done"}
     assert "hung: no new line in its logs for 2 s" in record(tmp_path)["do=hang/run_0"]["reason"]
@@ -81,7 +81,7 @@ def test_a_run_that_says_nothing_is_killed_with_its_children_and_its_log_shows_w
         until(lambda pid=pid: not is_running(pid))
 
 
-def test_a_failed_run_is_tried_again_from_its_snapshot(tmp_path: Path) -> None:
+def test_a_failed_run_is_retried_from_its_snapshot(tmp_path: Path) -> None:
     assert study(tmp_path, "flaky", retries=1) == 0
     assert (tmp_path / "run_0/resumed").exists()
     assert record(tmp_path)["run_0"]["attempts"] == 2
@@ -90,24 +90,24 @@ def test_a_failed_run_is_tried_again_from_its_snapshot(tmp_path: Path) -> None:
     assert log.count("resume=true") == 1
 
 
-def test_a_failed_run_without_a_snapshot_starts_anew_and_is_reported_after_its_retries(tmp_path: Path) -> None:
+def test_a_failed_run_without_a_snapshot_restarts_and_is_reported_after_its_retries(tmp_path: Path) -> None:
     assert study(tmp_path, "no_snapshot", retries=2) == 1
     assert (states(tmp_path)["run_0"], record(tmp_path)["run_0"]["attempts"]) == ("failed", 3)
     assert sorted(path.name for path in tmp_path.glob(".run_0.*")) == [".run_0.1", ".run_0.2"]
     assert not list(tmp_path.rglob("resumed"))
 
 
-def test_a_run_that_was_refused_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_run_with_a_wrong_configuration_is_not_retried(tmp_path: Path) -> None:
     assert study(tmp_path, "refuse", retries=5) == 1
     assert record(tmp_path)["run_0"]["attempts"] == 1
 
 
-def test_a_command_that_does_not_exist_is_a_failure_like_any_other(tmp_path: Path) -> None:
+def test_a_missing_command_is_reported_as_a_failure(tmp_path: Path) -> None:
     assert run_study(["/no/such/program"], [{}], [0], str(tmp_path)) == 1
     assert "/no/such/program cannot be started" in record(tmp_path)["run_0"]["reason"]
 
 
-def test_the_same_command_again_repeats_nothing_that_is_done(tmp_path: Path) -> None:
+def test_repeating_the_command_skips_finished_runs(tmp_path: Path) -> None:
     assert study(tmp_path, "brief", "raise") == 1
     finished = (tmp_path / "do=brief/run_0/trace").read_text()
     assert study(tmp_path, "brief", "raise") == 1
@@ -125,11 +125,11 @@ def test_a_study_grows_by_seeds_and_repeats_a_run_whose_directory_was_removed(tm
     assert [entry["attempts"] for entry in record(tmp_path).values()] == [1, 2, 1]
 
 
-def test_a_directory_of_another_study_or_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_of_another_study_or_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert study(tmp_path / "one", "none") == 0
     before = (tmp_path / "one/experiment.json").read_bytes()
     assert study(tmp_path / "one", "brief") == 2
-    assert "was begun with other words, do=none seed=0" in capsys.readouterr().err
+    assert "was started with other arguments, do=none seed=0" in capsys.readouterr().err
     assert (tmp_path / "one/experiment.json").read_bytes() == before
     (tmp_path / "two/run_0").mkdir(parents=True)
     (tmp_path / "two/run_0/progress.csv").touch()
@@ -137,14 +137,14 @@ def test_a_directory_of_another_study_or_run_is_refused(tmp_path: Path, capsys: 
     assert "run_0 is not empty" in capsys.readouterr().err
 
 
-def test_variants_that_set_what_the_queue_gives_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_must_not_set_keys_of_the_queue(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_study(COMMAND, [{"seed": 3}], [0]) == 2
     assert "a variant sets seed" in capsys.readouterr().err
     assert run_study(COMMAND, [], [0]) == 2
-    assert "0 variants" in capsys.readouterr().err
+    assert "at least one variant" in capsys.readouterr().err
 
 
-def test_nothing_stays_open_after_a_study(tmp_path: Path) -> None:
+def test_a_study_leaves_no_open_descriptors_or_processes(tmp_path: Path) -> None:
     def open_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -178,11 +178,11 @@ def queue(log_dir: Path, do: str, n_seeds: int, n_ready: int, mark: str) -> Iter
 
 def pids(log_dir: Path, *names: str) -> list[int]:
     paths = [path for name in names for path in log_dir.glob(f"run_*/{name}")]
-    until(lambda: all(path.read_text() for path in paths), DEADLINE_S)  # a file is there before what is written to it
+    until(lambda: all(path.read_text() for path in paths), DEADLINE_S)  # a file exists before its content
     return [int(path.read_text()) for path in paths]
 
 
-def test_ctrl_c_waits_for_snapshots_and_the_same_command_finishes_only_what_is_left(tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_snapshots_and_the_same_command_finishes_the_rest(tmp_path: Path) -> None:
     n_slots = min(2, cpus_in_all())
     with queue(tmp_path, "first_brief_then_polite", 4, n_slots, "ready") as process:
         process.send_signal(signal.SIGINT)
@@ -197,7 +197,7 @@ def test_ctrl_c_waits_for_snapshots_and_the_same_command_finishes_only_what_is_l
         *["waiting"] * (3 - n_slots),
     ]
     assert len(list(tmp_path.glob("run_*/snapshot"))) == n_slots
-    for seed in range(4):  # so that those which had not begun end by themselves too
+    for seed in range(4):  # so that waiting runs also end by themselves
         (tmp_path / f"run_{seed}/snapshot/step_000000000100").mkdir(parents=True, exist_ok=True)
     assert study(tmp_path, "first_brief_then_polite", n_seeds=4) == 0
     assert set(states(tmp_path).values()) == {"done"}
@@ -205,12 +205,12 @@ def test_ctrl_c_waits_for_snapshots_and_the_same_command_finishes_only_what_is_l
     assert not (tmp_path / "run_0/resumed").exists()
 
 
-def test_a_second_ctrl_c_ends_at_once_what_does_not_listen(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_runs_that_do_not_stop(tmp_path: Path) -> None:
     with queue(tmp_path, "hang", 3, min(2, cpus_in_all()), "child") as process:
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         deadline = time.monotonic() + DEADLINE_S
-        while "once more stops at once" not in process.stdout.readline():
+        while "signal again to stop at once" not in process.stdout.readline():
             assert time.monotonic() < deadline
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=DEADLINE_S)
@@ -220,7 +220,7 @@ def test_a_second_ctrl_c_ends_at_once_what_does_not_listen(tmp_path: Path) -> No
     assert sorted(set(states(tmp_path).values())) == ["interrupted", "waiting"]
 
 
-def test_no_run_survives_a_killed_queue_and_its_command_goes_on(tmp_path: Path) -> None:
+def test_no_run_survives_a_killed_queue_and_the_same_command_continues(tmp_path: Path) -> None:
     with queue(tmp_path, "hang", 3, min(2, cpus_in_all()), "child") as process:
         running = pids(tmp_path, "started", "child")
         assert running

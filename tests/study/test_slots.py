@@ -1,4 +1,4 @@
-"""What slots a machine makes for many runs."""
+"""The slots of affinity codes on several machines."""
 
 import itertools
 from math import inf
@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.study.plan import Slot, deal, describe
+from rlframe.study.plan import Slot, describe_slots, make_slots
 from rlframe.system.affinity import Cpu, Gpu, Topology
 
 
@@ -19,59 +19,59 @@ def codes(slots: list[Slot]) -> list[str]:
     return [slot.code for slot in slots]
 
 
-def test_auto_is_a_slot_a_core_with_its_hyperthreads() -> None:
-    slots = deal("auto", machine(2, threads=2), n_runs=8)
+def test_auto_makes_one_slot_per_core_with_its_hyperthreads() -> None:
+    slots = make_slots("auto", machine(2, threads=2), n_runs=8)
     assert codes(slots) == ["1cpr_0slt", "1cpr_1slt"]
     assert [slot.affinity.master for slot in slots] == [(0, 2), (1, 3)]
 
 
 def test_auto_gives_few_runs_more_cores_each() -> None:
-    assert [slot.affinity.master for slot in deal("auto", machine(8), n_runs=2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert codes(deal("auto", machine(2), n_runs=1)) == ["2cpr"]
+    assert [slot.affinity.master for slot in make_slots("auto", machine(8), n_runs=2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert codes(make_slots("auto", machine(2), n_runs=1)) == ["2cpr"]
 
 
-def test_auto_is_a_slot_a_gpu_unless_the_runs_use_none() -> None:
-    slots = deal("auto", machine(8, n_gpus=2), n_runs=6)
+def test_auto_makes_one_slot_per_gpu_unless_the_runs_use_none() -> None:
+    slots = make_slots("auto", machine(8, n_gpus=2), n_runs=6)
     assert [(slot.affinity.gpus, slot.affinity.master) for slot in slots] == [
         ((0,), (0, 1, 2, 3)),
         ((1,), (4, 5, 6, 7)),
     ]
-    assert len(deal("auto", machine(8, n_gpus=2), n_runs=6, on_gpu=False)) == 8
+    assert len(make_slots("auto", machine(8, n_gpus=2), n_runs=6, on_gpu=False)) == 8
 
 
-def test_auto_in_a_container_with_less_time_than_cores_pins_nothing() -> None:
-    slots = deal("auto", machine(8, quota=2.5), n_runs=6)
+def test_auto_in_a_container_with_a_cpu_quota_pins_nothing() -> None:
+    slots = make_slots("auto", machine(8, quota=2.5), n_runs=6)
     assert codes(slots) == ["none", "none"]
     assert all(slot.affinity.master == () for slot in slots)
 
 
 def test_none_and_codes_without_runs_are_one_slot() -> None:
-    assert codes(deal("none", machine(4), n_runs=9)) == ["none"]
-    assert codes(deal("4cpu", machine(4), n_runs=9)) == ["4cpu"]
+    assert codes(make_slots("none", machine(4), n_runs=9)) == ["none"]
+    assert codes(make_slots("4cpu", machine(4), n_runs=9)) == ["4cpu"]
 
 
 def test_several_runs_share_a_gpu_and_no_core() -> None:
-    slots = deal("2rpg", machine(8, n_gpus=2), n_runs=9)
+    slots = make_slots("2rpg", machine(8, n_gpus=2), n_runs=9)
     assert [slot.affinity.gpus for slot in slots] == [(0,), (0,), (1,), (1,)]
 
 
 @pytest.mark.parametrize("code", ["1cpr", "2cpr_1res_0gpu", "auto", "2rpg", "1gpr"])
 def test_slots_have_no_core_in_common(code: str) -> None:
-    slots = deal(code, machine(8, n_gpus=2, threads=2), n_runs=20)
+    slots = make_slots(code, machine(8, n_gpus=2, threads=2), n_runs=20)
     assert len(slots) > 1
     for one, other in itertools.combinations(slots, 2):
         assert not set(one.affinity.master) & set(other.affinity.master)
 
 
-def test_a_code_that_names_a_slot_or_does_not_fit_is_refused() -> None:
+def test_a_code_that_names_a_slot_or_does_not_fit_raises_an_error() -> None:
     with pytest.raises(ConfigError, match="leave out slt"):
-        deal("1cpr_0slt", machine(2), n_runs=2)
+        make_slots("1cpr_0slt", machine(2), n_runs=2)
     with pytest.raises(ConfigError, match="8cpu is more than"):
-        deal("8cpu_1cpr", machine(2), n_runs=2)
+        make_slots("8cpu_1cpr", machine(2), n_runs=2)
 
 
-def test_the_description_says_which_cpus_and_gpus() -> None:
-    text = describe(deal("1gpr", machine(4, n_gpus=2), n_runs=2))
+def test_the_description_lists_cpus_and_gpus() -> None:
+    text = describe_slots(make_slots("1gpr", machine(4, n_gpus=2), n_runs=2))
     assert text.splitlines() == [
         "2 slots:",
         "  slot 0  CPU 0,1, GPU 0  (affinity=1gpr_0slt)",

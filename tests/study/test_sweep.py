@@ -1,4 +1,4 @@
-"""`launch` with sweep.*: what is refused before anything starts, and real studies from start to plot."""
+"""`launch` with sweep.*: errors before anything starts, and complete studies from start to plot."""
 
 import json
 import os
@@ -44,14 +44,14 @@ REFUSED = [
     (["sweep.seed=0,1", "affinity=1cpr_0slt"], "leave out slt"),
     (["sweep.seed=0,1", "retries=-1"], "retries='-1' must be a whole number"),
     (["sweep.seed=0,1", "run_ID=2"], "a run's ID is its seed"),
-    (["sweep.seed=0,1", "tune_sampler=true"], "tune_sampler=true is for one run"),
+    (["sweep.seed=0,1", "tune_sampler=true"], "tune_sampler=true is for a single run"),
     (["sweep.log_dir=a,b"], "log_dir cannot be swept"),
     (["sweep.seed=0,1", "retrys=1"], "unknown key retrys"),
 ]
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_a_mistake_in_any_combination_is_refused_before_anything_starts(
+def test_an_error_in_any_combination_is_reported_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     place = [] if "sweep.log_dir=a,b" in words else [f"log_dir={tmp_path / 'study'}"]
@@ -60,7 +60,7 @@ def test_a_mistake_in_any_combination_is_refused_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_prints_who_would_run_where_and_makes_nothing(
+def test_dry_run_prints_the_plan_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     assert main([f"resume={study}"]) == 0
     assert (study / "run_3/progress.csv").read_bytes() == rows
     assert main([f"resume={study}", "algo.discount=0.5"]) == 2
-    assert "algo.discount cannot change" in capsys.readouterr().err
+    assert "cannot change algo.discount" in capsys.readouterr().err
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if "2 seeds" in line).startswith("study: eval/return_mean")
@@ -128,7 +128,7 @@ def has_rows(study: Path, n_runs: int) -> bool:
 LONG = ("env=CartPole-v1", "sampler=cpu", "sampler.n_workers=1", "eval.n_workers=0", "eval.n_episodes=1")
 
 
-def test_after_kill_9_of_the_queue_no_process_of_its_runs_is_left(tmp_path: Path) -> None:
+def test_killing_the_queue_ends_all_processes_of_its_runs(tmp_path: Path) -> None:
     words = (*LONG, "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1", "affinity=1cpu_1cpr")
     with sweeping(tmp_path, *words) as process:
         until(lambda: has_rows(tmp_path, 1), DEADLINE_S)
@@ -141,14 +141,14 @@ def test_after_kill_9_of_the_queue_no_process_of_its_runs_is_left(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_ctrl_c_snapshots_a_real_run_and_resume_goes_on_with_it(tmp_path: Path) -> None:
+def test_ctrl_c_snapshots_a_run_and_resume_continues_it(tmp_path: Path) -> None:
     words = (*SHORT[:3], "eval.n_episodes=1", "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1")
     with sweeping(tmp_path, *words, "affinity=1cpu_1cpr") as process:
         until(lambda: has_rows(tmp_path, 1), DEADLINE_S)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, output
-    assert f"it goes on by resume={tmp_path}" in output
+    assert f"continue it with resume={tmp_path}" in output
     assert [entry["state"] for entry in record(tmp_path).values()] == ["interrupted", "waiting"]
     snapshot = list_snapshots(tmp_path / "run_0/snapshot")[-1]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the table of a study says, and what it reads from run directories that are being written."""
+"""The status table of a study, and the progress it reads from run directories."""
 
 import io
 import json
@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlframe.study.record import Progress, Reader, last_row
-from rlframe.study.rich_table import LiveDisplay
-from rlframe.study.table import PlainDisplay, Row, plain_table, summary
+from rlframe.study.record import Progress, ProgressReader, last_row
+from rlframe.study.table import LiveStatusTable, PlainStatusTable, Row, format_table, summary
 
 HALF = Progress(env_steps=500, n_steps=1000, return_=123.4, elapsed_s=60.0, written=time.time())
 
@@ -24,8 +23,8 @@ def row(name: str, state: str, progress: Progress = NOTHING, seconds: float = 0.
     return Row(name, state, 0, seconds, reason, progress)
 
 
-def test_progress_is_the_last_whole_row_and_the_goal_of_the_run(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
+def test_progress_is_the_last_complete_row_and_n_steps_of_the_run(tmp_path: Path) -> None:
+    reader = ProgressReader(tmp_path)
     assert math.isnan(reader.read().fraction())
     (tmp_path / "params.json").write_text(json.dumps({"config": {"runner.n_steps": 1000}}))
     rows = "env_steps,time/elapsed_s,eval/return_mean,episode/return_mean\n0,1.0,10.0,\n250,31.0,,17.5\n"
@@ -45,20 +44,22 @@ def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "env_steps,x", "env_steps,x\n", "env_steps,x\n1"])
-def test_a_log_that_has_just_been_begun_has_no_row(tmp_path: Path, text: str) -> None:
+def test_a_log_without_a_complete_row_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "progress.csv").write_text(text)
     assert last_row(tmp_path / "progress.csv") == {}
 
 
-def test_the_rest_takes_as_long_as_what_was_done_over_the_slots() -> None:
+def test_the_time_left_is_estimated_from_finished_runs() -> None:
     rows = [row("a", "done", seconds=100.0), row("b", "waiting"), row("c", "waiting"), row("d", "waiting")]
     assert summary(rows, n_slots=2) == "4 runs: 3 waiting, 1 done; about 02:30 left"
     assert summary(rows[:1], n_slots=2) == "1 run: 1 done"
     assert summary(rows[1:], n_slots=2) == "3 runs: 3 waiting"
 
 
-def test_the_plain_table_has_a_line_a_run_and_the_reason_of_a_failure() -> None:
-    text = plain_table([row("lr=1/run_0", "done", HALF, 61.0), row("lr=2/run_0", "failed", reason="exit status 1: no")])
+def test_the_table_has_a_line_per_run_and_the_reason_of_a_failure() -> None:
+    text = format_table(
+        [row("lr=1/run_0", "done", HALF, 61.0), row("lr=2/run_0", "failed", reason="exit status 1: no")]
+    )
     assert text.splitlines() == [
         "run         state   slot  progress  return  time   left",
         "lr=1/run_0  done    0     50%       123.4   01:01",
@@ -67,23 +68,23 @@ def test_the_plain_table_has_a_line_a_run_and_the_reason_of_a_failure() -> None:
     ]
 
 
-def test_without_a_terminal_only_the_end_shows_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    display = PlainDisplay()
-    display.show([row("run_0", "running")], "1 run: 1 running", last=False)
+def test_without_a_terminal_the_table_is_printed_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    table = PlainStatusTable()
+    table.show([row("run_0", "running")], "1 run: 1 running", last=False)
     assert capsys.readouterr().out.split(" ", 1)[1] == "1 run: 1 running\n"
-    display.show([row("run_0", "done")], "1 run: 1 done", last=True)
+    table.show([row("run_0", "done")], "1 run: 1 done", last=True)
     assert "run    state" in capsys.readouterr().out
 
 
-def test_a_terminal_shows_the_runs_that_matter_and_all_of_them_in_the_end() -> None:
+def test_a_terminal_shows_active_runs_first_and_all_runs_at_the_end() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=9, color_system=None)
     rows = [row(f"run_{i}", "done") for i in range(9)] + [row("run_9", "running", HALF), row("run_10", "failed")]
-    display = LiveDisplay(console)
-    display.message("run_9 starts on slot 1")
-    display.show(rows, "11 runs", last=False)
+    table = LiveStatusTable(console)
+    table.message("run_9 starts on slot 1")
+    table.show(rows, "11 runs", last=False)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    display.show(rows, "11 runs", last=True)
-    display.close()
+    table.show(rows, "11 runs", last=True)
+    table.close()
     for text in ("run_9 starts on slot 1", "run_9", "run_10", "running", "50%", "123.4", "(7 not shown)"):
         assert text in printed
     assert "run_2" not in printed

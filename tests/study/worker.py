@@ -1,6 +1,6 @@
-"""What the queue's tests run: short programs, by `do=`, that import nothing heavy and leave traces in a directory.
+"""The programs that the queue's tests run, chosen by `do=`: short, without heavy imports, leaving files behind.
 
-As a main program, with `queue` as the first word, it is the queue itself: `worker.py queue LOG_DIR AFFINITY DO SEEDS`.
+`worker.py queue LOG_DIR AFFINITY DO SEEDS` is the queue itself.
 """
 
 import os
@@ -58,7 +58,7 @@ def _hang(directory: Path, resume: bool) -> None:
 
 
 def _polite(directory: Path, resume: bool) -> int:
-    """Works until asked to stop, writes a snapshot then, and is done when it goes on from that."""
+    """Works until interrupted, then writes a snapshot; done when resumed from it."""
     if resume:
         return 0
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""Replay buffers for the tests, small enough to go round many times."""
+"""Small replay buffers for the tests, which wrap around many times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, make_replay
-from rlframe.replay.readers import Plan
+from rlframe.replay.readers import ReaderConfig
 from tests.replay.history import SIZE, History
 
 ACTIONS = spaces.Discrete(1000)
@@ -20,21 +20,26 @@ VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 def space_of(history: History) -> spaces.Space[Any]:
-    """Of its observations."""
+    """The space of its observations."""
     frames = FrameStack(spaces.Box(0, 255, (history.n_frames, *SIZE), np.uint8), history.n_frames)
     return {"vector": VECTOR, "frames": frames, "both": spaces.Dict({"vector": VECTOR, "frames": frames})}[history.kind]
 
 
 def replay_for(
-    history: History, plan: Plan[Any] | None = None, T: int = 4, L: int = 40, config: Any = None, **options: Any
+    history: History,
+    reader: ReaderConfig[Any] | None = None,
+    T: int = 4,
+    L: int = 40,
+    config: Any = None,
+    **options: Any,
 ) -> ReplayBuffer[Any]:
-    """L time steps of a history that comes T steps at a time."""
+    """A buffer of L time steps for a history that is appended T steps at a time."""
     return make_replay(
         ReplayConfig(size=L * history.B, **(config or {})),
         space_of(history),
         ACTIONS,
         BatchSpec(T, history.B),
-        plan or NStep(0.5),
+        reader or NStep(0.5),
         state=(torch.zeros(history.B, 2),),
         **options,
     )
