@@ -13,7 +13,7 @@ from rlframe.core import spaces
 from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import Envs
-from rlframe.envs.observations import BoundsWatch
+from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout.buffer import Batch, Rows, empty_rows
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import Actor, block_of, empty_answers, empty_batch
@@ -83,7 +83,7 @@ class Collector:
     ) -> None:
         self.batch, self.samples = batch, batch.samples()
         self.actors, self.steppers = list(actors), list(steppers)
-        self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsWatch(observation_space)
+        self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsCheck(observation_space)
         self.whole = True  # the batch is complete, and every environment stands at its last row
         inputs = batch.inputs()
         self._rows = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
@@ -94,7 +94,7 @@ class Collector:
         self.begin()
         self.run(0)
         self.tracker.follow(self.batch.rows, [stepper.events() for stepper in self.steppers])
-        self.bounds.look(self.batch.rows.observation)
+        self.bounds.check(self.batch.rows.observation)
         self.whole = True
         return self.samples
 
@@ -164,13 +164,13 @@ class Collector:
         self.tracker.partial[:] = True
 
 
-def running(batch: Batch, tracker: EpisodeTracker, bounds: BoundsWatch) -> dict[str, Any]:
+def running(batch: Batch, tracker: EpisodeTracker, bounds: BoundsCheck) -> dict[str, Any]:
     """What runs on from one batch to the next beside the environments."""
     return {"row": batch.last_row(), "episodes": tracker.state(), "bounds": bounds.state()}
 
 
 def load_running(
-    saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsWatch
+    saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsCheck
 ) -> None:
     """Go on with running episodes, but for those that had to begin anew for some reason."""
     tracker.load(saved["episodes"], np.array([bool(reason) for reason in reasons]))

@@ -13,7 +13,7 @@ from rlframe.agents import Agent
 from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
 from rlframe.core.types import BatchSpec, Samples, Trajectory
-from rlframe.envs.observations import BoundsWatch
+from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
 from rlframe.rollout.buffer import Batch, empty_rows
 from rlframe.rollout.collector import EpisodeTracker, load_running, running
@@ -48,7 +48,7 @@ class CpuSampler(Sampler):
         self.batch: Batch = shared.tree
         self.samples = self.batch.samples()
         self.board = make_shared_parameters(cpu_worker.parameters(agent))
-        self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsWatch(envs.observation_space)
+        self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsCheck(envs.observation_space)
         self.whole = True  # the batch is complete, and every environment stands at its last row
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_of(envs.n), first)
@@ -70,7 +70,7 @@ class CpuSampler(Sampler):
                 events.append(answer.value)
         events += [self._completed(place, progress) for place, progress in left.items()]
         self.tracker.follow(self.batch.rows, events)
-        self.bounds.look(self.batch.rows.observation)
+        self.bounds.check(self.batch.rows.observation)
         self.whole = True
         return self.samples
 

@@ -115,9 +115,9 @@ def test_continuous_actions_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "what"),
     [
-        ({"frame_skip": 4}, "env_kwargs.frame_skip is no option of ALE/Pong-v5; did you mean frameskip"),
-        ({"autoreset_mode": "SameStep"}, "env_kwargs.autoreset_mode is no option"),
-        ({"frameskip": 0}, "env_kwargs.frameskip=0 must be a whole number, at least 1"),
+        ({"frame_skip": 4}, "ALE/Pong-v5 has no option env_kwargs.frame_skip; did you mean frameskip"),
+        ({"autoreset_mode": "SameStep"}, "has no option env_kwargs.autoreset_mode"),
+        ({"frameskip": 0}, "env_kwargs.frameskip=0 must be a whole number of at least 1"),
         ({"num_threads": "two"}, "env_kwargs.num_threads='two' must be a whole number"),
         ({"repeat_action_probability": 1.5}, "env_kwargs.repeat_action_probability=1.5 must be a number from 0 to 1"),
         ({"episodic_life": "no"}, "env_kwargs.episodic_life='no' must be true or false"),

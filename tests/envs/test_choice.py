@@ -9,7 +9,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, debug_envs, make, make_envs
-from rlframe.envs.registry import resolve
+from rlframe.envs.make import resolve
 from tests.envs.rows import made
 
 
@@ -66,7 +66,7 @@ def test_an_unknown_backend_is_refused() -> None:
 @pytest.mark.parametrize("id_", ["CartPol-v1", "CartPole-v7", "CartPole"])
 def test_an_unknown_id_is_refused_with_the_nearest(id_: str) -> None:
     message = refused(id_)
-    assert f"env={id_} is unknown" in message
+    assert f"env={id_} is not registered" in message
     assert "CartPole-v1" in message
 
 
@@ -74,10 +74,10 @@ def test_an_unknown_id_is_refused_with_the_nearest(id_: str) -> None:
     ("id_", "what"),
     [
         ("tests.envs.custom:scriptd", "no 'scriptd'; did you mean scripted"),
-        ("tests.envs.custom:CONSTANT", "'CONSTANT' is not callable but 3"),
+        ("tests.envs.custom:CONSTANT", "'CONSTANT' is 3, which is not callable"),
         ("tests.envs.nowhere:env", "No module named 'tests.envs.nowhere'"),
-        ("tests.envs.custom:nothing", "made something of type int, not a gymnasium.Env"),
-        (3, "neither a Gymnasium id"),
+        ("tests.envs.custom:nothing", "returned a value of type int, not a gymnasium.Env"),
+        (3, "is not a Gymnasium id"),
     ],
 )
 def test_a_wrong_callable_is_refused(id_: object, what: str) -> None:
@@ -90,7 +90,7 @@ def test_an_unknown_argument_is_named(backend: str) -> None:
 
 
 def test_an_unknown_argument_is_answered_with_the_nearest() -> None:
-    assert "env_kwargs.dely is no argument" in refused("rlframe.envs.debug_envs:memory", dely=3)
+    assert "has no argument env_kwargs.dely" in refused("rlframe.envs.debug_envs:memory", dely=3)
     assert "did you mean delay" in refused("rlframe.envs.debug_envs:memory", dely=3)
 
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvError, Envs
-from rlframe.envs.diagnostics import Means
+from rlframe.envs.base import InfoMeans
 from rlframe.envs.gymnasium_vector import NativeEnvs
 from tests.envs.rows import made, rows_for, walk
 
@@ -100,14 +100,14 @@ def test_infos_are_averaged_by_name_where_they_appear() -> None:
 
 
 def test_a_number_too_large_for_a_float_is_skipped_at_any_step() -> None:
-    means = Means()
+    means = InfoMeans()
     for value in (1, 10**400, 3):
         means.add({"n": value})
     assert means.pop() == {"n": 2.0}
 
 
 def test_single_precision_numbers_are_summed_in_double() -> None:
-    means = Means()
+    means = InfoMeans()
     for value in (2.0**24, 1.0, 1.0, 2.0):
         means.add({"x": np.float32(value)})
     assert means.pop() == {"x": 2.0**22 + 1.0}
