@@ -90,7 +90,7 @@ def assert_state_is_that_of_the_rows(agent: PolicyAgent, batches: Sequence[Sampl
 
 
 def column(batches: Sequence[Samples], lo: int, hi: int) -> Tree:
-    """Rows and infos of the environments lo to hi - 1."""
+    """EnvRows and infos of the environments lo to hi - 1."""
     told = [(b.inputs, b.action, b.terminated, b.truncated, b.valid, b.info) for b in batches]
     return tuple(map_tree(lambda x: x[:, lo:hi], each) for each in told)
 

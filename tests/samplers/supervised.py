@@ -59,7 +59,7 @@ def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any
         yield envs
     finally:
         envs.close()
-        until(lambda: not any(is_running(place.child.pid) for place in envs.workers), 2.0)
+        until(lambda: not any(is_running(worker.child.pid) for worker in envs.workers), 2.0)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class Slow(gymnasium.Env):
 
 
 def measured(env: Any, **kwargs: Any) -> auto.Costs:
-    with closing(auto.Probe(EnvConfig(env, kwargs), 4, 2, 20.0)) as one:
+    with closing(auto.TimingProcess(EnvConfig(env, kwargs), 4, 2, 20.0)) as one:
         agent = agent_for(one.observation_space, one.action_space)
         return auto.measure(one, agent, (4, 8), 1)
 

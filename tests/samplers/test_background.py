@@ -18,7 +18,7 @@ from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.rollout.env_pool import Supervision, WorkersFailed
-from rlframe.samplers import RemoteSampler, SamplerProcess, cpu, gpu, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, cpu, gpu, serial
 from tests.processes import is_running, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
@@ -42,14 +42,14 @@ def remote(
     timeout_s: float = 90.0,
     max_restarts: int = 9,
     **model: Any,
-) -> Iterator[tuple[RemoteSampler, PolicyAgent]]:
+) -> Iterator[tuple[BackgroundSampler, PolicyAgent]]:
     """A sampler of four environments, of which nothing is left in the end."""
     env = EnvConfig(Coded, kwargs or {}, "python")
-    process = SamplerProcess(CONFIGS[kind], env, 3, supervision=Supervision(timeout_s, max_restarts, name="sampler"))
+    process = BackgroundProcess(CONFIGS[kind], env, 3, supervision=Supervision(timeout_s, max_restarts, name="sampler"))
     pids = {process.child.pid}
     try:
         agent = agent_for(process.observation_space, process.action_space, 0, **model)
-        sampler = RemoteSampler(process, agent, n_slots)
+        sampler = BackgroundSampler(process, agent, n_slots)
         pids |= family(sampler)
         yield sampler, agent
         pids |= family(sampler)
@@ -58,7 +58,7 @@ def remote(
         until(lambda: not any(map(is_running, pids)), 5.0)
 
 
-def family(sampler: RemoteSampler) -> set[int]:
+def family(sampler: BackgroundSampler) -> set[int]:
     """The sampler's process and its workers, without the servers of forks."""
     pid = sampler.process.child.pid
     if not is_running(pid):
@@ -85,7 +85,7 @@ def test_the_first_batches_are_those_of_the_sampler_itself(kind: str) -> None:
 
 def test_batches_carry_the_version_they_were_sampled_with_and_lag_by_the_slots_at_most() -> None:
     with remote(n_slots=2) as (sampler, agent):
-        first = sampler.posted
+        first = sampler.posted_version
         versions = []
         for _ in range(6):
             batch = sampler.collect()
@@ -110,7 +110,7 @@ def test_a_batch_is_sampled_with_the_parameters_of_its_version() -> None:
                     parameter.fill_(scale)
             sampler.refresh(agent)
             batch = sampler.collect()
-            assert sampler.version == sampler.posted
+            assert sampler.version == sampler.posted_version
             _, value, _ = agent(batch.inputs[:-1], batch.state)
             torch.testing.assert_close(batch.info.value, value.detach())  # type: ignore[attr-defined]
 
@@ -142,7 +142,7 @@ def test_a_death_between_batches_is_noticed_by_watching() -> None:
         sampler.collect()
         os.kill(sampler.process.child.pid, signal.SIGKILL)
         start = time.monotonic()
-        until(lambda: sampler.watch() or restarts(sampler) == 1, 30.0)
+        until(lambda: sampler.check_process() or restarts(sampler) == 1, 30.0)
         assert time.monotonic() - start < 30.0
         assert sampler.collect().inputs.first[0].all()
 
@@ -171,7 +171,7 @@ def test_an_error_of_an_environment_becomes_the_learners_with_its_traceback() ->
 
 def test_an_error_in_the_start_is_raised_there_and_leaves_nothing() -> None:
     with pytest.raises(EnvError, match="the simulator diverged"):
-        SamplerProcess(
+        BackgroundProcess(
             CONFIGS["serial"], EnvConfig(Coded, {"faults": (Fault(faulty.diverge, "constructor"),)}, "python")
         )
 
@@ -232,7 +232,7 @@ def test_saved_noise_is_new_each_time_and_goes_back_into_any_sampler() -> None:
         again = sampler.state_dict()
         assert saved["noise"] != again["noise"]
         batch = copied(sampler.collect())
-        with pytest.raises(RuntimeError, match="cannot go back"):
+        with pytest.raises(RuntimeError, match="before the first collect"):
             sampler.load_state_dict(saved)
     config = CONFIGS["serial"]
     envs = config.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
@@ -245,4 +245,4 @@ def test_saved_noise_is_new_each_time_and_goes_back_into_any_sampler() -> None:
 
 def test_a_deadline_below_that_of_the_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"runner.timeout_s=30.0 must be above sampler.timeout_s=60.0"):
-        SamplerProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))
+        BackgroundProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))

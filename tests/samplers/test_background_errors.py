@@ -185,7 +185,7 @@ def test_an_environment_that_cannot_be_received_says_why() -> None:
 
 def test_workers_whose_spaces_differ_are_told_apart(tmp_path: Path) -> None:
     kwargs = {"path": str(tmp_path / "processes")}
-    message = r"^worker \d \(environments (\d) to \1\) has other spaces than worker 0: .*Discrete.*Discrete"
+    message = r"^worker \d \(environments (\d) to \1\) has different spaces from worker 0: .*Discrete.*Discrete"
     with pytest.raises(EnvError, match=message), workers_for(faulty.Different, kwargs, n_workers=4):
         pass
 

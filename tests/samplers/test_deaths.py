@@ -147,7 +147,7 @@ def test_a_death_while_the_worker_is_asked_for_its_diagnostics_costs_its_episode
     with sampler_for("gpu") as sampler:
         assert isinstance(sampler, GpuSampler)
         (stepper,) = sampler.collector.steppers
-        tell = stepper.events
+        tell = stepper.pop_events
 
         def die_and_tell() -> Any:
             kill(sampler)
@@ -155,7 +155,7 @@ def test_a_death_while_the_worker_is_asked_for_its_diagnostics_costs_its_episode
             return tell()
 
         with monkeypatch.context() as patch:
-            patch.setattr(stepper, "events", die_and_tell)
+            patch.setattr(stepper, "pop_events", die_and_tell)
             batches = collected(sampler, 1)
         batches += collected(sampler, 1)
         assert Story(batches).cuts == [(8, 2), (8, 3)]
@@ -231,14 +231,14 @@ def test_no_more_workers_are_replaced_than_allowed(kind: str, max_restarts: int)
 @pytest.mark.parametrize("kind", KINDS)
 def test_deaths_at_random_times_leave_every_row_sound(kind: str) -> None:
     with sampler_for(kind, T=16, n_workers=3, model=LSTM, max_restarts=1000) as sampler:
-        places, over, rng = sampler.envs.workers, threading.Event(), np.random.default_rng(0)  # type: ignore[attr-defined]
+        workers, over, rng = sampler.envs.workers, threading.Event(), np.random.default_rng(0)  # type: ignore[attr-defined]
 
         def kill_now_and_then() -> None:
             while not over.wait(rng.uniform(0.05, 0.25)):
-                place = rng.choice(places)
-                if place.fruitless < 2:  # a busy machine starts processes slowly
+                worker = rng.choice(workers)
+                if worker.deaths_in_a_row < 2:  # a busy machine starts processes slowly
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(place.child.pid, signal.SIGKILL)
+                        os.kill(worker.child.pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill_now_and_then)
         killer.start()

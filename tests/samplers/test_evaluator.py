@@ -84,7 +84,7 @@ def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
     greedy.evaluate()
     samples = greedy.collector.samples
     with torch.no_grad():
-        params = greedy.collector.actors[0].agent(samples.inputs[:-1], ())[0]
+        params = greedy.collector.inferences[0].agent(samples.inputs[:-1], ())[0]
     assert torch.equal(samples.action, params.argmax(-1))
     exploring.evaluate()
     samples = exploring.collector.samples

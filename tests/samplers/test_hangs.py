@@ -117,7 +117,7 @@ def test_closing_takes_bounded_time_while_a_worker_hangs(tmp_path: Path) -> None
     fault = Fault(faulty.hang_in_c, path=str(tmp_path / "hangs"))
     with sampler_for("gpu", kwargs={"faults": (fault,)}) as sampler:
         assert isinstance(sampler, GpuSampler)
-        sampler.collector.steppers[0].begin(0)
+        sampler.collector.steppers[0].start_step(0)
         until(Path(f"{fault.path}.0").exists)
         start = time.monotonic()
         sampler.close()

@@ -33,8 +33,8 @@ def held() -> Held:
 
 def kill_all(sampler: Any) -> None:
     """Kill all workers between batches."""
-    for place in sampler.envs.workers:
-        os.kill(place.child.pid, signal.SIGKILL)
+    for worker in sampler.envs.workers:
+        os.kill(worker.child.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_closing_gives_everything_back(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_million_steps_cost_no_memory(kind: str) -> None:
     with sampler_for(kind, Small, T=500) as sampler:
-        processes = [psutil.Process(), *(psutil.Process(place.child.pid) for place in sampler.envs.workers)]  # type: ignore[attr-defined]
+        processes = [psutil.Process(), *(psutil.Process(worker.child.pid) for worker in sampler.envs.workers)]  # type: ignore[attr-defined]
 
         def run(n_batches: int) -> list[float]:
             for _ in range(n_batches):

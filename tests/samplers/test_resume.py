@@ -12,7 +12,7 @@ from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.env_pool import EnvPool, Supervision
-from rlframe.rollout.inference import Actor, block_of, empty_batch
+from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
 from tests.envs import resumable
 from tests.envs.test_restore import stored
@@ -94,7 +94,7 @@ def test_episodes_that_begin_anew_are_not_told_as_those_that_ran() -> None:
 
 def test_after_a_batch_that_was_broken_off_only_the_noise_goes_on() -> None:
     sampler, _ = sampler_for("CartPole-v1", T=4, B=2)
-    sampler.collector.whole = False
+    sampler.collector.complete = False
     state = stored(sampler.state_dict())
     assert list(state) == ["noise"]
     other, _ = sampler_for("CartPole-v1", T=4, B=2)
@@ -106,9 +106,9 @@ def test_an_actor_takes_on_a_recurrent_state(n: int) -> None:
     envs = make_envs(EnvConfig("CartPole-v1"), n, list(range(n)))
     agent = agent_for(envs.observation_space, envs.action_space, memory="gru", memory_size=4)
     batch = empty_batch(envs.observation_space, envs.action_space, agent, 2, n)
-    actor = Actor(agent, batch, 0, generators(0, Role.NOISE, n), True, block_of(n))
-    for leaf in leaves(batch.answers.final_state):
+    inference = BatchInference(agent, batch, 0, generators(0, Role.NOISE, n), True, block_size(n))
+    for leaf in leaves(batch.outputs.final_state):
         leaf[...] = np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape)
-    actor.resume()
-    actor.begin()
-    assert_equal(batch.answers.state, batch.answers.final_state)
+    inference.load_state()
+    inference.save_initial_state()
+    assert_equal(batch.outputs.state, batch.outputs.final_state)
