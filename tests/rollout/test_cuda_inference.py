@@ -1,4 +1,4 @@
-"""CudaInference gives what the agent's own step gives: staged on the CPU here, captured where there is a GPU."""
+"""CudaInference gives the same results as `agent.step`: on the CPU here, as a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def check_steps(device: str, model: dict[str, Any], tolerance: float) -> CudaInf
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
-def test_a_staged_step_is_the_agents_own(model: dict[str, Any]) -> None:
+def test_without_a_graph_the_results_are_those_of_agent_step(model: dict[str, Any]) -> None:
     check_steps("cpu", model, 0.0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
-def test_a_captured_step_is_the_agents_own_and_sees_new_parameters(model: dict[str, Any]) -> None:
+def test_with_a_graph_the_results_are_those_of_agent_step_with_new_parameters(model: dict[str, Any]) -> None:
     assert check_steps("cuda:0", model, 1e-4)._graph is not None
 
 

@@ -1,4 +1,4 @@
-"""A script that steps environments in workers, without torch, and ends, or is ended, as `test_orphans` says."""
+"""The script that test_orphans runs: it steps environments in workers, without torch, and ends in the given way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ rows = share(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows"
 
 
 def step(n_rounds: int) -> None:
-    """Step every environment 8 times a round."""
+    """Step every environment 8 times per round."""
     for _ in range(n_rounds):
         for t in range(8):
             stepper.start_step(t)
@@ -35,7 +35,7 @@ def step(n_rounds: int) -> None:
 
 
 def work_for_a_while() -> None:
-    """Step, or let a worker hang without waiting for it."""
+    """Step, or make a worker hang without waiting for it."""
     if not faults:
         step(10)
         return
