@@ -19,7 +19,7 @@ from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.runners import AsyncRl, async_rl
-from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from rlframe.system.affinity import pin, plan, read_topology
 
 
@@ -35,9 +35,9 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
     affinity = plan("auto", read_topology(), learner_cores=1)
     print(affinity.describe())
     pin(affinity.master)
-    process = SamplerProcess(sampling, env, seed, affinity.sampler, affinity.workers)  # makes the environments
+    process = BackgroundProcess(sampling, env, seed, affinity.sampler, affinity.workers)  # makes the environments
     agent = config.make_agent(process.observation_space, process.action_space, model, seed)
-    sampler = RemoteSampler(process, agent, n_slots)
+    sampler = BackgroundSampler(process, agent, n_slots)
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     evaluator = Evaluator(env, agent, evaluation, seed)
     runner = AsyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)

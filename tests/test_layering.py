@@ -36,6 +36,7 @@ ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__init__"] = {"deploy"}  # when it is asked for
 
 OF_LEARNERS = {"rlframe.system.distributed"}  # of system, what stands on torch: no environment's process loads it
+STEPPING = {f"rlframe.rollout.{name}" for name in ("env_pool", "stepper", "buffer")}  # loaded by workers that only step
 
 HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, when they are used
     "ale_py",
@@ -146,9 +147,10 @@ def test_algos_and_samplers_do_not_see_each_other() -> None:
     assert "algos" not in ALLOWED["samplers"]
 
 
-@pytest.mark.parametrize("part", ["system", "envs"])
+@pytest.mark.parametrize("part", ["system", "envs", "rollout"])
 def test_processes_that_only_step_environments_need_no_torch(part: str) -> None:
-    imports = "\n".join(f"import {module}" for module in modules_of(part) if module not in OF_LEARNERS)
+    modules = STEPPING if part == "rollout" else set(modules_of(part)) - OF_LEARNERS
+    imports = "\n".join(f"import {module}" for module in sorted(modules))
     assert "torch" not in loaded_after(f"import rlframe.core.struct, rlframe.core.types\n{imports}")
 
 

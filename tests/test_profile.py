@@ -30,7 +30,10 @@ def stack(*frames: str) -> list[tuple[str, str]]:
         (stack("torch/optim/adam.py:step", "rlframe/algos/ppo.py:update"), "optimizer"),
         (stack("rlframe/models/encoders.py:forward", "rlframe/algos/ppo.py:_loss"), "forward and losses"),
         (stack("rlframe/models/numpy_inference.py:dense", "rlframe/rollout/inference.py:act"), "acting"),
-        (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/rollout/collector.py:run"), "stepping environments"),
+        (
+            stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/rollout/collector.py:run_steps"),
+            "stepping environments",
+        ),
         (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/samplers/evaluator.py:score"), "evaluation"),
         (stack("rlframe/record/codec.py:save", "rlframe/runners/base.py:_snapshot"), "snapshots"),
         (stack("mine.py:main"), OTHER),

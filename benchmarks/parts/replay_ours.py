@@ -82,8 +82,8 @@ def play_batches(envs: Envs) -> Iterator[Samples]:
         rows.first[0], rows.action[0], rows.reward[0] = rows.first[-1], rows.action[-1], rows.reward[-1]
         for t, action in enumerate(steps):
             action[...] = spaces.random_action(envs.action_space, rng, B)
-            stepper.begin(t)
-            stepper.finish(t)
+            stepper.start_step(t)
+            stepper.finish_step(t)
         yield as_samples(rows)
 
 

@@ -19,7 +19,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.runners import AsyncRl, MinibatchRl, Runner
-from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator
 from rlframe.samplers.base import WorkersConfig
 
 ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # which no turn comes to the end of
@@ -71,12 +71,12 @@ def in_turn(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
 def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
     """AsyncRl: the learner on the first core, the sampler on the last."""
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-    process = SamplerProcess(config, ENV, 0, cores[-1:], [cores[-1:]] if cores else ())
+    process = BackgroundProcess(config, ENV, 0, cores[-1:], [cores[-1:]] if cores else ())
     stack.callback(process.close)
     if cores:
         os.sched_setaffinity(0, cores[:1])
     agent = make_policy_agent(process.observation_space, process.action_space, MODEL)
-    sampler = RemoteSampler(process, agent)
+    sampler = BackgroundSampler(process, agent)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=1, n_episodes=1, n_workers=0))  # which nobody asks
     return _unit(AsyncRl(sampler, agent, algo(agent, sampler.batch_spec), N_STEPS, N_STEPS, evaluator))
 

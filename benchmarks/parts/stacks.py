@@ -44,11 +44,10 @@ PARTS: Sequence[Part] = (
     Part("backward", "rlframe/models/critics.py", ("to_parameters", "to_action")),
     Part("backward", "rlframe/agents/policy.py", ("back",)),
     Part("waiting for processes", "rlframe/rollout/env_pool.py"),
-    Part("waiting for processes", "rlframe/rollout/stepper.py"),
     Part("waiting for processes", "rlframe/samplers/background.py"),
     Part("stepping environments", "rlframe/envs/"),
     Part("acting", "rlframe/rollout/inference.py"),
-    Part("acting", "rlframe/rollout/inference.py"),
+    Part("batches: writing and reading", "rlframe/rollout/"),
     Part("batches: writing and reading", "rlframe/samplers/"),
     Part("forward and losses", "rlframe/algos/"),
 )

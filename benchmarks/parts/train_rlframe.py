@@ -16,7 +16,7 @@ from rlframe.experiment.build import Built, build
 from rlframe.experiment.config import from_flat, part_name
 from rlframe.kernels.precision import learning_in
 from rlframe.record import logger_context
-from rlframe.rollout.inference import Actor, block_of, empty_batch
+from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import serial
 from rlframe.system.machine import keep_freed_memory
 
@@ -56,11 +56,11 @@ def acting(row: Row, more: Words, stack: ExitStack) -> Unit:
     agent, (T, B) = built.runner.agent, built.runner.sampler.batch_spec
     with closing(serial.Config(batch_T=T, batch_B=B).make_envs(EnvConfig(row.env), 0, ())) as envs:
         batch = empty_batch(envs.observation_space, envs.action_space, agent, T, B)
-    actor = Actor(agent, batch, 0, generators(0, Role.NOISE, B), True, block_of(B))
+    inference = BatchInference(agent, batch, 0, generators(0, Role.NOISE, B), True, block_size(B))
 
     def unit() -> int:
         for t in range(T):
-            actor.act(t)
+            inference.act(t)
         return T * B
 
     return unit

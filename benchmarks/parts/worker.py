@@ -15,7 +15,7 @@ from benchmarks.parts.turns import Line, line
 from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.env_pool import EnvPool, Supervision
-from rlframe.rollout.stepper import remote_steppers
+from rlframe.rollout.stepper import worker_steppers
 from rlframe.system.process import START_METHODS
 from rlframe.system.shared import share
 
@@ -52,12 +52,12 @@ def one_worker(method: str) -> tuple[float, float, float]:
     start = time.perf_counter()
     with closing(EnvPool(EnvConfig(ENV), 1, [0], 1, (), Supervision(start_method=method))) as workers:
         rows = share(empty_rows(workers.observation_space, workers.action_space, 128, 1), "rows")
-        (stepper,) = remote_steppers(workers, rows, 1)
+        (stepper,) = worker_steppers(workers, rows, 1)
         ready = time.perf_counter() - start
         stepper.reset()
         for t in range(128):
-            stepper.begin(t)
-            stepper.finish(t)
+            stepper.start_step(t)
+            stepper.finish_step(t)
         return ready, *megabytes(workers.workers[0].child.pid)
 
 

@@ -1,4 +1,4 @@
-"""Batches of environments that speak NEXT_STEP autoreset, whatever is behind them."""
+"""Environments: `make_envs` makes a batch that steps under NEXT_STEP autoreset, with the fastest backend available."""
 
 from rlframe.envs.base import EnvConfig, EnvError, Envs, EnvStep
 from rlframe.envs.make import make_envs

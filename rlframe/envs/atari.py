@@ -16,12 +16,12 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, counted
 from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
-from rlframe.envs.base import EnvError, Envs, EnvStep, fault
+from rlframe.envs.base import EnvError, Envs, EnvStep, env_error
 from rlframe.envs.gymnasium_vector import check_next_step
 
-# Ours, beside ALE's own below: the environment itself is always run unclipped and over whole games.
-EPISODIC_LIFE = True  # a lost life ends the episode for learning (not the game), as in CleanRL's and SB3's presets
-REWARD_CLIPPING = True  # learn from rewards clipped to [-1, 1]; scores stay as they are
+# rlframe's own options. The ALE environment itself always runs with unclipped rewards and whole games.
+EPISODIC_LIFE = True  # a lost life is `terminated` for learning, as in the presets of CleanRL and SB3
+REWARD_CLIPPING = True  # clip the rewards used for learning to [-1, 1]; scores stay unclipped
 
 ALE_DEFAULTS: Mapping[str, Any] = {
     "frameskip": 4,  # game frames an action is repeated for
@@ -40,20 +40,16 @@ ALE_DEFAULTS: Mapping[str, Any] = {
 }
 _OPTIONS: Mapping[str, Any] = {
     **ALE_DEFAULTS,
-    "repeat_action_probability": 0.25,  # sticky actions; the default is what the id registers, for v5 this
-    "num_threads": 1,  # the default is one per environment, or one per CPU if those are fewer
+    "repeat_action_probability": 0.25,  # sticky actions; the default is that of the id (0.25 for v5)
+    "num_threads": 1,  # default: one per environment, at most one per CPU
     "episodic_life": EPISODIC_LIFE,
     "reward_clipping": REWARD_CLIPPING,
 }
-_LEAST = {"noop_max": 0, "thread_affinity_offset": -1}  # of whole numbers; 1 for the others
+_MINIMUM = {"noop_max": 0, "thread_affinity_offset": -1}  # of integer options; 1 for the others
 
 
 def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> AtariEnvs:
-    """The games of one `ALE/...-v5` id; `kwargs` has at least num_threads.
-
-    Raises:
-        ConfigError: an unknown or refused option.
-    """
+    """Make ALE's vector environment for an `ALE/...-v5` id. Raises ConfigError for an invalid option in `kwargs`."""
     for name, value in kwargs.items():
         _check_option(spec.id, name, value)
     options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs}
@@ -78,8 +74,8 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
 def _check_option(id_: str, name: str, value: Any) -> None:
     if name not in _OPTIONS:
         raise ConfigError(
-            f"env_kwargs.{name} is no option of {id_}{nearest(name, _OPTIONS)} (it has {', '.join(_OPTIONS)}; "
-            f"env_backend=python makes the plain game with Gymnasium's own arguments)"
+            f"{id_} has no option env_kwargs.{name}{nearest(name, _OPTIONS)} (it has {', '.join(_OPTIONS)}; "
+            f"env_backend=python takes Gymnasium's own arguments instead)"
         )
     default = _OPTIONS[name]
     if isinstance(default, bool):
@@ -87,18 +83,18 @@ def _check_option(id_: str, name: str, value: Any) -> None:
     elif isinstance(default, float):
         fits, wanted = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
     else:
-        least = _LEAST.get(name, 1)
+        least = _MINIMUM.get(name, 1)
         fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        wanted = f"a whole number, at least {least}"
+        wanted = f"a whole number of at least {least}"
     if not fits:
         raise ConfigError(f"env_kwargs.{name}={value!r} must be {wanted}")
 
 
 class AtariEnvs(Envs):
-    """Owns one AtariVectorEnv. Observations are [stack, H, W], or [3 stack, H, W] in colour; copied once, into rows.
+    """Owns one AtariVectorEnv. Observations are [stack, H, W], or [3 stack, H, W] in colour.
 
-    A lost life is `terminated` for learning and the next row is `first`, while the game goes on (so where the game
-    waits for the fire button then, as Breakout does, the agent must press it). `ended` and `score` know nothing of it.
+    With `episodic_life`, a lost life sets `terminated`, and `first` on the next row, but the game continues. If it then
+    waits for the fire button, as Breakout does, the agent must press it. `ended` and `score` are those of whole games.
     """
 
     def __init__(self, env: VectorEnv, seeds: list[int], backend: str, *, episodic_life: bool, clip: bool) -> None:
@@ -110,12 +106,12 @@ class AtariEnvs(Envs):
         self.observation_space = spaces.FrameStack(Box(0, 255, canonical, np.uint8), shape[0])
         self.action_space = env.single_action_space
         self._seeds, self._round = seeds, 0
-        self._env: Any = env  # whose reset takes an array of seeds, which VectorEnv's type does not know
+        self._env: Any = env  # Any: its reset takes an array of seeds, VectorEnv's type does not
         self._episodic_life, self._clip = episodic_life, clip
         self._decode = spaces.action_decoder(self.action_space)
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._lives = np.zeros(self.n, np.int32)
-        self._observation = np.zeros((0, *shape), np.uint8)  # the newest, in ALE's memory; for `frame`
+        self._observation = np.zeros((0, *shape), np.uint8)  # the latest, in ALE's memory; for `frame`
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
         self._round = round_
@@ -130,8 +126,8 @@ class AtariEnvs(Envs):
         try:
             self._observation, score, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
-            what = f"{self.backend} raised {type(error).__name__}: {error}"
-            raise fault(what, "compare with backend=python", seeds=self._seeds, actions=actions) from error
+            problem = f"{self.backend} raised {type(error).__name__}: {error}"
+            raise env_error(problem, "try backend=python", seeds=self._seeds, actions=actions) from error
         self._write(out)
         out.score[...] = score
         if self._clip:
@@ -148,7 +144,7 @@ class AtariEnvs(Envs):
         self._ended[:] = out.ended
 
     def _write_lost_lives(self, lives: np.ndarray, out: EnvStep) -> None:
-        """Some games show 0 lives for frames before they end: only a life lost with others left counts."""
+        """Mark lost lives. Some games show 0 lives for a few frames before the end, so 0 does not count."""
         lost = (lives < self._lives) & (lives > 0) & out.valid
         self._lives[:] = lives
         if lost.any():
@@ -164,23 +160,23 @@ class AtariEnvs(Envs):
             out.observation[...] = self._observation
 
     def pop_diagnostics(self, index: int) -> dict[str, float]:
-        """Nothing: ALE reports lives and frame numbers only."""
+        """Empty: ALE reports only lives and frame numbers."""
         return {}
 
     def state(self) -> list[Any]:
-        """Which round has been played, for ALE's vector environment tells nothing else."""
+        """Only the round: ALE's vector environment cannot save its games."""
         return [{"round": self._round}] * self.n
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
-        """New games everywhere, of the round after the saved one."""
+        """Start new games, in the round after the saved one."""
         saved = states[0] if isinstance(states[0], dict) else {}
         self.reset(out, saved.get("round", 0) + 1)
-        return ["ALE's vector environment does not tell its games' state"] * self.n
+        return ["ALE's vector environment cannot save its games"] * self.n
 
     def frame(self, index: int) -> np.ndarray:
-        """The newest frame as the agent sees it."""
+        """The latest frame as the agent sees it."""
         if not len(self._observation):
-            raise EnvError("there is no frame before the first reset")
+            raise EnvError("there is no frame before the first reset; call reset first")
         newest = self._observation[index, -1]
         return newest.copy() if self._colour else np.repeat(newest[..., None], 3, axis=2)
 

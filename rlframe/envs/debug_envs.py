@@ -1,7 +1,8 @@
-"""Tiny environments that each isolate one fault: of an algorithm (what it cannot learn) or of an environment."""
+"""Small environments for tests and debugging: each needs one ability of an algorithm, or shows one kind of fault."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,18 +15,20 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
 
-_CHOICES = 3  # of each probe that asks for one
+Info = dict[str, Any]
+
+_N_CHOICES = 3
 
 
 def _space(kind: str) -> Space:
     level = spaces.Box(-2.0, 4.0, (1,), np.float32)  # not centred on 0, so that a missed rescaling shows
     known: dict[str, Space] = {
-        "discrete": spaces.Discrete(_CHOICES),
-        "discrete_start": spaces.Discrete(_CHOICES, start=5),
+        "discrete": spaces.Discrete(_N_CHOICES),
+        "discrete_start": spaces.Discrete(_N_CHOICES, start=5),
         "box": level,
         "multi_discrete": spaces.MultiDiscrete([2, 3]),
         "multi_binary": spaces.MultiBinary(2),
-        "dict": spaces.Dict({"which": spaces.Discrete(_CHOICES), "level": level}),
+        "dict": spaces.Dict({"which": spaces.Discrete(_N_CHOICES), "level": level}),
         "tuple": spaces.Tuple((spaces.Discrete(2), spaces.MultiBinary(2))),
     }
     if kind not in known:
@@ -34,55 +37,54 @@ def _space(kind: str) -> Space:
 
 
 class Identity(gymnasium.Env):
-    """Observe an element of the action space, name it. The reward is 1, or the mean over parts of what is right.
+    """The observation is an element of the action space (see `_space`), and the right action is that element.
 
-    A part of a Box counts 1 minus twice the distance over the range, at least 0. A random element comes each step.
+    The reward is the mean score over the parts of the space: 1 for a correct choice; for a Box, 1 minus twice the
+    distance relative to its range, at least 0. A new random element is observed at each step.
     """
 
-    def __init__(self, action: str, length: int) -> None:
+    def __init__(self, action: str = "discrete", length: int = 8) -> None:
         self.action_space = self.observation_space = _space(action)
         self._length, self._time = length, 0
-        self._asked: Tree = None
+        self._target: Tree = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Tree, Info]:
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
-        self._time, self._asked = 0, self.observation_space.sample()
-        return self._asked, {}
+        self._time, self._target = 0, self.observation_space.sample()
+        return self._target, {}
 
-    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
-        reward = self._likeness(action)
-        self._time, self._asked = self._time + 1, self.observation_space.sample()
-        return self._asked, reward, self._time >= self._length, False, {}
+    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, Info]:
+        reward = self._score(action)
+        self._time, self._target = self._time + 1, self.observation_space.sample()
+        return self._target, reward, self._time >= self._length, False, {}
 
-    def _likeness(self, action: Tree) -> float:
-        parts = zip(action_parts(self.action_space), leaves(action), leaves(self._asked), strict=True)
-        return float(np.mean([_part_likeness(space, given, asked) for (_, space), given, asked in parts]))
+    def _score(self, action: Tree) -> float:
+        parts = zip(action_parts(self.action_space), leaves(action), leaves(self._target), strict=True)
+        return float(np.mean([_part_score(space, given, target) for (_, space), given, target in parts]))
 
 
-def _part_likeness(space: Space, given: Any, asked: Any) -> float:
+def _part_score(space: Space, given: Any, target: Any) -> float:
     if isinstance(space, spaces.Box):
-        distance = np.abs(given - asked) / (space.high - space.low)
+        distance = np.abs(given - target) / (space.high - space.low)
         return float(np.maximum(0.0, 1.0 - 2.0 * distance).mean())
-    return float(np.mean(given == asked))
+    return float(np.mean(given == target))
 
 
 class Memory(gymnasium.Env):
-    """A cue in the first observation only, asked for in the last: without memory, chance is all there is.
+    """The first observation shows a cue, and the last action must name it: without memory, only chance is left.
 
-    Observations are [cue one-hot, whether it is asked now]; the reward is 1 for the cue's number at the last step.
+    Observations are [cue one-hot, whether this is the last step]; the reward for the right cue is 1.
     """
 
-    def __init__(self, delay: int, cues: int) -> None:
+    def __init__(self, delay: int = 4, cues: int = 2) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
         self.action_space = spaces.Discrete(cues)
         self._delay, self._cues = delay, cues
         self._time = self._cue = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self._time, self._cue = 0, int(self.np_random.integers(self._cues))
         return self._observation(), {}
@@ -95,7 +97,7 @@ class Memory(gymnasium.Env):
             observation[-1] = 1.0
         return observation
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         last = self._time == self._delay
         reward = float(last and action == self._cue)
         self._time += 1
@@ -103,49 +105,49 @@ class Memory(gymnasium.Env):
 
 
 class TimeLimit(gymnasium.Env):
-    """Reward 1 a step for `length` steps, whatever is done; observed is the number of steps so far.
+    """A reward of 1 for each of `length` steps, whatever the action. The observation is the number of steps so far.
 
-    Ended by truncation, the value of every step is 1 / (1 - γ); ended by termination, that of step k is
+    With truncation, the value of every step is 1 / (1 - γ); with termination, that of step k is
     (1 - γ^(length - k)) / (1 - γ).
     """
 
-    def __init__(self, ends: str, length: int) -> None:
+    def __init__(self, ends: str = "truncated", length: int = 5) -> None:
         if ends not in ("truncated", "terminated"):
             raise ConfigError(f"env_kwargs.ends={ends!r} is not one of truncated, terminated")
         self.observation_space = spaces.Discrete(length + 1)
         self.action_space = spaces.Discrete(2)
         self._terminates, self._length, self._time = ends == "terminated", length, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
         super().reset(seed=seed)
         self._time = 0
         return 0, {}
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[int, float, bool, bool, Info]:
         self._time += 1
         over = self._time >= self._length
         return self._time, 1.0, over and self._terminates, over and not self._terminates, {}
 
 
 class DelayedReward(gymnasium.Env):
-    """Only the first action matters, and its reward of 1 comes `delay` steps after it, at the end.
+    """Only the first action matters; its reward of 1 comes `delay` steps later, at the end of the episode.
 
-    Observed is the number of steps so far.
+    The observation is the number of steps so far.
     """
 
     right = 1  # the action to take first
 
-    def __init__(self, delay: int) -> None:
+    def __init__(self, delay: int = 4) -> None:
         self.observation_space = spaces.Discrete(delay + 2)
-        self.action_space = spaces.Discrete(_CHOICES)
+        self.action_space = spaces.Discrete(_N_CHOICES)
         self._delay, self._time, self._first = delay, 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
         super().reset(seed=seed)
         self._time = 0
         return 0, {}
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[int, float, bool, bool, Info]:
         if self._time == 0:
             self._first = int(action)
         over = self._time == self._delay
@@ -157,25 +159,23 @@ FAULTS = ("raise", "nan", "inf", "shape", "dtype", "reward_nan", "reward_inf", "
 
 
 class Faulty(gymnasium.Env):
-    """Sound until step `at` of its episode, then at fault as asked; `reset` raises in the reset after that step."""
+    """Behaves correctly until step `at` of an episode, then shows one of FAULTS; "reset" raises in the next reset."""
 
-    def __init__(self, fault: str, at: int) -> None:
+    def __init__(self, fault: str = "raise", at: int = 3) -> None:
         if fault not in FAULTS:
             raise ConfigError(f"env_kwargs.fault={fault!r} is not one of {', '.join(FAULTS)}{nearest(fault, FAULTS)}")
         self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._fault, self._at, self._time, self._broken = fault, at, 0, False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         if self._broken:
             raise RuntimeError("the simulator did not come back")
         self._time = 0
         return np.zeros(2, np.float32), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, Info]:
         self._time += 1
         reward = 0.0
         observation: np.ndarray = np.zeros(2, np.float32)
@@ -190,13 +190,13 @@ class Faulty(gymnasium.Env):
             "shape": np.zeros(3, np.float32),
             "dtype": np.zeros(2, np.float64),
         }
-        rewards: dict[str, Any] = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
+        rewards: Info = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
         fault = self._fault
         return observations.get(fault, observation), rewards.get(fault, reward), self._broken, False, {}
 
 
 class _PositionsOnly(gymnasium.Wrapper):
-    """CartPole's cart position and pole angle; counts its own steps, which spares a wrapper."""
+    """CartPole's cart position and pole angle. Counts its own time limit, which saves a wrapper."""
 
     def __init__(self, env: gymnasium.Env, limit: int) -> None:
         super().__init__(env)
@@ -205,50 +205,23 @@ class _PositionsOnly(gymnasium.Wrapper):
         self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
         self._limit, self._time = limit, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         self._time = 0
         observation, info = self.env.reset(seed=seed, options=options)
         return observation[::2], info
 
-    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, Info]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._time += 1
         return observation[::2], reward, terminated, truncated or self._time >= self._limit, info
 
 
-def identity(action: str = "discrete", length: int = 8) -> gymnasium.Env:
-    """`Identity`; action: discrete | discrete_start | box | multi_discrete | multi_binary | dict | tuple."""
-    return Identity(action, length)
-
-
-def discrete_start(length: int = 8) -> gymnasium.Env:
-    """`Identity` whose choices count from 5, on both sides."""
-    return Identity("discrete_start", length)
-
-
-def memory(delay: int = 4, cues: int = 2) -> gymnasium.Env:
-    """`Memory` over `delay` steps."""
-    return Memory(delay, cues)
-
-
-def time_limit(ends: str = "truncated", length: int = 5) -> gymnasium.Env:
-    """`TimeLimit`; ends: truncated | terminated."""
-    return TimeLimit(ends, length)
-
-
-def delayed_reward(delay: int = 4) -> gymnasium.Env:
-    """`DelayedReward`."""
-    return DelayedReward(delay)
-
-
-def faulty(fault: str = "raise", at: int = 3) -> gymnasium.Env:
-    """`Faulty`; fault: one of FAULTS."""
-    return Faulty(fault, at)
-
-
 def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.Env:
-    """CartPole-v1 with velocities hidden: [cart position, pole angle]. Needs memory."""
+    """CartPole-v1 without velocities: [cart position, pole angle]. Needs memory."""
     env = gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
     return _PositionsOnly(env, max_episode_steps)
+
+
+# Used as ids, for example env=rlframe.envs.debug_envs:identity
+identity, memory, time_limit, delayed_reward, faulty = Identity, Memory, TimeLimit, DelayedReward, Faulty
+discrete_start = partial(Identity, "discrete_start")

@@ -1,4 +1,4 @@
-"""EnvPool's C++ environments (optional), where they have been checked to be Gymnasium's."""
+"""EnvPool's C++ environments (optional), for the ids that were checked to behave like Gymnasium's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rlframe.core.errors import ConfigError, counted
 from rlframe.core.struct import Tree, map_tree
 from rlframe.envs.gymnasium_vector import NativeEnvs
 
-# Checked against Gymnasium 1.4: the same spaces, time limit and NEXT_STEP autoreset (EnvPool 1.2.5). One difference is
-# known: an end that falls on the time limit's very step is reported as truncated only. In thousands of env steps a
-# second through `Envs.step`, 8 environments, EnvPool on 1 and 2 threads against Python: Acrobot 76, 95 / 30,
-# LunarLander 35, 50 / 32, BipedalWalker 16, 22 / 7, Hopper 13, 20 / 10.
+# Checked with Gymnasium 1.4 and EnvPool 1.2.5: same spaces, time limit and NEXT_STEP autoreset. One difference: an end
+# on the very step of the time limit is reported as truncated only. Thousands of env steps a second through
+# `Envs.step`, 8 environments, EnvPool on 1 and 2 threads / Python: Acrobot 76, 95 / 30, LunarLander 35, 50 / 32,
+# BipedalWalker 16, 22 / 7, Hopper 13, 20 / 10.
 _MUJOCO = (
     *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum"),
     *("InvertedPendulum", "Reacher", "Swimmer", "Walker2d"),
@@ -32,14 +32,13 @@ FASTER = frozenset(
         *(f"{name}-v5" for name in (*_MUJOCO, "Pusher")),
     }
 )
-# Available by env_backend=envpool, and not faster than Python's: handing work to a thread takes longer than the work
-# (Pendulum 64, 78 / 78).
+# Used only with env_backend=envpool: passing work to a thread takes as long as the work (Pendulum 64, 78 / 78).
 NOT_FASTER = frozenset(
     {"CartPole-v0", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"}
     | {"FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "CliffWalkingSlippery-v1"}
 )
 CHECKED = FASTER | NOT_FASTER
-_BOOKKEEPING = frozenset({"env_id", "elapsed_step", "players"})  # infos that are not of the environment
+_BOOKKEEPING = frozenset({"env_id", "elapsed_step", "players"})  # EnvPool's own entries in `info`
 
 
 def is_installed() -> bool:
@@ -48,14 +47,10 @@ def is_installed() -> bool:
 
 
 def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], first: int = 0) -> NativeEnvs:
-    """EnvPool's task of this very name and version; `kwargs` has at least num_threads.
-
-    Raises:
-        ConfigError: it is not among those checked, or refuses `kwargs`.
-    """
+    """Make EnvPool's environments. Raises ConfigError if the id is not in CHECKED or `kwargs` are not accepted."""
     if id_ not in CHECKED:
         raise ConfigError(
-            f"backend=envpool has not been checked to behave as Gymnasium for {id_}; use backend=auto, or one of "
+            f"backend=envpool has not been checked against Gymnasium for {id_}; use backend=auto, or one of "
             f"{', '.join(sorted(CHECKED))}"
         )
     import envpool
@@ -64,7 +59,7 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], firs
     known = envpool.make_spec(id_).config._fields
     for name in kwargs:
         if name not in known or name in ("num_envs", "batch_size", "seed", "env_seed"):
-            raise ConfigError(f"env_kwargs.{name} is no argument of EnvPool's {id_}{nearest(name, known)}")
+            raise ConfigError(f"EnvPool's {id_} has no argument env_kwargs.{name}{nearest(name, known)}")
     make = partial(envpool.make, id_, env_type="gymnasium", num_envs=len(seeds), **kwargs)
     try:
         pool = _Pool(make, list(seeds))
@@ -76,44 +71,41 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], firs
 
 @contextlib.contextmanager
 def _without_precision_warnings() -> Iterator[None]:
-    """EnvPool states float32 boxes by float64 bounds, at each construction."""
+    """Ignore the warning that EnvPool causes each time it declares float32 boxes with float64 bounds."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting", category=UserWarning)
         yield
 
 
 class _Pool(VectorEnv):
-    """EnvPool as a Gymnasium vector environment: seeds given when it is made, actions in the dtype it insists on."""
+    """EnvPool as a Gymnasium vector environment: takes its seeds when made, and actions in one exact dtype."""
 
     def __init__(self, make: Callable[..., Any], seeds: list[int]) -> None:
-        self._make, self._unused = make, seeds  # the seeds, as long as nobody has reset it
-        self._env = env = self._made(seeds)
+        self._make, self._unused_seeds = make, seeds  # empty after the first reset
+        self._env = env = self._make_pool(seeds)
         self.num_envs = env.num_envs
         self.metadata = env.metadata
         with _without_precision_warnings():
             self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         self._dtype = env.spec.action_array_spec["action"].dtype
 
-    def _made(self, seeds: list[int]) -> Any:
+    def _make_pool(self, seeds: list[int]) -> Any:
         with _without_precision_warnings():
             return self._make(seed=seeds)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """From these seeds, for which it is made anew; or on from where it is."""
-        if seed is not None and seed != self._unused:
+        """Reset; with new seeds, EnvPool has to be made again."""
+        if seed is not None and seed != self._unused_seeds:
             self._env.close()
-            self._env = self._made(seed)
-        self._unused = []
+            self._env = self._make_pool(seed)
+        self._unused_seeds = []
         return self._env.reset()
 
     def step(self, actions: Tree) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         typed = map_tree(lambda x: x.astype(self._dtype, copy=False), actions)
         observation, reward, terminated, truncated, infos = self._env.step(typed)
-        return observation, reward, terminated, truncated, _own(infos)
+        own = {name: value for name, value in infos.items() if name not in _BOOKKEEPING}
+        return observation, reward, terminated, truncated, own
 
     def close_extras(self, **kwargs: Any) -> None:
         self._env.close()
-
-
-def _own(infos: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in infos.items() if name not in _BOOKKEEPING}

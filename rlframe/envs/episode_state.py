@@ -1,8 +1,13 @@
-"""What brings a Python environment back into the middle of an episode: its state, or its start and actions."""
+"""Save and restore Python environments in the middle of an episode: by their state, or by replaying their actions.
+
+Used by PythonEnvs; `save_env` and `load_env` also by NativeEnvs.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -14,234 +19,171 @@ import numpy as np
 from rlframe.core.seeding import EpisodeSeeds, seed_of_round
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import object_codec
-from rlframe.envs.object_codec import Opaque
-from rlframe.envs.simulator_state import KNOWN, game_of, is_sticky, settle
+from rlframe.envs.object_codec import Codecs, StateError, type_name
+
+_ALE = "ale_py._ale_py.ALEInterface"  # the `type_name` of ALE's games
+_MAX_STEPS = 100_000  # longer episodes cannot be replayed: they would need too much memory and time
+_MAX_ERROR_PROBABILITY = 1e-18  # of clear_sticky_action
 
 
-class Keeper:
-    """Resets the environments of a batch, and keeps what each can be restored from.
+class EpisodeStates:
+    """Resets the environments of a batch, and records what is needed to restore each.
 
-    Where an environment's state can be read, that is it; its generator is moved on from episode to episode. Else its
-    episode is played again: from a seed of its own, or where seeding is dear, as in ALE, which then loads its game
-    anew, from the state that was read before the reset.
+    If an environment's state can be read, that is saved, and its generator is set at each reset. If not, the running
+    episode's actions are logged and replayed: after a reset with the episode's own seed, or, for ALE, where seeding
+    reloads the game, from the state before the reset.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) -> None:
-        self._envs, self._given = envs, list(seeds)
+        self._envs, self._own_seeds = envs, list(seeds)
         self._inner = [env.unwrapped for env in envs]
-        self._games = [game_of(env) for env in envs]  # ALE's, None for others
-        self._hidden = [game is not None and is_sticky(game) for game in self._games]  # see `settle`
+        self._ales = [ale_of(env) for env in envs]  # None for other environments
+        self._is_sticky = [ale is not None and stickiness(ale) > 0.0 for ale in self._ales]  # see clear_sticky_action
         self._seeds = [EpisodeSeeds(seed) for seed in seeds]
         self.episodes = [-1] * len(envs)
-        self._starts: list[Any] = [()] * len(envs)  # states before the reset; () where a seed says it all
+        self._starts: list[Any] = [()] * len(envs)  # states before the reset; () if the seed is enough
         self._undecided = True
-        self.trail: Trail | None = Trail(len(envs))  # None: all states can be read
+        self.action_log: ActionLog | None = ActionLog(len(envs))  # None: all states can be read
 
     def seed(self, index: int) -> int:
-        """That of the running episode, or of the environment if its episodes have none."""
-        return self._seeds[index][max(0, self.episodes[index])] if self._seeds_each(index) else self._seeds[index].own
+        """The seed of the running episode, or of the environment if its episodes have no seeds of their own."""
+        seeds = self._seeds[index]
+        return seeds[max(0, self.episodes[index])] if self._seeded_each_episode(index) else seeds.own
 
-    def _seeds_each(self, index: int) -> bool:
-        return self.trail is not None and self._games[index] is None
+    def _seeded_each_episode(self, index: int) -> bool:
+        return self.action_log is not None and self._ales[index] is None
 
-    def begin_round(self, number: int) -> None:
-        """The next resets begin the episodes of another round (see `seed_of_round`)."""
-        self._seeds = [EpisodeSeeds(seed_of_round(seed, number)) for seed in self._given]
+    def start_round(self, number: int) -> None:
+        """Make the next resets start the episodes of another round (see `seed_of_round`)."""
+        self._seeds = [EpisodeSeeds(seed_of_round(seed, number)) for seed in self._own_seeds]
         self.episodes = [-1] * len(self._envs)
 
     def reset(self, index: int) -> Any:
-        """Begin the next episode of an environment; its observation."""
+        """Start the next episode of environment `index`; returns its observation."""
         self.episodes[index] += 1
         env, episode = self._envs[index], self.episodes[index]
         self._starts[index] = ()
-        if episode == 0 or self._seeds_each(index):
+        if episode == 0 or self._seeded_each_episode(index):
             observation, _ = env.reset(seed=self._seeds[index][episode])
         else:
-            self._move_on(index)
+            self._prepare_reset(index)
             observation, _ = env.reset()
-        if self.trail is not None:
-            self.trail.restart(index)
+        if self.action_log is not None:
+            self.action_log.start_episode(index)
         return observation
 
-    def _move_on(self, index: int) -> None:
-        """Get an environment ready to begin its next episode without a seed."""
-        if self._games[index] is not None:
-            settle(self._games[index])
-            if self.trail is not None:
-                self._starts[index] = take(self._envs[index])
+    def _prepare_reset(self, index: int) -> None:
+        """Prepare an environment for a reset without a seed."""
+        if self._ales[index] is not None:
+            clear_sticky_action(self._ales[index])
+            if self.action_log is not None:
+                self._starts[index] = save_env(self._envs[index])
             return
-        rng = vars(self._inner[index]).get("_np_random")  # Gymnasium's, which is made when it is first needed
+        rng = vars(self._inner[index]).get("_np_random")  # None until Gymnasium first needs it
         if type(rng) is np.random.Generator and type(rng.bit_generator) is np.random.PCG64:
             self._seeds[index].move(rng, self.episodes[index])
 
-    def add(self, action: Tree) -> None:
-        """Remember actions that are about to be carried out; while there is a trail.
+    def log_action(self, action: Tree) -> None:
+        """Log the actions of the coming step. Call only while `action_log` is not None.
 
-        Whether there must be one shows after the first step: an environment may make its simulator only then.
+        Whether a log is needed is decided after the first step, because an environment may make its simulator then.
         """
-        assert self.trail is not None
-        if self._undecided and leaves(self.trail.actions(0)):
+        assert self.action_log is not None
+        if self._undecided and leaves(self.action_log.actions(0)):
             self._undecided = False
-            if not self._why_hidden():
-                self.trail = None
+            try:
+                self._save(0)  # the other environments are alike
+            except StateError:
+                pass
+            else:
+                self.action_log = None
                 return
-        self.trail.add(action)
+        self.action_log.add(action)
 
-    def _why_hidden(self) -> str:
-        """What cannot be read of the first environment; empty if all can. The others are alike."""
-        try:
-            self._take(0)
-        except Opaque as problem:
-            return str(problem)
-        return ""
-
-    def _take(self, index: int) -> list[Any]:
-        if self._hidden[index]:
-            raise Opaque("it repeats actions by chance, and which one only ALE knows")
-        return take(self._envs[index])
+    def _save(self, index: int) -> list[Any]:
+        if self._is_sticky[index]:
+            raise StateError("it uses sticky actions, and ALE does not save the last action")
+        return save_env(self._envs[index])
 
     def state(self, index: int) -> dict[str, Any]:
-        """Environment `index` as it is now, to be restored."""
+        """The state of environment `index`, for `restore`."""
         facts = {"seed": self._seeds[index].own, "episode": self.episodes[index]}
         if self.episodes[index] < 0:
-            return {**facts, "anew": "it had not begun"}
-        why = ""
-        if self.trail is None or not self._undecided:
+            return {**facts, "restart_reason": "it had not been reset"}
+        reason = ""
+        if self.action_log is None or not self._undecided:
             try:
-                return {**facts, "state": self._take(index)}
-            except Opaque as problem:
-                why = str(problem)
-        actions = None if self.trail is None else self.trail.actions(index)
+                return {**facts, "state": self._save(index)}
+            except StateError as problem:
+                reason = str(problem)
+        actions = None if self.action_log is None else self.action_log.actions(index)
         if actions is None:
-            self.trail = self.trail or Trail(len(self._envs))  # for the episodes to come
-            return {**facts, "anew": f"{why}, and the episode's actions were not kept"}
+            self.action_log = self.action_log or ActionLog(len(self._envs))  # for the next episodes
+            return {**facts, "restart_reason": f"{reason}, and the episode's actions were not logged"}
         return {**facts, "start": self._starts[index], "actions": actions}
 
-    def follow(self, states: Sequence[Any]) -> None:
-        """Decide about the trail as was decided where these states come from; before they are restored."""
+    def prepare_restore(self, states: Sequence[Any]) -> None:
+        """Call before `restore`: stop logging actions if no saved environment needed it."""
         if all(isinstance(saved, dict) and "state" in saved for saved in states):
-            self.trail, self._undecided = None, False
+            self.action_log, self._undecided = None, False
 
     def restore(
         self, index: int, saved: dict[str, Any], play: Callable[[gymnasium.Env, Tree], None], over: bool
     ) -> str:
-        """Bring environment `index`, which is fresh, to where it was; why not, or nothing if it is there.
+        """Restore environment `index`, which is newly made; returns why it is impossible, or "".
 
         Args:
-            play: steps it through actions [k, ...]; raises Opaque if it does not get where it was.
-            over: its episode had ended.
+            play: steps it through actions [k, ...]; raises StateError if the result differs from the saved episode.
+            over: the saved episode had ended.
         """
         self._seeds[index], self.episodes[index] = EpisodeSeeds(saved["seed"]), saved["episode"]
-        if "anew" in saved:
-            return saved["anew"]
+        if "restart_reason" in saved:
+            return saved["restart_reason"]
         env = self._envs[index]
         try:
             if "state" in saved:
-                put(env, saved["state"])
+                load_env(env, saved["state"])
             elif saved["start"] == ():
-                if not over:  # else all that comes is in the next episode's seed
+                if not over:  # otherwise the next step resets it with the next episode's seed
                     env.reset(seed=self.seed(index))
                     play(env, saved["actions"])
             else:
-                put(env, saved["start"])
+                load_env(env, saved["start"])
                 env.reset()
                 play(env, saved["actions"])
-        except Exception as problem:  # foreign code runs here, and whatever it does, the episode can begin anew
-            return str(problem) if isinstance(problem, Opaque) else f"{type(problem).__name__}: {problem}"
-        self._go_on(index, saved)
+        except Exception as problem:  # whatever the environment's code raises, a new episode can start
+            return str(problem) if isinstance(problem, StateError) else f"{type(problem).__name__}: {problem}"
+        if self.action_log is not None and "actions" in saved:
+            self._starts[index] = saved["start"]
+            self.action_log.start_episode(index, saved["actions"])
         return ""
 
-    def _go_on(self, index: int, saved: dict[str, Any]) -> None:
-        if self.trail is not None and "actions" in saved:
-            self._starts[index] = saved["start"]
-            self.trail.restart(index, saved["actions"])
 
-
-def take(env: Any) -> list[Any]:
-    """The state of an environment and of the wrappers around it, as plain data.
-
-    Raises:
-        Opaque: something in it cannot be read; says what.
-    """
-    layers = _layers(env)
-    return object_codec.take([_told(layer) if _tells(layer) else layer for layer in layers], layers, KNOWN)
-
-
-def put(env: Any, saved: list[Any]) -> None:
-    """Bring a fresh environment into a state that `take` has read.
-
-    Raises:
-        Opaque: it does not fit; the environment must be reset.
-    """
-    layers = _layers(env)
-    holders = [SimpleNamespace() if _tells(layer) else layer for layer in layers]
-    object_codec.put(holders, layers, saved, KNOWN)
-    for layer, holder in zip(layers, holders, strict=True):
-        if isinstance(holder, SimpleNamespace):
-            layer.set_state(holder.state)
-            if holder.np_random is not None:
-                layer.np_random = holder.np_random
-
-
-def _layers(env: Any) -> list[Any]:
-    """Wrappers from the outside in, and what they wrap."""
-    found = [env]
-    while isinstance(found[-1], gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
-        found.append(found[-1].env)
-    return found
-
-
-def _tells(layer: Any) -> bool:
-    """Whether it has get_state() and set_state(state) of its own (see docs/extend.md)."""
-    of_type = type(layer)
-    methods = [inspect.getattr_static(of_type, name, None) for name in ("get_state", "set_state")]
-    if not all(inspect.isfunction(method) for method in methods):
-        return False
-    return [len(inspect.signature(method).parameters) for method in methods] == [1, 2]
-
-
-def _told(layer: Any) -> SimpleNamespace:
-    return SimpleNamespace(state=layer.get_state(), np_random=vars(layer).get("_np_random"))
-
-
-def same(one: Tree, other: Tree) -> bool:
-    """Whether two trees of arrays are equal, bit by bit."""
-    return all(np.array_equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
-
-
-def row(rows: Tree, index: int) -> Tree:
-    """Row `index` of a tree of arrays."""
-    return map_tree(lambda x: x[index], rows)
-
-
-_MOST = 100_000  # steps: longer episodes cannot be played again, for want of memory and patience
-
-
-class Trail:
-    """Of n environments that step together. Steps that no running episode needs are forgotten."""
+class ActionLog:
+    """The actions of the running episodes of n environments that step together."""
 
     def __init__(self, n: int) -> None:
-        self._steps: deque[Tree] = deque(maxlen=_MOST)  # [n, ...] each
-        self._n_seen = 0  # steps so far
-        self._starts = np.full(n, -1, np.int64)  # the step of each episode's first action; -1: before all that was seen
-        self._before: list[Tree] = [()] * n  # actions [k, ...] of the episode before that step; () for none
+        self._steps: deque[Tree] = deque(maxlen=_MAX_STEPS)  # [n, ...] each, those that a running episode needs
+        self._n_steps = 0  # in total
+        self._starts = np.full(n, -1, np.int64)  # the step of each episode's first action; -1: not logged
+        self._before: list[Tree] = [()] * n  # actions [k, ...] of a restored episode before that step
 
     def add(self, action: Tree) -> None:
-        """Keep a copy of the actions [n, ...] of one step."""
+        """Log a copy of the actions [n, ...] of one step."""
         self._steps.append(map_tree(np.copy, action))
-        self._n_seen += 1
+        self._n_steps += 1
 
-    def restart(self, index: int, before: Tree = ()) -> None:
-        """The episode of environment `index` begins with the next step; or it goes on, after actions `before`."""
-        self._starts[index], self._before[index] = self._n_seen, before
+    def start_episode(self, index: int, before: Tree = ()) -> None:
+        """The next step starts an episode of environment `index`, or continues one after the actions `before`."""
+        self._starts[index], self._before[index] = self._n_steps, before
         oldest = int(self._starts.min())
-        while self._steps and self._n_seen - len(self._steps) < oldest:
+        while self._steps and self._n_steps - len(self._steps) < oldest:
             self._steps.popleft()
 
     def actions(self, index: int) -> Tree | None:
-        """Those of the running episode [k, ...]; None where its start was not seen or is too long ago."""
+        """The actions of the running episode [k, ...]; None if its start was not logged, or too many steps ago."""
         start = int(self._starts[index])
-        n = self._n_seen - start
+        n = self._n_steps - start
         if start < 0 or n > len(self._steps):
             return None
         own = [map_tree(lambda x: x[index], action) for action in list(self._steps)[len(self._steps) - n :]]
@@ -250,3 +192,151 @@ class Trail:
             return before
         stacked = map_tree(lambda *each: np.stack(each), *own)
         return stacked if not leaves(before) else map_tree(lambda *each: np.concatenate(each), before, stacked)
+
+
+def save_env(env: Any) -> list[Any]:
+    """The state of an environment and its wrappers as plain data. Raises StateError if a part cannot be read."""
+    layers = _layers(env)
+    holders = [
+        SimpleNamespace(state=layer.get_state(), np_random=vars(layer).get("_np_random"))
+        if _has_state_methods(layer)
+        else layer
+        for layer in layers
+    ]
+    return object_codec.save_attributes(holders, layers, CODECS)
+
+
+def load_env(env: Any, saved: list[Any]) -> None:
+    """Set a newly made environment to a state from `save_env`. After a StateError the environment must be reset."""
+    layers = _layers(env)
+    holders = [SimpleNamespace() if _has_state_methods(layer) else layer for layer in layers]
+    object_codec.load_attributes(holders, layers, saved, CODECS)
+    for layer, holder in zip(layers, holders, strict=True):
+        if isinstance(holder, SimpleNamespace):
+            layer.set_state(holder.state)
+            if holder.np_random is not None:
+                layer.np_random = holder.np_random
+
+
+def _layers(env: Any) -> list[Any]:
+    """The wrappers, outermost first, and the environment."""
+    found = [env]
+    while isinstance(found[-1], gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
+        found.append(found[-1].env)
+    return found
+
+
+def _has_state_methods(layer: Any) -> bool:
+    """Whether it defines get_state() and set_state(state) (see docs/extend.md)."""
+    of_type = type(layer)
+    methods = [inspect.getattr_static(of_type, name, None) for name in ("get_state", "set_state")]
+    if not all(inspect.isfunction(method) for method in methods):
+        return False
+    return [len(inspect.signature(method).parameters) for method in methods] == [1, 2]
+
+
+class AleCodec:
+    """An ALEInterface: its own serialization of emulator, counters and random generator."""
+
+    def save(self, value: Any) -> Any:
+        return np.frombuffer(value.cloneState(include_rng=True).serialize(), np.uint8)
+
+    def load(self, value: Any, saved: Any) -> None:
+        from ale_py import ALEState
+
+        clear_sticky_action(value)
+        value.restoreState(ALEState(np.asarray(saved, np.uint8).tobytes()))
+
+
+def clear_sticky_action(ale: Any) -> None:
+    """Make no-op the action that sticky actions repeat: saved states do not contain it, and resets keep it."""
+    if 0.0 < (p := stickiness(ale)) < 1.0:
+        for _ in range(math.ceil(math.log(_MAX_ERROR_PROBABILITY) / math.log(p))):
+            ale.act(0)
+
+
+def ale_of(env: Any) -> Any:
+    """The ALEInterface of an Atari environment; None for others."""
+    inner = vars(env.unwrapped).get("ale")
+    return inner if inner is not None and type_name(type(inner)) == _ALE else None
+
+
+def stickiness(ale: Any) -> float:
+    """The probability that a game repeats the last action."""
+    return float(ale.getFloat("repeat_action_probability"))
+
+
+class MjDataCodec:
+    """MjData. Saves all arrays: values derived from the state lag one step behind it, and rewards may read them."""
+
+    def save(self, value: Any) -> Any:
+        import mujoco
+
+        spec = mujoco.mjtState.mjSTATE_INTEGRATION
+        state = np.empty(mujoco.mj_stateSize(value.model, spec))
+        mujoco.mj_getState(value.model, value, state, spec)
+        arrays = _arrays(value)
+        return {
+            "state": state,
+            "names": list(arrays),
+            "sizes": [array.nbytes for array in arrays.values()],
+            "bytes": np.concatenate([np.frombuffer(array.tobytes(), np.uint8) for array in arrays.values()]),
+        }
+
+    def load(self, value: Any, saved: Any) -> None:
+        import mujoco
+
+        spec = mujoco.mjtState.mjSTATE_INTEGRATION
+        if len(saved["state"]) != mujoco.mj_stateSize(value.model, spec):
+            raise StateError("was saved from another MuJoCo model")
+        mujoco.mj_setState(value.model, value, np.asarray(saved["state"]), spec)
+        own, start = _arrays(value), 0
+        for name, size in zip(saved["names"], saved["sizes"], strict=True):
+            if name in own and own[name].nbytes == size:  # the number of contacts, and so their arrays, may differ
+                own[name].reshape(-1).view(np.uint8)[:] = saved["bytes"][start : start + size]
+            start += size
+
+
+def _arrays(data: Any) -> dict[str, np.ndarray]:
+    found = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
+    return {
+        name: array
+        for name, array in found.items()
+        if isinstance(array, np.ndarray) and array.nbytes and array.dtype.kind in "biuf" and array.flags.c_contiguous
+    }
+
+
+class MjModelCodec:
+    """MjModel: only its hash is saved, to check that the model is the same."""
+
+    def save(self, value: Any) -> Any:
+        import mujoco
+
+        buffer = np.empty(mujoco.mj_sizeModel(value), np.uint8)
+        mujoco.mj_saveModel(value, None, buffer)
+        return hashlib.sha256(buffer.tobytes()).hexdigest()
+
+    def load(self, value: Any, saved: Any) -> None:
+        if self.save(value) != saved:
+            raise StateError("is not the MuJoCo model that was saved")
+
+
+class SkipCodec:
+    """Objects that only render: not saved."""
+
+    def save(self, value: Any) -> Any:
+        return None
+
+    def load(self, value: Any, saved: Any) -> None:
+        """Leave the new object as it is."""
+
+
+CODECS: Codecs = {
+    _ALE: AleCodec(),
+    "mujoco._structs.MjModel": MjModelCodec(),
+    "mujoco._structs.MjData": MjDataCodec(),
+    "gymnasium.envs.mujoco.mujoco_rendering.MujocoRenderer": SkipCodec(),
+    "pygame.surface.Surface": SkipCodec(),
+    "pygame.Surface": SkipCodec(),
+    "pygame.time.Clock": SkipCodec(),
+}

@@ -1,4 +1,4 @@
-"""Gymnasium vector environments of their own make (`vector_entry_point`), run under NEXT_STEP autoreset."""
+"""Gymnasium's native vector environments (`vector_entry_point`) under NEXT_STEP autoreset; also used for EnvPool's."""
 
 from __future__ import annotations
 
@@ -15,52 +15,44 @@ from rlframe.core import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import seed_of_round
 from rlframe.core.struct import Tree
-from rlframe.envs.base import EnvError, Envs, EnvStep, fault
-from rlframe.envs.diagnostics import BatchMeans
-from rlframe.envs.episode_state import put, take
-from rlframe.envs.object_codec import Opaque
-from rlframe.envs.observations import Misfit, batch_checker, batch_writer, foreign
+from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, env_error
+from rlframe.envs.episode_state import load_env, save_env
+from rlframe.envs.object_codec import StateError
+from rlframe.envs.observations import InvalidValue, batch_checker, batch_writer, describe, external_cause
 
-_REMEDY = "compare with backend=python, and correct the environment"
+_REMEDY = "compare with backend=python, and fix the environment"
 
 
 def make_native(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int], first: int = 0) -> NativeEnvs:
-    """The vector environment that `spec` registers.
-
-    Raises:
-        ConfigError: it does not speak NEXT_STEP, or refuses `kwargs`.
-    """
+    """Make the vector environment that `spec` registers. Raises ConfigError if it does not accept `kwargs`."""
     try:
         env = gymnasium.make_vec(spec, num_envs=len(seeds), vectorization_mode="vector_entry_point", **dict(kwargs))
     except (TypeError, ValueError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id} (backend=native) cannot be made: {error}") from error
-    # One generator serves all the environments, so their seeds are folded into one.
+    # All its environments share one random generator, so their seeds are combined into one.
     seed = seeds[0] if len(seeds) == 1 else int(np.random.SeedSequence(list(seeds)).generate_state(1)[0] >> 1)
     return NativeEnvs(env, seed, list(seeds), f"native {type(env.unwrapped).__name__}", first)
 
 
 def check_next_step(env: VectorEnv, name: str) -> None:
-    """Raises:
-    ConfigError: `env` resets in another way.
-    """
+    """Raise a ConfigError if `env` uses another autoreset mode than NEXT_STEP."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise ConfigError(
-            f"{name} resets in mode {mode}, and rlframe needs {AutoresetMode.NEXT_STEP}; "
-            f"give it env_kwargs.autoreset_mode=NextStep if it has that, or use backend=python"
+            f"{name} has autoreset mode {mode}, but rlframe needs {AutoresetMode.NEXT_STEP}; "
+            f"set env_kwargs.autoreset_mode=NextStep if it has that argument, or use backend=python"
         )
 
 
 class NativeEnvs(Envs):
-    """Owns one vector environment. Each step's observations are copied once, into the rows."""
+    """Owns one vector environment. Each step's observations are copied once, into the batch."""
 
     def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str, first: int = 0) -> None:
         """Args:
-            seed: what `env.reset` takes: an int, or a list of them.
-            seeds: one per environment, for messages, which number the environments from `first` on.
+            seed: for `env.reset`: an int or a list.    seeds: one for each environment, for messages.
+            first: the index of the first environment in messages.
         Raises:
-            ConfigError: `env` does not speak NEXT_STEP.
-            ValueError: a space is not supported.
+            ConfigError: `env` does not use NEXT_STEP autoreset.    ValueError: a space is not supported.
         """
         check_next_step(env, backend)
         self.n, self.backend = env.num_envs, backend
@@ -71,7 +63,7 @@ class NativeEnvs(Envs):
         self._decode = spaces.action_decoder(self.action_space)
         self._write = batch_writer(self.observation_space, self.n)
         self._check = batch_checker(self.observation_space)
-        self._means = BatchMeans(self.n)
+        self._means = VectorInfoMeans(self.n)
         self._round = 0
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
@@ -83,7 +75,7 @@ class NativeEnvs(Envs):
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
-            raise self._fault(error, "the reset") from foreign(error)
+            raise self._error(error, "the reset") from external_cause(error)
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
         out.first[...] = True
@@ -101,9 +93,9 @@ class NativeEnvs(Envs):
             self._check(out.observation)
             out.score[...] = reward
             if not np.isfinite(out.score).all():
-                raise Misfit(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.score))))
+                raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.score))))
         except Exception as error:
-            raise self._fault(error, actions) from foreign(error)
+            raise self._error(error, actions) from external_cause(error)
         out.reward[...] = out.score
         out.terminated[...] = terminated
         out.truncated[...] = truncated
@@ -115,58 +107,51 @@ class NativeEnvs(Envs):
         out.first[...] = self._ended
         np.logical_not(self._ended, out=out.valid)
         self._elapsed += 1
-        resets = self._ended.any()
         np.logical_or(out.terminated, out.truncated, out=out.ended)
-        if resets:
+        if self._ended.any():
             self._elapsed[self._ended] = 0
             self._means.clear(self._ended)
             if (self._ended & (out.ended | (out.score != 0))).any():
                 index = int(np.argmax(self._ended & (out.ended | (out.score != 0))))
-                raise self._fault(Misfit("a reward or an end on the step that resets (NEXT_STEP)", index), actions)
+                wrong = InvalidValue("a reward or an end on the step that resets (NEXT_STEP)", index)
+                raise self._error(wrong, actions)
         self._ended[:] = out.ended
 
-    def _fault(self, error: Exception, actions: Tree) -> EnvError:
-        if isinstance(error, Misfit) and error.index is not None:
-            index = error.index
-            reset = self._ended[index] or isinstance(actions, str)
-            return fault(
-                f"environment {self._first + index} of {self.backend} returned what its spaces forbid: {error}",
-                _REMEDY,
-                seed=self._seeds[index],
-                step=int(self._elapsed[index]) + 1,
-                action="the reset" if reset else spaces.unbatch(self.action_space)(actions)[index],
-            )
-        verb = "returned what its spaces forbid" if isinstance(error, Misfit) else "raised"
-        text = str(error) if isinstance(error, Misfit) else f"{type(error).__name__}: {error}"
-        what = f"{self.backend} {verb}: {text}"
-        return fault(what, _REMEDY, seeds=self._seeds, steps=self._elapsed + 1, actions=actions)
+    def _error(self, error: Exception, actions: Tree) -> EnvError:
+        problem, index = f"{self.backend} {describe(error)}", error.index if isinstance(error, InvalidValue) else None
+        if index is None:
+            return env_error(problem, _REMEDY, seeds=self._seeds, steps=self._elapsed + 1, actions=actions)
+        reset = self._ended[index] or isinstance(actions, str)
+        action = "the reset" if reset else spaces.unbatch(self.action_space)(actions)[index]
+        problem, step = f"environment {self._first + index} of {problem}", int(self._elapsed[index]) + 1
+        return env_error(problem, _REMEDY, seed=self._seeds[index], step=step, action=action)
 
     def pop_diagnostics(self, index: int) -> dict[str, float]:
         return self._means.pop(index)
 
     def state(self) -> list[Any]:
-        """The vector environment's with the first of its environments, for one generator serves all."""
+        """The first entry is the state of the whole vector environment; the others are empty."""
         try:
-            whole = {"n": self.n, "state": take(self._env), "means": self._means.state()}
-            whole |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
-        except Opaque as problem:
-            whole = {"n": self.n, "anew": f"{self.backend} does not tell its state: {problem}"}
-        whole["round"] = self._round
-        return [whole] + [{"n": 0}] * (self.n - 1)
+            saved = {"n": self.n, "state": save_env(self._env), "means": self._means.state()}
+            saved |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
+        except StateError as problem:
+            saved = {"n": self.n, "restart_reason": f"{self.backend} cannot save its state: {problem}"}
+        saved["round"] = self._round
+        return [saved] + [{"n": 0}] * (self.n - 1)
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
-        reason = self._restored(states[0])
+        reason = self._load(states[0])
         if reason:
             self.reset(out, states[0].get("round", 0) + 1 if isinstance(states[0], dict) else 1)
         return [reason] * self.n
 
-    def _restored(self, saved: Any) -> str:
+    def _load(self, saved: Any) -> str:
         if not isinstance(saved, dict) or saved.get("n") != self.n:
-            return "its vector environment was saved with others, or by another backend"
-        if "anew" in saved:
-            return str(saved["anew"])
+            return "it was saved by another backend, or in a vector environment of another size"
+        if "restart_reason" in saved:
+            return str(saved["restart_reason"])
         try:
-            put(self._env, saved["state"])
+            load_env(self._env, saved["state"])
         except Exception as problem:
             return str(problem)
         self._means.load(saved["means"])
@@ -174,8 +159,8 @@ class NativeEnvs(Envs):
         return ""
 
     def frame(self, index: int) -> np.ndarray:
-        raise EnvError(f"{self.backend} cannot be drawn; use backend=python with env_kwargs.render_mode=rgb_array")
+        raise EnvError(f"{self.backend} cannot render; use backend=python with env_kwargs.render_mode=rgb_array")
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # what is being thrown away must not hide why
+        with contextlib.suppress(Exception):  # an error in closing must not hide the error that led to it
             self._env.close()

@@ -1,79 +1,82 @@
-"""How a batch of environments is chosen and made: which backend serves which id, and what is refused."""
+"""`make_envs`: resolve an environment id, choose the fastest backend for it, and make the batch."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import importlib
 import importlib.util
 import inspect
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.envs import atari, envpool, gymnasium_vector, registry
+from rlframe.envs import atari, envpool, gymnasium_vector
 from rlframe.envs.base import EnvConfig, Envs
 from rlframe.envs.python import PythonEnvs
 from rlframe.system.machine import n_cpus
 
-BACKENDS = ("auto", "native", "envpool", "python")
+Target = EnvSpec | Callable[..., Any]  # what an id stands for
 
-# A vector environment in NumPy costs the same for 1 as for 64 environments. CartPole on one core, in thousands of env
-# steps a second through `Envs.step`, native against Python: 4: 86 / 119, 6: 128 / 129, 8: 170 / 137, 64: 1198 / 154.
-# EnvPool's threads cost 50 us a step, which 8 environments of those it is chosen for repay.
-MIN_BATCH = 8  # environments from which a native vector environment or EnvPool is chosen; ALE always is
+BACKENDS = ("auto", "native", "envpool", "python")
+_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "pygame": "video", "envpool": "envpool"}
+_EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "ale_py": "atari"}
+
+# A NumPy vector environment takes the same time for 1 as for 64 environments. CartPole on one core, thousands of env
+# steps a second through `Envs.step`, native / Python: 4: 86 / 119, 6: 128 / 129, 8: 170 / 137, 64: 1198 / 154.
+# EnvPool's threads cost 50 us a step, which pays off from about 8 environments.
+MIN_BATCH = 8  # smallest batch for which auto chooses a native vector environment or EnvPool; ALE is always native
 
 
 def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -> Envs:
-    """The fastest available batch of `n` environments, one seed each, or the backend that `config` names.
+    """Make a batch of `n` environments with the fastest available backend, or with the one in `config`.
 
-    The choice depends on the id, its arguments, `n` and what is installed, never on a measurement. Messages number the
-    environments from `first` on.
+    The choice depends on the id, its arguments, `n` and the installed packages, never on a measurement.
 
+    Args:
+        seeds: one for each environment.    first: the index of the first environment in error messages.
     Raises:
-        ConfigError: an unknown id, backend or argument, a missing package, an unsupported space.
-        EnvError: the environment's constructor raised.
-        ValueError: not `n` seeds, or n < 1.
+        ConfigError: an unknown id, backend or argument, a missing package, or an unsupported space.
+        EnvError: the environment's constructor raised.    ValueError: n < 1, or not `n` seeds.
     """
     if n < 1 or len(seeds) != n:
-        raise ValueError(f"n={n} environments need n >= 1 and as many seeds, got {len(seeds)}")
+        raise ValueError(f"n={n} environments need n >= 1 and one seed each, got {len(seeds)} seeds")
     seeds = [int(seed) for seed in seeds]
-    target = registry.resolve(config.id)
+    target = resolve(config.id)
     try:
-        with registry.missing_packages_named(target):
-            return _make(_chosen(config, target, n), config, target, seeds, first)
+        with explain_missing_package(target):
+            return _make(_choose_backend(config, target, n), config, target, seeds, first)
     except ValueError as error:  # from core.spaces
-        raise ConfigError(f"env={registry.name(config.id)}: {error}") from error
+        raise ConfigError(f"env={env_name(config.id)}: {error}") from error
 
 
 def fixed_backend(config: EnvConfig, n: int) -> str:
-    """The backend that serves a batch of `n`: for parts of a batch, which must not choose by their own size.
-
-    Raises:
-        ConfigError: an unknown id or backend.
-    """
-    return _chosen(config, registry.resolve(config.id), n)
+    """The backend of a batch of `n`. Workers use it for their parts, so that the split does not change the choice."""
+    return _choose_backend(config, resolve(config.id), n)
 
 
 def can_split(config: EnvConfig, n: int) -> bool:
-    """Whether parts of the batch in different processes are what the whole would be.
+    """Whether splitting the batch over processes leaves the samples unchanged.
 
-    Gymnasium's own vector environments draw for all their environments from one generator, so theirs are not.
+    It does not for Gymnasium's vector environments, which use one random generator for all their environments.
     """
-    return fixed_backend(config, n) != "native" or _is_ale(registry.resolve(config.id))
+    return fixed_backend(config, n) != "native" or is_atari(resolve(config.id))
 
 
 def steps_on_threads(config: EnvConfig, n: int) -> bool:
-    """Whether the batch is stepped by threads of its own."""
+    """Whether the backend steps the batch with its own threads."""
     backend = fixed_backend(config, n)
-    return backend == "envpool" or (backend == "native" and _is_ale(registry.resolve(config.id)))
+    return backend == "envpool" or (backend == "native" and is_atari(resolve(config.id)))
 
 
-def _is_ale(target: registry.Target) -> bool:
-    return isinstance(target, EnvSpec) and is_atari(target)
-
-
-def _make(backend: str, config: EnvConfig, target: registry.Target, seeds: list[int], first: int) -> Envs:
+def _make(backend: str, config: EnvConfig, target: Target, seeds: list[int], first: int) -> Envs:
     n_threads = config.n_threads or min(len(seeds), n_cpus())
     if isinstance(target, EnvSpec) and backend == "native":
         if is_atari(target):
@@ -81,11 +84,11 @@ def _make(backend: str, config: EnvConfig, target: registry.Target, seeds: list[
         return gymnasium_vector.make_native(target, config.kwargs, seeds, first)
     if isinstance(target, EnvSpec) and backend == "envpool":
         return envpool.make_envpool(target.id, {"num_threads": n_threads, **config.kwargs}, seeds, first)
-    maker, time_limit = registry.maker(target, config.kwargs)
+    maker, time_limit = env_maker(target, config.kwargs)
     return PythonEnvs([maker] * len(seeds), seeds, time_limit, first)
 
 
-def _chosen(config: EnvConfig, target: registry.Target, n: int) -> str:
+def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
     if config.backend not in BACKENDS:
         raise ConfigError(
             f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
@@ -94,62 +97,178 @@ def _chosen(config: EnvConfig, target: registry.Target, n: int) -> str:
     if config.backend == "auto":
         return _fastest(config, target, n, available)
     if config.backend not in available:
+        missing = config.backend == "envpool" and not envpool.is_installed()
+        hint = ' (pip install "rlframe[envpool]" adds EnvPool)' if missing else ""
         raise ConfigError(
-            f"env_backend={config.backend} is not available for env={registry.name(config.id)}; "
-            f"available: {', '.join(available)}{_hint(config.backend)}"
+            f"env_backend={config.backend} is not available for env={env_name(config.id)}; "
+            f"available: {', '.join(available)}{hint}"
         )
     return config.backend
 
 
-def _hint(backend: str) -> str:
-    missing = backend == "envpool" and not envpool.is_installed()
-    return ' (pip install "rlframe[envpool]" adds EnvPool)' if missing else ""
-
-
-def backends(target: registry.Target) -> list[str]:
-    """The backends that serve `target` here."""
+def backends(target: Target) -> list[str]:
+    """The backends available for `target`."""
     if not isinstance(target, EnvSpec):
         return ["python"]
-    known = target.id in envpool.CHECKED
+    needs_jax = "Jax" in str(target.vector_entry_point) and importlib.util.find_spec("jax") is None
     return [
-        *(["native"] if target.vector_entry_point is not None and not _needs_jax(target) else []),
-        *(["envpool"] if known and envpool.is_installed() else []),
+        *(["native"] if target.vector_entry_point is not None and not needs_jax else []),
+        *(["envpool"] if target.id in envpool.CHECKED and envpool.is_installed() else []),
         *(["python"] if target.entry_point is not None else []),
     ]
 
 
-def _fastest(config: EnvConfig, target: registry.Target, n: int, available: list[str]) -> str:
+def _fastest(config: EnvConfig, target: Target, n: int, available: list[str]) -> str:
     if available == ["python"] or not isinstance(target, EnvSpec):
         return "python"
     if "python" not in available or is_atari(target):
         return available[0]
     if n < MIN_BATCH:
         return "python"
-    if "native" in available and _takes(target, config):
+    if "native" in available and _accepts_kwargs(target, config):
         return "native"
     if "envpool" in available and target.id in envpool.FASTER and not config.kwargs:
         return "envpool"
     return "python"
 
 
-def _takes(spec: EnvSpec, config: EnvConfig) -> bool:
-    """Whether the vector environment knows all of `config.kwargs` by name, and need not draw."""
+def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
+    """Whether the vector environment accepts all of `config.kwargs`; it cannot render."""
     entry = spec.vector_entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     known = inspect.signature(creator).parameters if creator is not None else {}
     return all(name in known and name != "render_mode" for name in config.kwargs)
 
 
-def is_atari(spec: EnvSpec) -> bool:
-    """Whether this is a game of ALE's vector environment."""
-    return spec.namespace == "ALE" and spec.vector_entry_point is not None
+def is_atari(target: Target) -> bool:
+    """Whether ALE's vector environment supports this environment."""
+    return isinstance(target, EnvSpec) and target.namespace == "ALE" and target.vector_entry_point is not None
 
 
-def _needs_jax(spec: EnvSpec) -> bool:
-    return "Jax" in str(spec.vector_entry_point) and importlib.util.find_spec("jax") is None
+def env_name(id_: str | Callable[..., Any]) -> str:
+    """The id of an environment, or the importable name of a callable, for messages."""
+    if isinstance(id_, str):
+        return id_
+    function = id_.func if isinstance(id_, partial) else id_
+    named = inspect.isroutine(function) or inspect.isclass(function)
+    return f"{function.__module__}:{function.__qualname__}" if named else repr(id_)
 
 
-def registered_ids() -> list[str]:
-    """Gymnasium's ids, with Atari's where ale_py is installed."""
-    registry.register_atari()
-    return sorted(gymnasium.registry)
+def resolve(id_: str | Callable[..., Any]) -> Target:
+    """Gymnasium's specification for an id, or the callable that it names. Raises ConfigError if there is none."""
+    if not isinstance(id_, str):
+        if not callable(id_):
+            raise ConfigError(f"env={id_!r} is not a Gymnasium id, package.module:callable, or a callable")
+        return id_
+    module, colon, rest = id_.rpartition(":")
+    if colon and rest.isidentifier():
+        return _callable(id_, module, rest)
+    if colon:
+        _import(id_, module)  # Gymnasium's form module:Id-v0: importing the module registers the id
+    if rest.startswith("ALE/"):
+        if importlib.util.find_spec("ale_py") is None:
+            raise ConfigError(_install_message(id_, "atari"))
+        register_atari()
+    if rest not in gymnasium.registry:
+        register_atari()  # for `nearest`
+        raise ConfigError(
+            f"env={id_} is not registered with Gymnasium{nearest(rest, gymnasium.registry)}; "
+            f"write package:Id-v0 for another package's id"
+        )
+    return gymnasium.registry[rest]
+
+
+def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:
+    found = vars(_import(id_, module))
+    if attribute not in found:
+        public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"env={id_}: {module} has no {attribute!r}{nearest(attribute, public)}")
+    if not callable(found[attribute]):
+        raise ConfigError(f"env={id_}: {attribute!r} is {found[attribute]!r}, which is not callable")
+    return found[attribute]
+
+
+def _import(id_: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name in _EXTRAS:
+            raise ConfigError(_install_message(id_, _EXTRAS[error.name])) from error
+        raise ConfigError(f"env={id_}: {error}; write package.module:callable with an importable module") from error
+    except Exception as error:
+        raise ConfigError(f"env={id_}: importing {module} raised {type(error).__name__}: {error}") from error
+
+
+def register_atari() -> None:
+    """Register Atari's ids with Gymnasium, if ale_py is installed."""
+    if importlib.util.find_spec("ale_py") is not None and "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(importlib.import_module("ale_py"))
+
+
+def _install_message(what: str, extra: str) -> str:
+    return f'env={what} needs a package that is not installed: pip install "rlframe[{extra}]"'
+
+
+@contextlib.contextmanager
+def explain_missing_package(target: Target) -> Iterator[None]:
+    """Turn a missing package into a ConfigError that says what to install."""
+    id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
+    try:
+        yield
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        module = str(target.entry_point) if isinstance(target, EnvSpec) else ""
+        extras = [extra for prefix, extra in _EXTRA_OF_MODULE.items() if module.startswith(prefix)]
+        if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+            extras.insert(0, _EXTRAS[error.name])
+        if not extras:
+            raise ConfigError(f"env={id_} needs a package that is not installed: {error}") from error
+        raise ConfigError(_install_message(id_, extras[0])) from error
+    except ImportError as error:
+        raise ConfigError(f"env={id_} cannot be made: {error}") from error
+
+
+def env_maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], gymnasium.Env], int]:
+    """A function that makes one environment, and the time limit that PythonEnvs counts for it (0: none).
+
+    The function raises ConfigError for an unknown argument, or if the result is not a gymnasium.Env.
+    """
+    if not isinstance(target, EnvSpec):
+        return partial(_make_checked, target, target, partial(target, **kwargs)), 0
+    options = dict(kwargs)
+    limit = options.pop("max_episode_steps", target.max_episode_steps or 0)
+    if not isinstance(limit, int) or limit < 0:
+        raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
+    spec = copy.deepcopy(target)
+    spec.order_enforce, spec.disable_env_checker = False, True
+    if target.additional_wrappers:  # they wrap the time limit, and may change what counts as a step
+        spec.max_episode_steps, limit = limit or None, 0
+    else:
+        spec.max_episode_steps = None
+    return partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **options)), limit
+
+
+def _creator(spec: EnvSpec) -> Any:
+    if not isinstance(spec.entry_point, str):
+        return spec.entry_point
+    with warnings.catch_warnings():
+        # Importing Box2D's SWIG wrapper warns; turned into an error, the warning would crash the interpreter.
+        warnings.filterwarnings("ignore", message="builtin type .wig", category=DeprecationWarning)
+        return load_env_creator(spec.entry_point)
+
+
+def _make_checked(target: Target, creator: Any, make: partial[Any]) -> gymnasium.Env:
+    id_ = target.id if isinstance(target, EnvSpec) else env_name(target)
+    try:
+        with explain_missing_package(target):
+            env = make()
+    except TypeError as error:
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if found is None or found[1] not in make.keywords:
+            raise
+        names = list(inspect.signature(creator).parameters)
+        raise ConfigError(
+            f"env={id_} has no argument env_kwargs.{found[1]}{nearest(found[1], names)} (it has {', '.join(names)})"
+        ) from error
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a gymnasium.Env")
+    return env

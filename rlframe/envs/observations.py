@@ -1,4 +1,4 @@
-"""Observations: from what environments return to rows of a batch; bad shapes, types and bounds are found here."""
+"""Writes observations into the rows of a batch, and checks their types, shapes and values. Used by every backend."""
 
 from __future__ import annotations
 
@@ -16,23 +16,30 @@ Write = Callable[[Tree, int, Any], None]
 WriteBatch = Callable[[Tree, Any], None]
 
 
-class Misfit(Exception):
-    """An observation, reward or flag that the environment's spaces forbid, in words; `index` if the batch knows it."""
+class InvalidValue(Exception):
+    """An observation, reward or flag that the environment's spaces do not allow; `index`: of that environment."""
 
     def __init__(self, text: str, index: int | None = None) -> None:
         super().__init__(text)
         self.index = index
 
 
-def foreign(error: Exception) -> Exception | None:
-    """`error` as a cause to show: none if it is our own finding, which says all in words."""
-    return None if isinstance(error, Misfit) else error
+def external_cause(error: Exception) -> Exception | None:
+    """The cause to show with an EnvError: `error`, or None for an InvalidValue, whose message says everything."""
+    return None if isinstance(error, InvalidValue) else error
+
+
+def describe(error: Exception) -> str:
+    """What an environment did wrong, for an EnvError's message."""
+    if isinstance(error, InvalidValue):
+        return f"returned an invalid value: {error}"
+    return f"raised: {type(error).__name__}: {error}"
 
 
 def row_writer(space: Space, name: str = "the observation") -> Write:
     """A function (rows, index, observation) that checks one environment's observation and writes it into its row.
 
-    Values that are not finite or out of range are found by `batch_checker`, for the whole batch at once.
+    It does not check for NaN, Inf and values out of range: `batch_checker` does that for the whole batch at once.
     """
     match space:
         case spaces.Dict():
@@ -53,7 +60,7 @@ def _dict_writer(parts: dict[str, Write], name: str) -> Write:
     def write(rows: Tree, index: int, observation: Any) -> None:
         if not isinstance(observation, dict) or set(observation) != keys:
             found = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
-            raise Misfit(f"{name} is not a dict of {sorted(keys)} but {found}")
+            raise InvalidValue(f"{name} is not a dict of {sorted(keys)} but {found}")
         for key, part in parts.items():
             part(rows[key], index, observation[key])
 
@@ -63,7 +70,7 @@ def _dict_writer(parts: dict[str, Write], name: str) -> Write:
 def _tuple_writer(parts: list[Write], name: str) -> Write:
     def write(rows: Tree, index: int, observation: Any) -> None:
         if not isinstance(observation, tuple | list) or len(observation) != len(parts):
-            raise Misfit(f"{name} is not a tuple of {len(parts)} but {_kind(observation)}")
+            raise InvalidValue(f"{name} is not a tuple of {len(parts)} but {_kind(observation)}")
         for part, row, value in zip(parts, rows, observation, strict=True):
             part(row, index, value)
 
@@ -78,7 +85,7 @@ def _box_writer(space: spaces.Box, name: str) -> Write:
         if isinstance(observation, arrays) and observation.shape == shape and observation.dtype == dtype:
             rows[index] = observation
         else:
-            raise Misfit(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(observation)}")
+            raise InvalidValue(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(observation)}")
 
     return write
 
@@ -90,9 +97,9 @@ def _discrete_writer(space: spaces.Discrete, name: str) -> Write:
         try:
             number = observation.__index__() - start  # ints, NumPy ints and integer arrays of shape ()
         except (AttributeError, TypeError):
-            raise Misfit(f"{name} is not an integer but {_kind(observation)}") from None
+            raise InvalidValue(f"{name} is not an integer but {_kind(observation)}") from None
         if not 0 <= number < n:
-            raise Misfit(f"{name} is {observation}, outside {space}")
+            raise InvalidValue(f"{name} is {observation}, outside {space}")
         rows[index] = number
 
     return write
@@ -105,14 +112,14 @@ def _integers_writer(space: Space, name: str) -> Write:
 
     def write(rows: Tree, index: int, observation: Any) -> None:
         if not isinstance(observation, np.ndarray) or observation.shape != shape or observation.dtype.kind not in "biu":
-            raise Misfit(f"{name} is not an integer array of shape {shape} but {_kind(observation)}")
+            raise InvalidValue(f"{name} is not an integer array of shape {shape} but {_kind(observation)}")
         np.subtract(observation, start, out=rows[index, ...], casting="unsafe")
 
     return write
 
 
 def batch_writer(space: Space, n: int, name: str = "the observation") -> WriteBatch:
-    """A function (rows, observation) that checks a vector environment's observations and copies them once."""
+    """A function (rows, observation) that checks a vector environment's observations and copies them into the rows."""
     match space:
         case spaces.Dict():
             by_key = {key: batch_writer(sub, n, f"{name}[{key!r}]") for key, sub in space.spaces.items()}
@@ -136,7 +143,7 @@ def batch_writer(space: Space, n: int, name: str = "the observation") -> WriteBa
 
 def _batch_leaf_writer(space: Space, n: int, name: str) -> WriteBatch:
     shape, dtype = (n, *(space.shape or ())), space.dtype
-    integers = not isinstance(space, spaces.Box)  # whose width may differ: EnvPool sends int32 for int64
+    integers = not isinstance(space, spaces.Box)  # any integer dtype is accepted: EnvPool returns int32 for int64
     start = np.asarray(space.start) if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else np.asarray(0)
     shifted = bool(start.any())
     choices = int(space.n) if isinstance(space, spaces.Discrete) else 0
@@ -144,28 +151,28 @@ def _batch_leaf_writer(space: Space, n: int, name: str) -> WriteBatch:
     def write(rows: Tree, observation: Any) -> None:
         fits = isinstance(observation, np.ndarray) and observation.shape == shape
         if not fits or not (observation.dtype == dtype or (integers and observation.dtype.kind in "biu")):
-            raise Misfit(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(observation)}")
+            raise InvalidValue(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(observation)}")
         if shifted:
             np.subtract(observation, start, out=rows, casting="unsafe")
         else:
             rows[...] = observation
         if choices and not 0 <= rows.min() <= rows.max() < choices:
             index = _first_bad((rows >= 0) & (rows < choices))
-            raise Misfit(f"{name} is {observation[index]}, outside {space}", index)
+            raise InvalidValue(f"{name} is {observation[index]}, outside {space}", index)
 
     return write
 
 
 def batch_checker(space: Space) -> Callable[[Tree], None]:
-    """A function that looks over the rows just written, all environments at once, for NaN, Inf and values out of range.
+    """A function that checks rows [B, ...] for NaN, Inf and values out of range, all environments at once.
 
-    Float boxes must be finite, integers of MultiDiscrete and MultiBinary in range; a Box's bounds are not enforced.
+    Float boxes must be finite, MultiDiscrete and MultiBinary in range. A Box's bounds: see BoundsCheck.
     """
     checks = [_leaf_check(sub, name) for name, sub in action_parts(space, "the observation")]
     if not any(checks):
         return lambda rows: None
     if len(checks) == 1 and checks[0] and not isinstance(space, spaces.Dict | spaces.Tuple):
-        return checks[0]  # the common case, spared the walk through a tree
+        return checks[0]  # the common case, without walking a tree
 
     def check(rows: Tree) -> None:
         for leaf, check_leaf in zip(leaves(rows), checks, strict=True):
@@ -181,9 +188,9 @@ def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:
 
             def check_finite(rows: np.ndarray) -> None:
                 finite = np.isfinite(rows)
-                if np.count_nonzero(finite) != finite.size:  # a fifth of the time of all()
+                if np.count_nonzero(finite) != finite.size:  # takes a fifth of the time of all()
                     index = _first_bad(finite)
-                    raise Misfit(f"{name} is not finite: {rows[index]}", index)
+                    raise InvalidValue(f"{name} is not finite: {rows[index]}", index)
 
             return check_finite
         case spaces.MultiDiscrete() | spaces.MultiBinary():
@@ -193,10 +200,10 @@ def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:
                 inside = (rows >= 0) & (rows < size)
                 if not inside.all():
                     index = _first_bad(inside)
-                    raise Misfit(f"{name} is outside {space} (counted from its start: {rows[index]})", index)
+                    raise InvalidValue(f"{name} is outside {space} (counted from its start: {rows[index]})", index)
 
             return check_range
-        case _:  # Discrete is checked as it is written
+        case _:  # Discrete is checked when it is written
             return None
 
 
@@ -210,13 +217,13 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}: {str(value)[:60]}"
 
 
-_STRICT_ROWS = 1000  # time steps that are looked at whole
+_N_FULLY_CHECKED = 1000  # time steps; after them, one row of each batch is checked
 
 _log = logging.getLogger("rlframe")
 
 
-class BoundsWatch:
-    """A bound that does not hold stops nothing, but spoils whatever is scaled by it: it is told once, and counted."""
+class BoundsCheck:
+    """Counts observations outside their Box's bounds, and warns once. They matter only to what scales by the bounds."""
 
     def __init__(self, space: Space) -> None:
         parts = action_parts(space, "observation")
@@ -224,19 +231,19 @@ class BoundsWatch:
         self._seen = 0  # rows
         self.n_outside = 0  # observations
 
-    def look(self, observation: Tree) -> None:
-        """Look at observations [T+1, B, ...] of a batch, whose last row is the next batch's first."""
+    def check(self, observation: Tree) -> None:
+        """Check the observations [T+1, B, ...] of a batch, except row T, which is the next batch's row 0."""
         if not self._boxes:
             return
         T = len(leaves(observation)[0]) - 1
         row = self._seen // T % T
-        rows = observation if self._seen < _STRICT_ROWS else map_tree(lambda x: x[row : row + 2], observation)
+        rows = observation if self._seen < _N_FULLY_CHECKED else map_tree(lambda x: x[row : row + 2], observation)
         self._seen += T
         arrays = leaves(rows)
         for i, name, box in self._boxes:
-            self._look(arrays[i][:-1], name, box)
+            self._check(arrays[i][:-1], name, box)
 
-    def _look(self, array: np.ndarray, name: str, box: Any) -> None:
+    def _check(self, array: np.ndarray, name: str, box: Any) -> None:
         outside = (array < box.low) | (array > box.high)
         if not np.count_nonzero(outside):
             return
@@ -244,28 +251,26 @@ class BoundsWatch:
         if self.n_outside == 0:
             env, at = int(np.argmax(by_env)), np.argwhere(outside)[0]
             _log.warning(
-                f"environment {env}: {name} is {array[tuple(at)]} where its space allows {box.low[tuple(at[2:])]} to "
+                f"environment {env}: {name} is {array[tuple(at)]}, but its space allows {box.low[tuple(at[2:])]} to "
                 f"{box.high[tuple(at[2:])]}; such observations are counted in sampler/out_of_space"
             )
         self.n_outside += int(outside.reshape(*array.shape[:2], -1).any(axis=2).sum())
 
     def state(self) -> dict[str, int]:
-        """How much was looked at, and what was found."""
+        """The rows checked so far, and the observations found outside."""
         return {"seen": self._seen, "outside": self.n_outside}
 
     def load(self, saved: Mapping[str, int]) -> None:
-        """Go on from a saved state."""
+        """Continue from what `state` returned."""
         self._seen, self.n_outside = saved["seen"], saved["outside"]
 
     def counters(self) -> dict[str, float]:
-        """The count, if there is one."""
+        """`sampler/out_of_space`, if any were found."""
         return {"sampler/out_of_space": self.n_outside} if self.n_outside else {}
 
 
 def _is_bounded(space: Space) -> bool:
-    """A float box with a bound that a value could miss; integers cannot leave the range of their dtype's images."""
-    return (
-        isinstance(space, spaces.Box)
-        and space.dtype != np.uint8
-        and bool((np.isfinite(space.low) | np.isfinite(space.high)).any())
-    )
+    """Whether it is a Box with finite bounds that a value can exceed; uint8 images cannot exceed theirs."""
+    if not isinstance(space, spaces.Box) or space.dtype == np.uint8:
+        return False
+    return bool((np.isfinite(space.low) | np.isfinite(space.high)).any())

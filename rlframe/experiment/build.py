@@ -18,7 +18,7 @@ from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import Runner, async_rl
-from rlframe.samplers import Evaluator, RemoteSampler, Sampler, SamplerProcess, gpu
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler, gpu
 from rlframe.samplers.base import WorkersConfig
 from rlframe.system.affinity import Affinity
 
@@ -102,7 +102,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     config, runner = experiment.sampler, experiment.runner
     if not isinstance(runner, async_rl.Config):
         return config.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
-    return SamplerProcess(
+    return BackgroundProcess(
         config,
         experiment.env_config(),
         experiment.seed,
@@ -114,10 +114,10 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
 
 
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:
-    if not isinstance(envs, SamplerProcess):
+    if not isinstance(envs, BackgroundProcess):
         return experiment.sampler.make_sampler(envs, agent, experiment.seed)
     acts_on = str(device) if isinstance(experiment.sampler, gpu.Config) else "cpu"
-    return RemoteSampler(envs, agent, experiment.runner.n_slots, acts_on)
+    return BackgroundSampler(envs, agent, experiment.runner.n_slots, acts_on)
 
 
 def _evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:

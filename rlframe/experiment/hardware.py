@@ -209,12 +209,12 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
         return auto.Choice(only_serial, "serial: there is one environment")
     if not can_split(env, config.batch_B):
         return auto.Choice(only_serial, "serial: its vector environment steps all in one call, and cannot be split")
-    with closing(auto.Probe(env, config.batch_B, -(-config.batch_B // n_workers), config.timeout_s)) as probe:
+    with closing(auto.TimingProcess(env, config.batch_B, -(-config.batch_B // n_workers), config.timeout_s)) as probe:
         agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         if tune:
             return _tuned(experiment, affinity, n_workers, agent)
-        costs = auto.measure(probe, agent, auto.rows_of(config, n_workers), threads)
+        costs = auto.measure(probe, agent, auto.batch_sizes(config, n_workers), threads)
     machine = auto.Machine(
         n_workers, affinity.sampler_threads or affinity.threads, steps_on_threads(env, config.batch_B)
     )
@@ -256,7 +256,7 @@ def describe_processes(settled: Settled) -> str:
     """Who runs where, with how many threads and how much memory: what `dry_run=true` prints. Starts one environment."""
     experiment, affinity, config = settled.experiment, settled.affinity, settled.experiment.sampler
     timeout_s = config.timeout_s if isinstance(config, WorkersConfig) else Supervision.timeout_s
-    with closing(auto.Probe(experiment.env_config(), config.batch_B, 1, timeout_s)) as probe:
+    with closing(auto.TimingProcess(experiment.env_config(), config.batch_B, 1, timeout_s)) as probe:
         agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)

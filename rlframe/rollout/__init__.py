@@ -1,4 +1,4 @@
-"""One batch being filled: its memory, the steps of environments, the agent's actions, worker processes."""
+"""Filling one batch: its memory, stepping environments, acting for them, and worker processes."""
 
 from rlframe.rollout.env_pool import EnvPool
 

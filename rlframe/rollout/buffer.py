@@ -1,4 +1,4 @@
-"""The memory of one batch: what environments read and write at each time step, and what the agent answers."""
+"""The memory of one batch in NumPy: `EnvRows` for the environments, `AgentOutputs` for the agent."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from rlframe.envs.base import EnvStep
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Struct):
-    """NumPy arrays. Step t reads `action[t + 1]`, writes row t + 1 of the first group and row t of the second."""
+class EnvRows(Struct):
+    """Step t reads `action[t + 1]` and writes row t + 1 of the first four fields and row t of the others."""
 
-    action: Tree  # [T+1, B]; row t + 1 is the action of step t, and so the previous action at row t + 1
+    action: Tree  # [T+1, B]; row t + 1 is the action of step t, and the previous action at row t + 1
     observation: Tree  # [T+1, B]
     first: np.ndarray  # [T+1, B] bool
     reward: np.ndarray  # [T+1, B] float32; row t + 1 is the reward of step t
-
     terminated: np.ndarray  # [T, B] bool
     truncated: np.ndarray  # [T, B] bool
     valid: np.ndarray  # [T, B] bool
     score: np.ndarray  # [T, B] float32: the environment's own reward
-    ended: np.ndarray  # [T, B] bool: the episode really ended
+    ended: np.ndarray  # [T, B] bool: the real episode ended (see EnvStep)
 
     @property
     def T(self) -> int:
@@ -38,8 +37,8 @@ class Rows(Struct):
     def B(self) -> int:
         return self.valid.shape[1]
 
-    def columns(self, lo: int, hi: int) -> Rows:
-        """Views of the environments lo to hi - 1."""
+    def columns(self, lo: int, hi: int) -> EnvRows:
+        """Views of environments lo to hi - 1."""
         return self.map(lambda x: x[:, lo:hi])
 
     def actions(self) -> list[Tree]:
@@ -47,25 +46,25 @@ class Rows(Struct):
         return [map_tree(lambda x, t=t: x[t + 1], self.action) for t in range(self.T)]
 
     def steps(self) -> list[EnvStep]:
-        """Where each step writes."""
-        return [self._step(t) for t in range(self.T)]
+        """The arrays that each step writes."""
+        return [
+            EnvStep(
+                observation=map_tree(lambda x, t=t: x[t + 1], self.observation),
+                first=self.first[t + 1],
+                reward=self.reward[t + 1],
+                terminated=self.terminated[t],
+                truncated=self.truncated[t],
+                valid=self.valid[t],
+                score=self.score[t],
+                ended=self.ended[t],
+            )
+            for t in range(self.T)
+        ]
 
-    def _step(self, t: int) -> EnvStep:
-        return EnvStep(
-            observation=map_tree(lambda x: x[t + 1], self.observation),
-            first=self.first[t + 1],
-            reward=self.reward[t + 1],
-            terminated=self.terminated[t],
-            truncated=self.truncated[t],
-            valid=self.valid[t],
-            score=self.score[t],
-            ended=self.ended[t],
-        )
 
-
-def empty_rows(observation_space: Space, action_space: Space, T: int, B: int) -> Rows:
-    """Zeros, canonical (see core.spaces)."""
-    return Rows(
+def empty_rows(observation_space: Space, action_space: Space, T: int, B: int) -> EnvRows:
+    """Zeros for canonical observations and actions (see core.spaces)."""
+    return EnvRows(
         action=spaces.zeros(action_space, (T + 1, B)),
         observation=spaces.zeros(observation_space, (T + 1, B)),
         first=np.zeros((T + 1, B), bool),
@@ -79,16 +78,16 @@ def empty_rows(observation_space: Space, action_space: Space, T: int, B: int) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Answers(Struct):
-    """What the agent writes of a batch beside its actions."""
+class AgentOutputs(Struct):
+    """What the agent computes for a batch besides its actions."""
 
     info: Tree  # [T, B]
     state: Tree  # [B] before row 0
     final_state: Tree  # [B] before row T
 
-    def columns(self, lo: int, hi: int) -> Answers:
-        """Views of the environments lo to hi - 1."""
-        return Answers(
+    def columns(self, lo: int, hi: int) -> AgentOutputs:
+        """Views of environments lo to hi - 1."""
+        return AgentOutputs(
             map_tree(lambda x: x[:, lo:hi], self.info),
             map_tree(lambda x: x[lo:hi], self.state),
             map_tree(lambda x: x[lo:hi], self.final_state),
@@ -97,34 +96,34 @@ class Answers(Struct):
 
 @dataclass(frozen=True, eq=False)
 class Batch(Struct):
-    """NumPy arrays for T time steps of B environments."""
+    """T time steps of B environments."""
 
-    rows: Rows
-    answers: Answers
+    rows: EnvRows
+    outputs: AgentOutputs
 
     def columns(self, lo: int, hi: int) -> Batch:
-        """Views of the environments lo to hi - 1."""
-        return Batch(self.rows.columns(lo, hi), self.answers.columns(lo, hi))
+        """Views of environments lo to hi - 1."""
+        return Batch(self.rows.columns(lo, hi), self.outputs.columns(lo, hi))
 
     def inputs(self) -> AgentInputs:
-        """What the agent sees [T+1, B]: row t+1 of actions and rewards is action[t], and prev_action[t+1]."""
+        """The agent's inputs [T+1, B]; `prev_action[t+1]` is the same memory as the action of row t."""
         rows = self.rows
         return AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
 
     def last_row(self) -> dict[str, Any]:
-        """Row T and the agent's state before it, where the next batch starts: copies, as a snapshot can hold them."""
-        row, state = self.inputs()[-1], self.answers.final_state
+        """Copies of row T and the agent's state before it, where the next batch starts, for a snapshot."""
+        row, state = self.inputs()[-1], self.outputs.final_state
         return {"inputs": [np.copy(x) for x in leaves(row)], "state": [np.copy(x) for x in leaves(state)]}
 
     def load_last_row(self, saved: Mapping[str, Any]) -> None:
-        """Write what `last_row` gave."""
-        for name, target in (("inputs", self.inputs()[-1]), ("state", self.answers.final_state)):
+        """Load what `last_row` returned."""
+        for name, target in (("inputs", self.inputs()[-1]), ("state", self.outputs.final_state)):
             for leaf, value in zip(leaves(target), saved[name], strict=True):
                 leaf[...] = value
 
     def samples(self) -> Samples:
-        """Torch views."""
-        rows, answers = self.rows, self.answers
+        """Torch views of the same memory."""
+        rows, outputs = self.rows, self.outputs
         samples = Samples(
             inputs=self.inputs(),
             action=map_tree(lambda x: x[1:], rows.action),
@@ -132,8 +131,8 @@ class Batch(Struct):
             terminated=rows.terminated,
             truncated=rows.truncated,
             valid=rows.valid,
-            info=answers.info,
-            state=answers.state,
-            final_state=answers.final_state,
+            info=outputs.info,
+            state=outputs.state,
+            final_state=outputs.final_state,
         )
         return samples.torch()

@@ -1,4 +1,4 @@
-"""The time-step loop: act and step in turn, group by group, over one batch; finished episodes are added up."""
+"""Collector: the time-step loop that fills a batch, used by all samplers and the evaluator."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from rlframe.core import spaces
 from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import Samples, Trajectory
 from rlframe.envs import Envs
-from rlframe.envs.observations import BoundsWatch
-from rlframe.rollout.buffer import Batch, Rows, empty_rows
+from rlframe.envs.observations import BoundsCheck
+from rlframe.rollout.buffer import Batch, EnvRows, empty_rows
 from rlframe.rollout.env_pool import EnvPool
-from rlframe.rollout.inference import Actor, block_of, empty_answers, empty_batch
-from rlframe.rollout.stepper import Events, LocalStepper, Stepper, remote_steppers
+from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
+from rlframe.rollout.stepper import BatchEvents, LocalStepper, Stepper, worker_steppers
 from rlframe.system.shared import share
 
 
 class EpisodeTracker:
-    """Follows every environment's running episode, a batch at a time; the same in every sampler."""
+    """Adds up the return and length of every environment's running episode, batch by batch."""
 
     def __init__(self, n: int) -> None:
         self.return_ = np.zeros(n)
         self.length = np.zeros(n, np.int64)
-        self.partial = np.zeros(n, bool)  # others than the agent have acted in the running episode
+        self.partial = np.zeros(n, bool)  # the agent did not take all steps of the running episode
         self.finished: list[Trajectory] = []
 
-    def follow(self, rows: Rows, events: Iterable[Events]) -> None:
-        """Account for a batch; finished episodes in the order of their end, then of their environment."""
+    def update(self, rows: EnvRows, events: Iterable[BatchEvents]) -> None:
+        """Add a batch. Finished episodes are ordered by their end, then by environment."""
         events = list(events)
-        if not np.count_nonzero(rows.ended) and not any(each.cuts for each in events):
-            self._go_on(rows)
+        if not np.count_nonzero(rows.ended) and not any(each.interruptions for each in events):
+            self.return_ += np.add.reduce(rows.score, axis=0, dtype=np.float64)
+            self.length += np.add.reduce(rows.valid, axis=0, dtype=np.int64)
             return
-        diagnostics = {(note.t, note.env): note.means for each in events for note in each.diagnostics}
-        cuts = {(cut.t, env) for each in events for cut in each.cuts for env in range(cut.lo, cut.hi)}
+        diagnostics = {end: means for each in events for end, means in each.diagnostics.items()}
+        interruptions = {start for each in events for start in each.interruptions}
         ends = [(int(t), int(env)) for t, env in np.argwhere(rows.ended)]
-        start = np.zeros(len(self.length), np.int64)  # rows before are accounted for
-        for t, env in sorted({*ends, *cuts}):
+        start = np.zeros(len(self.length), np.int64)  # the first row that has not been added
+        for t, env in sorted({*ends, *interruptions}):
             self._add(rows, env, int(start[env]), t + 1)
             start[env] = t + 1
-            if (t, env) not in cuts and not self.partial[env]:
+            if (t, env) not in interruptions and not self.partial[env]:
                 return_, length = float(self.return_[env]), int(self.length[env])
                 terminated = bool(rows.terminated[t, env])
                 self.finished.append(Trajectory(return_, length, terminated, env, diagnostics.get((t, env), {})))
@@ -51,12 +52,7 @@ class EpisodeTracker:
         for env, begin in enumerate(start.tolist()):
             self._add(rows, env, begin, rows.T)
 
-    def _go_on(self, rows: Rows) -> None:
-        """All episodes."""
-        self.return_ += np.add.reduce(rows.score, axis=0, dtype=np.float64)
-        self.length += np.add.reduce(rows.valid, axis=0, dtype=np.int64)
-
-    def _add(self, rows: Rows, env: int, start: int, end: int) -> None:
+    def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
         self.return_[env] += rows.score[start:end, env].sum(dtype=np.float64)
         self.length[env] += np.count_nonzero(rows.valid[start:end, env])
 
@@ -64,89 +60,89 @@ class EpisodeTracker:
         """The running episodes."""
         return {"return": self.return_.copy(), "length": self.length.copy(), "partial": self.partial.copy()}
 
-    def load(self, saved: Mapping[str, Any], begun: np.ndarray) -> None:
-        """Go on with saved ones, but for the environments whose episodes have just `begun`."""
+    def load(self, saved: Mapping[str, Any], restarted: np.ndarray) -> None:
+        """Continue saved episodes, except in the environments that `restarted` [B]."""
         for own, name in ((self.return_, "return"), (self.length, "length"), (self.partial, "partial")):
-            own[...] = np.where(begun, 0, saved[name])
+            own[...] = np.where(restarted, 0, saved[name])
 
     def pop(self) -> list[Trajectory]:
-        """The finished episodes; forgets them."""
+        """The episodes finished since the last call."""
         finished, self.finished = self.finished, []
         return finished
 
 
 class Collector:
-    """Fills a batch, whose memory it is given. While one group of environments steps, it acts for the others."""
+    """Fills one batch again and again. Each group of environments has one stepper and one inference."""
 
     def __init__(
-        self, batch: Batch, actors: Sequence[Actor], steppers: Sequence[Stepper], observation_space: Space
+        self, batch: Batch, inferences: Sequence[BatchInference], steppers: Sequence[Stepper], observation_space: Space
     ) -> None:
         self.batch, self.samples = batch, batch.samples()
-        self.actors, self.steppers = list(actors), list(steppers)
-        self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsWatch(observation_space)
-        self.whole = True  # the batch is complete, and every environment stands at its last row
+        self.inferences, self.steppers = list(inferences), list(steppers)
+        self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsCheck(observation_space)
+        self.complete = True  # False after a batch was interrupted, when environments are at different rows
         inputs = batch.inputs()
         self._rows = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
 
     def collect(self) -> Samples:
-        """Fill the batch and follow its episodes."""
-        self.whole = False
-        self.begin()
-        self.run(0)
-        self.tracker.follow(self.batch.rows, [stepper.events() for stepper in self.steppers])
-        self.bounds.look(self.batch.rows.observation)
-        self.whole = True
+        """Fill the batch and update the running episodes."""
+        self.complete = False
+        self.start_batch()
+        self.run_steps(0)
+        self.tracker.update(self.batch.rows, [stepper.pop_events() for stepper in self.steppers])
+        self.bounds.check(self.batch.rows.observation)
+        self.complete = True
         return self.samples
 
-    def begin(self) -> None:
-        """Row T of the last batch becomes row 0 of this one, and the agent's state the one it starts from."""
+    def start_batch(self) -> None:
+        """Copy row T of the last batch to row 0, and save the agent's state before it."""
         for to, row in self._rows:
             to[...] = row
-        for actor in self.actors:
-            actor.begin()
+        for inference in self.inferences:
+            inference.save_initial_state()
 
-    def run(self, start: int) -> None:
-        """Carry out the steps from `start` on."""
-        T, pairs = self.batch.rows.T, list(zip(self.actors, self.steppers, strict=True))
-        for actor in self.actors:
-            actor.draw()
+    def run_steps(self, start: int) -> None:
+        """Take the steps from `start` to T - 1."""
+        T, pairs = self.batch.rows.T, list(zip(self.inferences, self.steppers, strict=True))
+        for inference in self.inferences:
+            inference.draw_noise()
         for t in range(start, T):
-            for actor, stepper in pairs:
+            for inference, stepper in pairs:
                 if t > start:
-                    stepper.finish(t - 1)
-                actor.act(t)
-                stepper.begin(t)
-        for actor, stepper in pairs:
+                    stepper.finish_step(t - 1)
+                inference.act(t)
+                stepper.start_step(t)
+        for inference, stepper in pairs:
             if start < T:
-                stepper.finish(T - 1)
-            actor.end()
+                stepper.finish_step(T - 1)
+            inference.save_final_state()
 
     def state(self) -> dict[str, Any]:
-        """What `resume` needs, between batches: the last row, the environments at it, their running episodes."""
+        """The state between two batches: the last row, the environments and their running episodes."""
         envs = [state for stepper in self.steppers for state in stepper.state()]
-        return {"envs": envs, **running(self.batch, self.tracker, self.bounds)}
+        return {"envs": envs, **running_state(self.batch, self.tracker, self.bounds)}
 
-    def resume(self, saved: Mapping[str, Any]) -> list[str]:
-        """Go on where another collector was; for each environment why its episode could not, or nothing."""
+    def load_state(self, saved: Mapping[str, Any]) -> list[str]:
+        """Continue from a saved state; returns for each environment why its episode was restarted, or ""."""
         self.batch.load_last_row(saved["row"])
         reasons: list[str] = []
         for stepper in self.steppers:
             reasons += stepper.restore(saved["envs"][stepper.lo : stepper.hi])
-        for actor in self.actors:
-            actor.resume()
-        load_running(saved, reasons, self.tracker, self.bounds)
+        for inference in self.inferences:
+            inference.load_state()
+        load_running_state(saved, reasons, self.tracker, self.bounds)
         return reasons
 
-    def restart(self, round_: int = 0) -> None:
-        """Begin the episodes of a round everywhere; what was running is forgotten."""
+    def reset(self, round_: int = 0) -> None:
+        """Restart all episodes, from the seeds of a round (see `Envs.reset`)."""
         for stepper in self.steppers:
             stepper.reset(round_)
         self.tracker = EpisodeTracker(self.batch.rows.B)
 
     def decorrelate(self, n_steps: int, action_space: Space, rngs: Sequence[np.random.Generator]) -> None:
-        """Take random steps, each environment by its own generator, so that they do not march in step.
+        """Take random steps with a generator for each environment, so that episodes do not all start together.
 
-        Episodes that they are part of are not told.
+        Episodes that include random steps are not reported.
         """
         if not n_steps:
             return
@@ -155,24 +151,24 @@ class Collector:
             drawn = [spaces.random_action(action_space, rng, 1) for rng in rngs]
             write(rows.actions()[last], map_tree(lambda *each: np.concatenate(each), *drawn))
             for stepper in self.steppers:
-                stepper.begin(last)
+                stepper.start_step(last)
             for stepper in self.steppers:
-                stepper.finish(last)
+                stepper.finish_step(last)
         for stepper in self.steppers:
-            stepper.events()
-        rows.first[-1] = True  # the agent's own part of the episode begins here
+            stepper.pop_events()
+        rows.first[-1] = True  # the agent's part of the episode starts here
         self.tracker.partial[:] = True
 
 
-def running(batch: Batch, tracker: EpisodeTracker, bounds: BoundsWatch) -> dict[str, Any]:
-    """What runs on from one batch to the next beside the environments."""
+def running_state(batch: Batch, tracker: EpisodeTracker, bounds: BoundsCheck) -> dict[str, Any]:
+    """The state that continues from one batch to the next, except the environments' own."""
     return {"row": batch.last_row(), "episodes": tracker.state(), "bounds": bounds.state()}
 
 
-def load_running(
-    saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsWatch
+def load_running_state(
+    saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsCheck
 ) -> None:
-    """Go on with running episodes, but for those that had to begin anew for some reason."""
+    """Continue from `running_state`, except the episodes that were restarted for a reason."""
     tracker.load(saved["episodes"], np.array([bool(reason) for reason in reasons]))
     bounds.load(saved["bounds"])
 
@@ -180,33 +176,23 @@ def load_running(
 def local_collector(
     envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True, first: int = 0
 ) -> Collector:
-    """Environments and agent in this process; `first` is the index of the first environment over all ranks."""
+    """Environments and agent in this process; `first` is the first environment's index over all ranks."""
     batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n)
     stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
     stepper.reset()
-    return Collector(
-        batch, [Actor(agent, batch, first, rngs, explore, block_of(envs.n))], [stepper], envs.observation_space
-    )
+    inference = BatchInference(agent, batch, first, rngs, explore, block_size(envs.n))
+    return Collector(batch, [inference], [stepper], envs.observation_space)
 
 
-def remote_collector(
-    workers: EnvPool,
-    agent: Agent,
-    T: int,
-    rngs: Sequence[np.random.Generator],
-    explore: bool,
-    n_groups: int,
-    first: int = 0,
+def worker_collector(
+    pool: EnvPool, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool, n_groups: int, first: int
 ) -> Collector:
-    """The agent in this process, its environments in groups of workers, one stepped while the others are acted for.
-
-    `first` is the index of the first environment over all ranks.
-    """
-    shared = share(empty_rows(workers.observation_space, workers.action_space, T, workers.n), "rows")
-    batch = Batch(shared.tree, empty_answers(agent, shared.tree, range(workers.n)))
-    steppers = remote_steppers(workers, shared, n_groups)
-    actors = [
-        Actor(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_of(workers.n))
+    """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`."""
+    shared = share(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
+    batch = Batch(shared.tree, empty_agent_outputs(agent, shared.tree, range(pool.n)))
+    steppers = worker_steppers(pool, shared, n_groups)
+    inferences = [
+        BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))
         for s in steppers
     ]
-    return Collector(batch, actors, steppers, workers.observation_space)
+    return Collector(batch, inferences, steppers, pool.observation_space)

@@ -1,4 +1,4 @@
-"""The program of CpuSampler's workers: an agent of their own that acts for their columns of the shared batch."""
+"""CpuSampler's side in a worker process: a copy of the agent acts for the worker's columns of the shared batch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlframe.core.seeding import Role, generator, generators, pack_state, unpack
 from rlframe.core.struct import Tree, write
 from rlframe.rollout.buffer import Batch
 from rlframe.rollout.collector import Collector
-from rlframe.rollout.env_pool import Site
-from rlframe.rollout.inference import Actor, load_noise
-from rlframe.rollout.stepper import LocalStepper
+from rlframe.rollout.env_pool import WorkerContext
+from rlframe.rollout.inference import BatchInference, load_noise
+from rlframe.rollout.stepper import BatchEvents, LocalStepper
 from rlframe.system.machine import keep_freed_memory
 from rlframe.system.worker_main import PROGRESS, Handler
 
-COLLECT, GO_ON, STATE, RESUME = range(4)  # commands
+COLLECT, COMPLETE, STATE, LOAD_STATE = range(4)  # commands
 
 
 def parameters(agent: Agent) -> Tree:
-    """All that an agent learns, buffers too, by name; views where it is on the CPU."""
+    """An agent's parameters and buffers by name; views if it is on the CPU."""
     return {name: tensor.detach() for name, tensor in _named(agent).items()}
 
 
@@ -29,85 +29,80 @@ def _named(agent: Agent) -> dict[str, torch.Tensor]:
     return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
 
 
-def collect_batches(site: Site) -> Handler:
-    """Act and step on one's own, a batch at a time. What it is handed is said in CpuSampler."""
-    worker = _Worker(site)
-
-    def handle(command: int, argument: int) -> Any:
-        if command == COLLECT:
-            return worker.collect()
-        if command == GO_ON:
-            return worker.go_on(argument)
-        if command == STATE:
-            return worker.stepper.state()
-        return worker.resume(site.parent.receive())
-
-    return handle
+def make_collect_handler(context: WorkerContext) -> Handler:
+    """For CpuSampler's workers: handle the commands above. CpuSampler gives the shared memory and the arguments."""
+    return _Worker(context).handle
 
 
 class _Worker:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, context: WorkerContext) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
-        whole, parameters_board, noise = site.memory
-        agent, seed, decorrelation_steps, block, first_of_rank = site.arguments
-        n, lo = site.envs.n, site.lo
-        first = first_of_rank + lo  # index of the first environment here, over all ranks
-        batch: Batch = whole.columns(lo, lo + n)
+        batch_of_all, shared_parameters, noise = context.memory
+        agent, seed, decorrelation_steps, block, first_of_rank = context.arguments
+        n, lo = context.envs.n, context.lo
+        first = first_of_rank + lo  # the first environment's index over all ranks
+        batch: Batch = batch_of_all.columns(lo, lo + n)
         self.batch = batch
-        _adopt(agent, parameters_board["values"])
-        self.noise = noise[lo : lo + n]  # [n, STATE_WORDS] of the generators after the last batch
-        if site.incarnation:
-            self.rngs = [generator(seed, Role.NOISE, first + env, site.incarnation) for env in range(n)]
+        _share_parameters(agent, shared_parameters["values"])
+        self.noise = noise[lo : lo + n]  # [n, STATE_WORDS]: the generators' states after the last batch
+        if context.generation:
+            self.rngs = [generator(seed, Role.NOISE, first + env, context.generation) for env in range(n)]
         else:
             self.rngs = generators(seed, Role.NOISE, n, first)
-        self.progress = site.parent.words[PROGRESS:]
-        self.stepper = LocalStepper(site.envs, batch.rows, lo, self.progress)
-        actor = Actor(agent, batch, first, self.rngs, True, block)
-        self.collector = Collector(batch, [actor], [self.stepper], site.envs.observation_space)
-        if not site.takes_over:
+        self.parent, self.progress = context.parent, context.parent.words[PROGRESS:]
+        self.stepper = LocalStepper(context.envs, batch.rows, lo, self.progress)
+        inference = BatchInference(agent, batch, first, self.rngs, True, block)
+        self.collector = Collector(batch, [inference], [self.stepper], context.envs.observation_space)
+        if not context.is_replacement:
             self.stepper.reset()
             moves = generators(seed, Role.DECORRELATION, n, first)
             for step in range(decorrelation_steps):
-                self.collector.decorrelate(1, site.envs.action_space, moves)
-                self.progress[0] = -step  # a sign of life
-        self._tell_noise()
+                self.collector.decorrelate(1, context.envs.action_space, moves)
+                self.progress[0] = -step  # a heartbeat
+        self._save_noise()
 
-    def collect(self) -> Any:
-        """A batch; what happened in it, if anything did."""
-        self._begin()
-        return self._run(0)
+    def handle(self, command: int, argument: int) -> Any:
+        if command == COLLECT:
+            self._start_batch()
+            return self._run(0)
+        if command == COMPLETE:
+            return self._complete(argument)
+        if command == STATE:
+            return self.stepper.state()
+        return self._load_state(self.parent.receive())
 
-    def _run(self, start: int) -> Any:
-        self.collector.run(start)
-        self._tell_noise()
-        return self.stepper.events() if self.stepper.n_notes else None
+    def _run(self, start: int) -> BatchEvents | None:
+        """Take the steps from `start` on; returns the events if there are any."""
+        self.collector.run_steps(start)
+        self._save_noise()
+        return self.stepper.pop_events() if self.stepper.diagnostics else None
 
-    def _tell_noise(self) -> None:
-        """Where the parent finds it, also when we shall be gone."""
+    def _save_noise(self) -> None:
+        """Write the generators' states to shared memory, where the parent finds them even if this process dies."""
         self.noise[...] = [pack_state(rng) for rng in self.rngs]
 
-    def resume(self, states: list[Any]) -> list[str]:
-        """Take on noise, last row and recurrent state, which the parent has written, and the environments' states."""
+    def _load_state(self, states: list[Any]) -> list[str]:
+        """Continue from the noise, last row and state that the parent wrote to shared memory, and restore envs."""
         load_noise(self.rngs, [unpack_state(words) for words in self.noise])
-        self.collector.actors[0].resume()
+        self.collector.inferences[0].load_state()
         return self.stepper.restore(states) if states else []
 
-    def _begin(self) -> None:
-        self.collector.begin()
-        self.progress[0] = 0  # from now on row T may change, and row 0 stays
+    def _start_batch(self) -> None:
+        self.collector.start_batch()
+        self.progress[0] = 0  # tells the parent that row 0 is written, and row T may change
 
-    def go_on(self, progress: int) -> Any:
-        """Complete a batch that a dead process left after `progress` steps (-1: perhaps not even begun)."""
+    def _complete(self, progress: int) -> BatchEvents | None:
+        """Complete the batch of a process that died after `progress` steps; -1: row 0 may not be written yet."""
         if progress < 0:
-            self._begin()
-            write(self.batch.answers.state, self.batch.answers.final_state)
+            self._start_batch()
+            write(self.batch.outputs.state, self.batch.outputs.final_state)
         t = min(max(progress, 0), self.batch.rows.T - 1)
-        self.stepper.cut(t)
+        self.stepper.restart_episodes(t)
         return self._run(t + 1)
 
 
-def _adopt(agent: Agent, values: Tree) -> None:
-    """Let the agent's parameters be those on the board: they change between batches only, while nobody acts."""
+def _share_parameters(agent: Agent, values: Tree) -> None:
+    """Make the agent use the parameters in shared memory, which change only between batches."""
     for name, tensor in _named(agent).items():
         tensor.data = torch.from_numpy(values[name])

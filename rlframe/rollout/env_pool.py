@@ -1,4 +1,4 @@
-"""Environments in worker processes: started, split, watched, restarted when they die, and never left behind."""
+"""EnvPool: environments in worker processes, monitored and restarted, for samplers and evaluation. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from rlframe.system.restarts import Restarts
 from rlframe.system.shared import Shared
 from rlframe.system.worker_main import Handler, Parent
 
-Program = Callable[["Site"], Handler]
+HandlerFactory = Callable[["WorkerContext"], Handler]
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a program finds in its worker."""
+class WorkerContext:
+    """What a handler can use in its worker process."""
 
     parent: Parent
     envs: Envs
-    lo: int  # index of its first environment among all
-    incarnation: int  # how many processes have had this place before
-    takes_over: bool  # whether the environments of one of them had begun
-    memory: tuple[Tree, ...]  # what the program was handed, mapped
-    arguments: tuple[Any, ...]  # likewise, copied
+    lo: int  # its first environment's column in the whole batch
+    generation: int  # the number of processes that died before this one
+    is_replacement: bool  # one of them had already reset its environments
+    memory: tuple[Tree, ...]  # the task's shared memory, mapped here
+    arguments: tuple[Any, ...]  # the task's arguments, copied
 
 
-def work(parent: Parent, config: EnvConfig, seeds: Sequence[int], lo: int, incarnation: int, takes_over: bool) -> None:
-    """The worker's life. Torch is loaded only by programs that need it."""
+def worker_main(
+    parent: Parent, config: EnvConfig, seeds: Sequence[int], lo: int, generation: int, is_replacement: bool
+) -> None:
+    """Main function of a worker process: make environments, receive the task, handle commands until told to stop."""
     envs = make_envs(config, len(seeds), seeds, first=lo)
     try:
         parent.send((envs.observation_space, envs.action_space, envs.backend))
-        program, n_memories, arguments = parent.receive()
+        make_handler, n_memories, arguments = parent.receive()
         memory = tuple(parent.take().tree for _ in range(n_memories))
-        handle = program(Site(parent, envs, lo, incarnation, takes_over, memory, arguments))
+        handle = make_handler(WorkerContext(parent, envs, lo, generation, is_replacement, memory, arguments))
         parent.send(None)
         parent.serve(handle)
     finally:
@@ -57,17 +59,17 @@ _log = logging.getLogger("rlframe")
 
 
 class WorkersFailed(ReadableError):
-    """Worker processes died more often than is bearable."""
+    """Too many worker processes died."""
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """What happens to workers that die or hang, and what the log calls them."""
+    """When workers are killed or replaced, and their name in the log."""
 
-    timeout_s: float = 60.0  # without a finished step, or a start, after which a worker is taken for hung
-    max_restarts: int = 100  # of all workers together, within an hour
+    timeout_s: float = 60.0  # seconds without a finished step, after which a worker is considered hung and killed
+    max_restarts: int = 100  # of all workers together within an hour
     start_method: str = "forkserver"  # or spawn
-    name: str = "worker"  # of each, before its number
+    name: str = "worker"  # followed by the worker's number
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.max_restarts < 0:
@@ -78,61 +80,60 @@ class Supervision:
 
 
 @dataclass(frozen=True)
-class Job:
-    """The program that workers run, and what it is handed."""
+class WorkerTask:
+    """What the workers of a pool do: `make_handler` is called in each, and the handler it returns handles commands."""
 
-    program: Program
-    memory: tuple[Shared, ...]
-    arguments: tuple[Any, ...]
+    make_handler: HandlerFactory
+    memory: tuple[Shared, ...]  # mapped in every worker
+    arguments: tuple[Any, ...]  # copied to every worker
 
 
 def split(n: int, n_parts: int) -> list[tuple[int, int]]:
-    """n columns dealt evenly to parts that lie side by side: [(lo, hi), ...], the longer ones first."""
+    """Split n columns into adjacent, almost equal parts [(lo, hi), ...]; the larger parts come first."""
     sizes = [n // n_parts + (part < n % n_parts) for part in range(n_parts)]
     ends = np.cumsum(sizes).tolist()
     return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-class Answer(NamedTuple):
-    """How a command ended: with its value, or (not done) with its process, after so much progress."""
+class CommandResult(NamedTuple):
+    """The result of a command: its return value, or, if the process died (not done), its progress before."""
 
     done: bool
     value: Any
 
 
 class Worker:
-    """One place: a range of environments, and the process that has it now."""
+    """A range of environments and the process that steps them; another process takes over if it dies."""
 
     def __init__(
         self, name: str, index: int, columns: tuple[int, int], seeds: Sequence[int], cpus: Sequence[int]
     ) -> None:
         self.name, self.index, (self.lo, self.hi) = f"{name} {index}", index, columns
         self.seeds, self.cpus = list(seeds), tuple(cpus)
-        self.incarnation = 0
-        self.fruitless = 0  # deaths since it last finished a step or a command
-        self.begun = False  # whether its environments have been reset
-        self.took_over = False  # whether its process is new and waits to begin episodes in place of those that were cut
-        self.child: Any = None  # Child, from the first start on
+        self.generation = 0
+        self.deaths_in_a_row = 0  # without a finished step or command in between
+        self.envs_started = False  # its environments have been reset once
+        self.needs_reset = False  # its process is a replacement whose environments have not been reset
+        self.child: Any = None  # a Child after the first start
         self._busy_s = 0.0
 
     def busy_s(self) -> float:
-        """Seconds that its process has worked since this was last asked."""
+        """Seconds that its process worked since the last call."""
         now = self.child.busy_s
         spent, self._busy_s = max(0.0, now - self._busy_s), now
         return spent
 
     def next_seeds(self) -> None:
-        """Fresh seeds, derived from those before."""
-        self.incarnation += 1
-        self.seeds = [
-            int(np.random.SeedSequence([seed, self.incarnation]).generate_state(1)[0] >> 1) for seed in self.seeds
-        ]
+        """Derive new seeds from the current ones."""
+        self.generation += 1
+        sequences = [np.random.SeedSequence([seed, self.generation]) for seed in self.seeds]
+        self.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
 
 
 class EnvPool:
-    """B environments in W processes, columns dealt evenly. Samplers give them their program by `run`.
+    """B environments split evenly over W worker processes. Not thread-safe.
 
-    Owned by one thread.
+    A worker that dies or hangs is replaced by a new process with fresh seeds, which runs the same task.
     """
 
     observation_space: Space  # of one environment
@@ -152,198 +153,193 @@ class EnvPool:
         """Start the workers and wait for their environments.
 
         Args:
-            cpus: for each worker, the CPUs it is pinned to; empty: none.
-            preload: modules that all will need, loaded once for all where the start method allows it.
+            cpus: the CPUs that each worker is pinned to; empty: not pinned.
+            preload: modules that forkserver imports once for all workers.
         Raises:
-            ConfigError: it cannot be done so.    EnvError: an environment could not be made, or they differ.
-            WorkersFailed: the processes die.
+            ConfigError: invalid arguments.    WorkersFailed: too many processes died.
+            EnvError: an environment could not be made, or their spaces differ.
         """
         if not 1 <= n_workers <= n:
             raise ConfigError(
-                f"sampler.n_workers={n_workers} must be from 1 to sampler.batch_B={n}: each worker has an environment"
+                f"sampler.n_workers={n_workers} must be from 1 to sampler.batch_B={n}: each worker needs an environment"
             )
         if len(seeds) != n:
-            raise ValueError(f"n={n} environments need as many seeds, got {len(seeds)}")
+            raise ValueError(f"n={n} environments need one seed each, got {len(seeds)} seeds")
         if cpus and len(cpus) != n_workers:
-            raise ValueError(f"cpus for {len(cpus)} workers were given, and there are {n_workers}")
+            raise ValueError(f"cpus has {len(cpus)} entries, but there are n_workers={n_workers}")
         self.n, self.supervision = n, supervision or Supervision()
-        n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per CPU it is pinned to
+        n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
-        self.life = np.zeros(1, np.int64)  # its number changes as long as workers are waited for, and watched
+        self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
         self._restarts = Restarts(self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step")
         self._preload = ("rlframe.rollout.env_pool", *preload)
-        self._job: Job | None = None
-        self._introduction: list[Any] = []  # spaces and backend, as worker 0 gave them
+        self._task: WorkerTask | None = None
+        self._spaces: list[Any] = []  # spaces and backend of worker 0
         self.workers = [
             Worker(self.supervision.name, i, (lo, hi), seeds[lo:hi], cpus[i] if cpus else ())
             for i, (lo, hi) in enumerate(split(n, n_workers))
         ]
         atexit.register(self.close)
         try:
-            self._begin_all(self._start, self._introduce)
+            self._on_all_workers(self._start, self._receive_spaces)
         except BaseException:
             self.close()
             raise
         backend: str
-        self.observation_space, self.action_space, backend = self._introduction
+        self.observation_space, self.action_space, backend = self._spaces
         self.backend = f"{counted(n_workers, 'worker')} of {backend}"
 
     @property
     def restarts(self) -> int:
-        """Processes that replaced one that died."""
+        """The number of processes that replaced one that died."""
         return self._restarts.n
 
-    def _begin_all(self, begin: Callable[[Worker], None], finish: Callable[[Worker], None]) -> None:
-        """Side by side; who dies over it is revived."""
-        for place in self.workers:
-            with contextlib.suppress(ChildDied):  # which `finish` will find again
-                begin(place)
-        for place in self.workers:
+    def _on_all_workers(self, send: Callable[[Worker], None], receive: Callable[[Worker], None]) -> None:
+        """Send to all workers, then receive from all; workers that die are restarted."""
+        for worker in self.workers:
+            with contextlib.suppress(ChildDied):  # `receive` raises it again
+                send(worker)
+        for worker in self.workers:
             try:
-                finish(place)
+                receive(worker)
             except ChildDied as death:
-                self._revive(place, death)
+                self._restart_until_ready(worker, death)
 
-    def _start(self, place: Worker) -> None:
-        arguments = (self.config, place.seeds, place.lo, place.incarnation, place.begun)
+    def _start(self, worker: Worker) -> None:
+        arguments = (self.config, worker.seeds, worker.lo, worker.generation, worker.envs_started)
         method = self.supervision.start_method
-        place.child = Child(place.name, work, arguments, place.cpus, method, self._preload)
+        worker.child = Child(worker.name, worker_main, arguments, worker.cpus, method, self._preload)
 
-    def _introduce(self, place: Worker) -> None:
-        """Take in what a worker that has been started says of its environments."""
-        answer = list(self._receive(place))
-        self._introduction = self._introduction or answer
-        if answer[:2] != self._introduction[:2]:
+    def _receive_spaces(self, worker: Worker) -> None:
+        """Receive the spaces of a worker's environments, and check that they equal worker 0's."""
+        answer = list(self._receive(worker))
+        self._spaces = self._spaces or answer
+        if answer[:2] != self._spaces[:2]:
             raise EnvError(
-                f"{place.name} (environments {place.lo} to {place.hi - 1}) has other spaces than "
-                f"{self.workers[0].name}: {answer[0]} and {answer[1]}, not {self._introduction[0]} and "
-                f"{self._introduction[1]}; give all the same spaces"
+                f"{worker.name} (environments {worker.lo} to {worker.hi - 1}) has different spaces from "
+                f"{self.workers[0].name}: {answer[0]} and {answer[1]}, not {self._spaces[0]} and "
+                f"{self._spaces[1]}; give every environment the same spaces"
             )
 
-    def run(self, job: Job) -> None:
-        """Give every worker its program, once.
+    def assign(self, task: WorkerTask) -> None:
+        """Give all workers their task. Call it once. Raises the same errors as `wait`."""
+        if self._task is not None:
+            raise ConfigError("this EnvPool already belongs to a sampler; make one EnvPool for each sampler")
+        self._task = task
+        self._on_all_workers(self._send_task, self._receive)
+        for worker in self.workers:
+            worker.envs_started = True
 
-        Raises:
-            As `finish`.
-        """
-        if self._job is not None:
-            raise ConfigError("these workers have a sampler already; make EnvPool for each sampler")
-        self._job = job
-        self._begin_all(self._brief, self._receive)
-        for place in self.workers:
-            place.begun = True
+    def _send_task(self, worker: Worker) -> None:
+        """Send the task, if there is one yet, to a worker whose spaces have been received."""
+        if self._task is not None:
+            worker.child.send((self._task.make_handler, len(self._task.memory), self._task.arguments))
+            for shared in self._task.memory:
+                worker.child.hand_over(shared)
 
-    def _brief(self, place: Worker) -> None:
-        """Hand a worker that has introduced itself its program, which it acknowledges."""
-        if self._job is not None:
-            place.child.send((self._job.program, len(self._job.memory), self._job.arguments))
-            for shared in self._job.memory:
-                place.child.hand_over(shared)
-
-    def _receive(self, place: Worker) -> Any:
+    def _receive(self, worker: Worker) -> Any:
         try:
-            return place.child.receive(self.supervision.timeout_s)
+            return worker.child.receive(self.supervision.timeout_s)
         except EnvError as error:
-            raise self._named(place, error) from error.__cause__
+            raise self._with_worker_name(worker, error) from error.__cause__
 
-    def finish(self, places: Sequence[Worker]) -> list[Answer]:
-        """Wait for the commands that were begun on some workers.
+    def wait(self, workers: Sequence[Worker]) -> list[CommandResult]:
+        """Wait for the commands that were started on some workers.
 
-        Where a process died or hung over it, another with fresh seeds runs the program in its place afterwards: it
-        `took_over`, and its environments have not been reset.
+        If a process dies or hangs, its command is not done, and the process that replaced it `needs_reset`.
 
         Raises:
-            EnvError: an environment failed.    WorkersFailed: deaths are too many.
+            EnvError: an environment failed.    WorkersFailed: too many processes died.
         """
-        answers = self._finish(places)
-        for place, answer in zip(places, answers, strict=True):
-            if answer.done:
-                place.fruitless = 0
-        return answers
+        results = self._wait(workers)
+        for worker, result in zip(workers, results, strict=True):
+            if result.done:
+                worker.deaths_in_a_row = 0
+        return results
 
-    def call(self, place: Worker, command: int, argument: int = 0, values: Sequence[Any] = ()) -> Any:
-        """Carry out a command, again if need be in another process; its answer. The work receives the `values`."""
+    def call(self, worker: Worker, command: int, argument: int = 0, values: Sequence[Any] = ()) -> Any:
+        """Run a command until it is done, with the `values` that its handler receives; returns its value."""
         while True:
-            place.child.begin(command, argument)
-            with contextlib.suppress(ChildDied):  # which `_finish` will find again
+            worker.child.begin(command, argument)
+            with contextlib.suppress(ChildDied):  # `_wait` raises it again
                 for value in values:
-                    place.child.send(value)
-            (answer,) = self._finish([place])
-            if answer.done:
-                return answer.value
+                    worker.child.send(value)
+            (result,) = self._wait([worker])
+            if result.done:
+                return result.value
 
-    def states(self, place: Worker, command: int) -> list[Any]:
-        """What a command answers of each environment of a worker; None of those that have not begun since a death."""
-        found = self.call(place, command)
-        return [None] * (place.hi - place.lo) if place.took_over else list(found)
+    def states(self, worker: Worker, command: int) -> list[Any]:
+        """The list that a command returns for a worker's environments; None for each if the worker `needs_reset`."""
+        found = self.call(worker, command)
+        return [None] * (worker.hi - worker.lo) if worker.needs_reset else list(found)
 
-    def _finish(self, places: Sequence[Worker]) -> list[Answer]:
-        """All are looked at in turn, so that a death is noticed at once also while another works on."""
-        answers: dict[int, Answer] = {}
-        while len(answers) < len(places):
-            self.life[0] += 1
-            slice_s = SLICE_S / (len(places) - len(answers))
-            for place in places:
-                if place.index not in answers:
+    def _wait(self, workers: Sequence[Worker]) -> list[CommandResult]:
+        """Poll all workers in turn, so that a death is noticed while another worker is slow."""
+        results: dict[int, CommandResult] = {}
+        while len(results) < len(workers):
+            self.heartbeat[0] += 1
+            slice_s = SLICE_S / (len(workers) - len(results))
+            for worker in workers:
+                if worker.index not in results:
                     try:
-                        if place.child.wait(slice_s) or place.child.check(SLICE_S, self.supervision.timeout_s):
-                            answers[place.index] = Answer(True, place.child.answer(self.supervision.timeout_s))
+                        if worker.child.wait(slice_s) or worker.child.check(SLICE_S, self.supervision.timeout_s):
+                            results[worker.index] = CommandResult(True, worker.child.answer(self.supervision.timeout_s))
                     except ChildDied as death:
-                        progress = place.child.progress
-                        self._revive(place, death)
-                        answers[place.index] = Answer(False, progress)
+                        progress = worker.child.progress
+                        self._restart_until_ready(worker, death)
+                        results[worker.index] = CommandResult(False, progress)
                     except EnvError as error:
-                        raise self._named(place, error) from error.__cause__
-        return [answers[place.index] for place in places]
+                        raise self._with_worker_name(worker, error) from error.__cause__
+        return [results[worker.index] for worker in workers]
 
-    def _revive(self, place: Worker, death: ChildDied) -> None:
-        """Start processes until one has come as far as the one that is gone."""
+    def _restart_until_ready(self, worker: Worker, death: ChildDied) -> None:
+        """Start processes until one is as far as the one that died: it has its environments and its task."""
         while True:
-            self._replace(place, death)
+            self._restart(worker, death)
             try:
-                self._introduce(place)
-                if self._job is not None:
-                    self._brief(place)
-                    self._receive(place)
+                self._receive_spaces(worker)
+                if self._task is not None:
+                    self._send_task(worker)
+                    self._receive(worker)
             except ChildDied as another:
                 death = another
             else:
                 return
 
-    def _named(self, place: Worker, error: EnvError) -> EnvError:
-        return EnvError(f"in {place.name} (process {place.child.pid}), {error}")
+    def _with_worker_name(self, worker: Worker, error: EnvError) -> EnvError:
+        return EnvError(f"in {worker.name} (process {worker.child.pid}), {error}")
 
-    def _replace(self, place: Worker, death: ChildDied) -> None:
-        """Start a process in the place of one that is gone, if that is still bearable."""
-        place.fruitless = place.fruitless + 1 if place.child.progress <= 0 else 0
-        what = f"{place.name} (process {place.child.pid}, environments {place.lo} to {place.hi - 1}) {death}"
+    def _restart(self, worker: Worker, death: ChildDied) -> None:
+        """Replace a worker's process, unless too many have died."""
+        worker.deaths_in_a_row = worker.deaths_in_a_row + 1 if worker.child.progress <= 0 else 0
+        what = f"{worker.name} (process {worker.child.pid}, environments {worker.lo} to {worker.hi - 1}) {death}"
         if isinstance(death, ChildHung):
-            n_envs = counted(place.hi - place.lo, "environment")
+            n_envs = counted(worker.hi - worker.lo, "environment")
             what += f"\nIf making, resetting or stepping its {n_envs} may take that long, raise sampler.timeout_s"
-        place.child.close(0.0)
-        if objection := self._restarts.objection(place.fruitless):
+        worker.child.close(0.0)
+        if objection := self._restarts.objection(worker.deaths_in_a_row):
             raise WorkersFailed(f"{what}; {objection}")
-        self._restarts.back_off(place.fruitless)
-        place.next_seeds()
-        place.took_over = place.begun
-        _log.warning(f"{what}; restarted with fresh seeds {place.seeds} (restart {self.restarts})")
-        self._start(place)
+        self._restarts.back_off(worker.deaths_in_a_row)
+        worker.next_seeds()
+        worker.needs_reset = worker.envs_started
+        _log.warning(f"{what}; restarted with fresh seeds {worker.seeds} (restart {self.restarts})")
+        self._start(worker)
 
     def counters(self) -> dict[str, float]:
-        """Processes replaced since the start; the busiest worker's time over the mean, since the last call."""
-        busy = [place.busy_s() for place in self.workers]
+        """Restarts since the start, and since the last call the busiest worker's working time over the mean."""
+        busy = [worker.busy_s() for worker in self.workers]
         mean = sum(busy) / len(busy)
         return {"sampler/restarts": self.restarts, "sampler/slowest_worker": max(busy) / mean if mean else 1.0}
 
     def close(self) -> None:
-        """End all workers, in order if they can, by force if not. May be called twice."""
-        children = [place.child for place in self.workers if place.child is not None]
+        """Stop all workers, and kill those that do not end within 2 s. May be called twice."""
+        children = [worker.child for worker in self.workers if worker.child is not None]
         for child in children:
             child.stop()
         deadline = time.monotonic() + 2.0
         for child in children:
             child.close(max(0.0, deadline - time.monotonic()))
-        if self._job is not None:
-            for shared in self._job.memory:
+        if self._task is not None:
+            for shared in self._task.memory:
                 shared.close()
-        atexit.unregister(self.close)  # last: who interrupts us here leaves the rest to the exit
+        atexit.unregister(self.close)  # last, so that after an interruption here the exit still closes

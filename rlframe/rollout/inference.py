@@ -1,4 +1,4 @@
-"""Acting for some columns of a batch, on the CPU or as one CUDA graph on a GPU; the recurrent state is kept here."""
+"""Act for the environments of a batch: on the CPU, in NumPy if possible, or as one CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlframe.agents.base import NoiseBuffer
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.models import numpy_inference
-from rlframe.rollout.buffer import Answers, Batch, Rows, empty_rows
+from rlframe.rollout.buffer import AgentOutputs, Batch, EnvRows, empty_rows
 from rlframe.system.shared import Shared
 
-_WARM_UPS = 3  # steps before capture, in which libraries choose their kernels and allocate
+_WARM_UPS = 3  # steps before the capture: libraries choose kernels and allocate in them
 
 _log = logging.getLogger("rlframe")
 
 
-class Pinned:
-    """Memory that a GPU copies from by itself, while we go on: whoever reuses it waits by `settle` first.
+class PinnedMemory:
+    """Registers shared memory with CUDA, so that copies to the GPU are asynchronous. Does nothing on the CPU.
 
-    Where `device` is no GPU, or the memory cannot be pinned, copies are complete when they return, and nothing is done.
+    Call `synchronize` before writing into the memory again.
     """
 
     def __init__(self, memory: Shared, device: torch.device) -> None:
@@ -38,41 +38,41 @@ class Pinned:
             if int(torch.cuda.cudart().cudaHostRegister(address, memory.n_bytes, 0)) == 0:
                 self._address = address
             else:
-                _log.warning(f"{memory.n_bytes / 1e6:,.1f} MB of batches could not be pinned; copies to the GPU wait")
+                _log.warning(f"{memory.n_bytes / 1e6:,.1f} MB of batches could not be pinned; copies will be slower")
 
-    def settle(self) -> None:
-        """Wait for the copies that were begun."""
+    def synchronize(self) -> None:
+        """Wait for the copies that have been started."""
         if self._address:
             torch.cuda.current_stream(self._device).synchronize()
 
     def close(self) -> None:
-        """Let it be ordinary memory again. May be called twice."""
+        """Unregister the memory. May be called twice."""
         if self._address:
             torch.cuda.cudart().cudaHostUnregister(self._address)
             self._address = 0
 
 
-class DeviceStep:
-    """`agent.step` for a fixed number of rows. Inputs, noise, state and answers have fixed places on the device.
+class CudaInference:
+    """`agent.step` for a fixed number of rows, with inputs, noise, state and outputs in fixed memory on the device.
 
-    Replaying a graph spares the launch of each kernel; parameters and statistics are read where the learner updates
-    them, in place. A model that cannot be captured (one that looks at values to decide what to do) runs as it is.
-    `device` may be the CPU, where nothing is pinned or captured: so the sequence is tested without a GPU.
+    A CUDA graph saves the launch of each kernel, and reads parameters where the learner updates them in place. An agent
+    that cannot be captured, for example because it branches on values, runs without one. `device` may also be the CPU,
+    so that the sequence can be tested without a GPU.
     """
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree, noise: Tree) -> None:
         """Args:
-        inputs: NumPy rows [n] as an example.    state, noise: rows [n] on the agent's device, to begin with.
+        inputs: NumPy rows [n], as an example.    state, noise: initial rows [n] on the agent's device.
         """
         self.agent, self.device = agent, next(agent.parameters()).device
         self._on_gpu = self.device.type == "cuda"
         self._host_inputs = inputs.map(lambda x: self._host(torch.from_numpy(x)))
-        self.inputs: AgentInputs = self._host_inputs.map(as_numpy)  # where to write the next rows
+        self.inputs: AgentInputs = self._host_inputs.map(as_numpy)  # the caller writes the next rows here
         self._inputs = self._host_inputs.map(lambda x: x.to(self.device, copy=True))
         self._noise, self._state = map_tree(torch.clone, noise), map_tree(torch.clone, state)
         self._graph: Any = None
         self._step = self._captured() if self._on_gpu else self._eager()
-        self._answer = map_tree(self._host, (self._step.action, self._step.info))
+        self._output = map_tree(self._host, (self._step.action, self._step.info))
         _copy(self._state, state)
 
     def _host(self, like: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class DeviceStep:
 
     @property
     def state(self) -> Tree:
-        """The agent's state after the last step, on the device; changes with each."""
+        """The agent's state after the last step, on the device; overwritten by the next step."""
         return self._state
 
     @state.setter
@@ -88,21 +88,21 @@ class DeviceStep:
         _copy(self._state, value)
 
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
-        """Act on what was written into `inputs`: NumPy (action, info), valid until the next call."""
+        """Act on the rows in `inputs`; returns NumPy (action, info), valid until the next call."""
         _copy(self._inputs, self._host_inputs)
         _copy(self._noise, noise)
         if self._graph is None:
             self._step = self._eager()
         else:
             self._graph.replay()
-        _copy(self._answer, (self._step.action, self._step.info))
+        _copy(self._output, (self._step.action, self._step.info))
         if self._on_gpu:
             torch.cuda.current_stream(self.device).synchronize()
-        return map_tree(as_numpy, self._answer)
+        return map_tree(as_numpy, self._output)
 
     @torch.inference_mode()
     def _eager(self) -> AgentStep:
-        """One step, whose state takes the place of the one before."""
+        """One step, which updates the state."""
         step = self.agent.step(self._inputs, self._state, self._noise)
         _copy(self._state, step.state)
         return step
@@ -116,11 +116,11 @@ class DeviceStep:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # The stream twice: where a capture fails, graph() leaves its own the current one.
+            # Set the stream twice: after a failed capture, graph() leaves its own stream current.
             with torch.cuda.device(self.device), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
                 step = self._eager()
         except RuntimeError as error:
-            _log.warning(f"acting runs without a CUDA graph, for the agent's step cannot be captured: {error}")
+            _log.warning(f"acting without a CUDA graph, because the agent's step cannot be captured: {error}")
             torch.cuda.synchronize(self.device)
             return self._eager()
         self._graph = graph
@@ -128,31 +128,31 @@ class DeviceStep:
 
 
 def _copy(target: Tree, source: Tree) -> None:
-    """Between tensors in the same places, without waiting."""
+    """Copy between tensors of two trees without waiting."""
     for to, from_ in zip(leaves(target), leaves(source), strict=True):
         to.copy_(from_, non_blocking=True)
 
 
-# Rows are acted for in multiples of this, filled up with zeros: matrix products then give each row the same bits
-# however the environments are split over workers, groups and threads (torch's too: checked for 1 to 64 rows, dense,
-# convolutional and recurrent; in other numbers they differ in the last bit).
-_BLOCK = numpy_inference.BLOCK
+# Rows are padded with zeros to a multiple of this. Matrix products then give each row the same bits however the
+# environments are split over workers, groups and threads (checked with torch for 1 to 64 rows: dense, convolutional and
+# recurrent); for other numbers of rows the last bit differs.
+_BLOCK_SIZE = numpy_inference.BLOCK
 
 
-def block_of(n_envs: int) -> int:
-    """The multiple in which rows are acted for; a batch of a single environment is never split."""
-    return _BLOCK if n_envs > 1 else 1
+def block_size(n_envs: int) -> int:
+    """The multiple that rows are padded to: 1 for a single environment, which is never split."""
+    return _BLOCK_SIZE if n_envs > 1 else 1
 
 
-class Actor:
-    """An agent and its recurrent state in columns lo to hi - 1 of a batch. Noise is drawn a batch at a time."""
+class BatchInference:
+    """The agent and its recurrent state for some environments of a batch. Draws the noise of a whole batch at once."""
 
     def __init__(
         self, agent: Agent, batch: Batch, lo: int, rngs: Sequence[np.random.Generator], explore: bool, block: int
     ) -> None:
         """Args:
-        batch: the memory of these columns.    lo: index of the first environment among all, over all ranks.
-        rngs: a noise generator for each environment.    explore: act with noise instead of zeros.
+        batch: the columns of these environments.    lo: the first one's index over all ranks.
+        rngs: a noise generator for each.    explore: act with noise instead of zeros.
         """
         self.agent, self.batch, self.explore = agent, batch, explore
         self.n, T = batch.rows.B, batch.rows.T
@@ -161,102 +161,98 @@ class Actor:
         inputs = batch.inputs()
         self._inputs = [inputs[t] for t in range(T)]
         self._write_action = [writer(action) for action in batch.rows.actions()]
-        self._write_info = [writer(map_tree(lambda x, t=t: x[t], batch.answers.info)) for t in range(T)]
+        self._write_info = [writer(map_tree(lambda x, t=t: x[t], batch.outputs.info)) for t in range(T)]
         env_ids = [lo + min(row, self.n - 1) for row in range(self.n_rows)]
         block_inputs = inputs[0].map(lambda x: np.zeros((self.n_rows, *x.shape[1:]), x.dtype))
         self._device = device = next(agent.parameters()).device
-        self._step: _HostStep | DeviceStep
-        # Of each step, where the agent can see the batch itself, which then has no gaps to fill:
+        self._step: CpuInference | CudaInference
+        # For each step, if no padding is needed: a function that reads the inputs directly from the batch.
         self._direct: list[Callable[[Tree], tuple[Tree, Tree]]] = []
         if device.type == "cpu":
-            self._step = step = _HostStep(agent, block_inputs, agent.initial_state(env_ids))
+            self._step = step = CpuInference(agent, block_inputs, agent.initial_state(env_ids))
             if self.n == self.n_rows:
-                self._direct = [partial(step.on, step.seen(row)) for row in self._inputs]
-            self._noises = self._noise_rows(step.seen)
+                self._direct = [partial(step.step_on, step.view(row)) for row in self._inputs]
+            self._noises = self._noise_rows(step.view)
         else:
             state = map_tree(lambda x: x.to(device), agent.initial_state(env_ids))
             self._noises = self._noise_rows(self._on_device)
-            self._step = DeviceStep(agent, block_inputs, state, self._noises[0])
+            self._step = CudaInference(agent, block_inputs, state, self._noises[0])
         self._write_inputs = writer(self._step.inputs[: self.n])
         self.has_state = bool(leaves(self._step.state))
 
-    def _noise_rows(self, seen: Callable[[Tree], Tree]) -> list[Tree]:
-        noise = seen(self.noise.arrays)
+    def _noise_rows(self, view: Callable[[Tree], Tree]) -> list[Tree]:
+        noise = view(self.noise.arrays)
         return [map_tree(lambda x, t=t: x[t], noise) for t in range(self.noise.T)]
 
     def _on_device(self, tree: Tree) -> Tree:
         return map_tree(lambda x: torch.from_numpy(x).to(self._device), tree)
 
-    def resume(self) -> None:
-        """Take on the state that the next batch starts from, which somebody has written into the batch."""
+    def load_state(self) -> None:
+        """Continue from the final state in the batch, which was loaded from a snapshot."""
         if self.has_state:
-            state = map_tree(_copied, self._step.state)
-            write(self._own(state), self.batch.answers.final_state)
+            state = map_tree(lambda x: x.copy() if isinstance(x, np.ndarray) else x.clone(), self._step.state)
+            write(self._real_rows(state), self.batch.outputs.final_state)
             self._step.state = state
 
-    def draw(self) -> None:
-        """Draw the noise of a batch."""
+    def draw_noise(self) -> None:
+        """Draw the noise of the next batch."""
         if self.explore:
             self.noise.draw()
             if self._device.type != "cpu":
                 self._noises = self._noise_rows(self._on_device)
 
-    def begin(self) -> None:
-        """Keep the state that a batch starts from."""
+    def save_initial_state(self) -> None:
+        """Write the state before row 0 into the batch."""
         if self.has_state:
-            write(self.batch.answers.state, self._own(self._step.state))
+            write(self.batch.outputs.state, self._real_rows(self._step.state))
 
     def act(self, t: int) -> None:
         """Write the actions and infos of step t."""
-        if self._direct:  # the agent sees the batch itself
+        if self._direct:
             action, info = self._direct[t](self._noises[t])
         else:
             self._write_inputs(self._inputs[t])
             action, info = self._step(self._noises[t])
-        self._write_action[t](self._own(action))
-        self._write_info[t](self._own(info))
+        self._write_action[t](self._real_rows(action))
+        self._write_info[t](self._real_rows(info))
 
-    def _own(self, answer: Tree) -> Tree:
-        """Without the rows that fill up the block."""
-        return answer if self.n == self.n_rows else map_tree(lambda x: x[: self.n], answer)
+    def _real_rows(self, output: Tree) -> Tree:
+        """Without the padding."""
+        return output if self.n == self.n_rows else map_tree(lambda x: x[: self.n], output)
 
-    def end(self) -> None:
-        """Keep the state that the next batch starts from."""
+    def save_final_state(self) -> None:
+        """Write the state before row T into the batch."""
         if self.has_state:
-            write(self.batch.answers.final_state, self._own(self._step.state))
+            write(self.batch.outputs.final_state, self._real_rows(self._step.state))
 
 
-def _copied(x: Any) -> Any:
-    return x.copy() if isinstance(x, np.ndarray) else x.clone()
-
-
-class _HostStep:
-    """The agent's step on the CPU, in NumPy if it can; the counterpart of DeviceStep."""
+class CpuInference:
+    """`agent.step` on the CPU, in NumPy if the agent supports it."""
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree) -> None:
-        in_numpy = agent.numpy_step(len(inputs.first))
-        self.on_numpy = in_numpy is not None
-        self.agent_step = in_numpy or agent.step
-        self.inputs, self.state = inputs, map_tree(as_numpy, state) if self.on_numpy else state
-        self._seen_inputs = self.seen(inputs)
+        numpy_step = agent.numpy_step(len(inputs.first))
+        self.uses_numpy = numpy_step is not None
+        self.agent_step = numpy_step or agent.step
+        self.inputs, self.state = inputs, map_tree(as_numpy, state) if self.uses_numpy else state
+        self._view_of_inputs = self.view(inputs)
 
-    def seen(self, tree: Tree) -> Tree:
-        """NumPy arrays as the agent takes them: the same memory."""
-        return tree if self.on_numpy else map_tree(torch.from_numpy, tree)
+    def view(self, tree: Tree) -> Tree:
+        """NumPy arrays as the agent expects them, sharing memory."""
+        return tree if self.uses_numpy else map_tree(torch.from_numpy, tree)
 
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
-        """Act on what was written into `inputs`."""
-        return self.on(self._seen_inputs, noise)
+        """Act on the rows in `inputs`."""
+        return self.step_on(self._view_of_inputs, noise)
 
-    def on(self, inputs: AgentInputs, noise: Tree) -> tuple[Tree, Tree]:
-        """Act on these."""
+    def step_on(self, inputs: AgentInputs, noise: Tree) -> tuple[Tree, Tree]:
+        """Act on these inputs."""
         step = self.agent_step(inputs, self.state, noise)
         self.state = step.state
         return step.action, step.info
 
 
-def empty_answers(agent: Agent, rows: Rows, env_ids: Sequence[int]) -> Answers:
-    """Zeros for what `agent` answers to such rows; its state is that of the episodes' beginning."""
+def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> AgentOutputs:
+    """Memory for an agent's outputs, with its initial state. Calls `agent.step` once to learn the shapes."""
     device = next(agent.parameters()).device
     row = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)[0].torch().to(device)
     state = agent.initial_state(env_ids)
@@ -264,13 +260,13 @@ def empty_answers(agent: Agent, rows: Rows, env_ids: Sequence[int]) -> Answers:
     step = agent.step(row, map_tree(lambda x: x.to(device), state), map_tree(lambda x: x.to(device), noise))
     initial = map_tree(lambda x: np.array(as_numpy(x)), state)
     info = map_tree(lambda x: np.zeros((rows.T, *x.shape), as_numpy(x).dtype), step.info)
-    return Answers(info, map_tree(np.copy, initial), initial)
+    return AgentOutputs(info, map_tree(np.copy, initial), initial)
 
 
 def empty_batch(observation_space: Space, action_space: Space, agent: Agent, T: int, B: int) -> Batch:
-    """Private memory for a batch of all environments."""
+    """Memory in this process for a batch of B environments."""
     rows = empty_rows(observation_space, action_space, T, B)
-    return Batch(rows, empty_answers(agent, rows, range(B)))
+    return Batch(rows, empty_agent_outputs(agent, rows, range(B)))
 
 
 def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:

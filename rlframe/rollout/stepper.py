@@ -1,4 +1,4 @@
-"""Steppers drive environments over the rows of a batch: in this process, or in workers one time step at a time."""
+"""Steppers step environments over the rows of a batch, in this process or in workers. Used by Collector."""
 
 from __future__ import annotations
 
@@ -13,96 +13,79 @@ import numpy as np
 from rlframe.core import spaces
 from rlframe.core.struct import write
 from rlframe.envs.base import Envs
-from rlframe.rollout.buffer import Rows, empty_rows
-from rlframe.rollout.env_pool import EnvPool, Job, Site, Worker
+from rlframe.rollout.buffer import EnvRows, empty_rows
+from rlframe.rollout.env_pool import EnvPool, Worker, WorkerContext, WorkerTask
 from rlframe.system.shared import Shared
 from rlframe.system.worker_main import NOTES, PROGRESS, Handler
 
-
-class Diagnostics(NamedTuple):
-    """What the episode of one environment that ended at step t has reported (see Envs.pop_diagnostics)."""
-
-    t: int
-    env: int
-    means: dict[str, float]
+Diagnostics = dict[tuple[int, int], dict[str, float]]  # (t, env): means over the episode that ended at step t
+Interruptions = set[tuple[int, int]]  # (t, env): restarted at step t because its process died; the episode is dropped
 
 
-class Cut(NamedTuple):
-    """Environments lo to hi - 1 began anew at step t, because their process died: no trajectory comes of it."""
+class BatchEvents(NamedTuple):
+    """What happened during a batch, besides its rows."""
 
-    t: int
-    lo: int
-    hi: int
-
-
-class Events(NamedTuple):
-    """What happened in a batch beside its rows."""
-
-    diagnostics: list[Diagnostics]
-    cuts: list[Cut]
+    diagnostics: Diagnostics
+    interruptions: Interruptions
 
 
 class Stepper(ABC):
-    """A group of environments, columns lo to hi - 1 of a batch."""
+    """Steps a group of environments, columns lo to hi - 1 of a batch."""
 
     lo: int
     hi: int
 
     @abstractmethod
-    def begin(self, t: int) -> None:
-        """Start step t, whose actions are written."""
+    def start_step(self, t: int) -> None:
+        """Start step t with the actions of row t."""
 
     @abstractmethod
-    def finish(self, t: int) -> None:
-        """Wait until step t has been written.
-
-        Raises:
-            EnvError: an environment failed.
-        """
+    def finish_step(self, t: int) -> None:
+        """Wait until step t has been written into the batch. Raises EnvError if an environment fails."""
 
     @abstractmethod
     def reset(self, round_: int = 0) -> None:
-        """Begin the episodes of a round everywhere (see `Envs.reset`); writes the last row of the batch."""
+        """Reset all environments (see `Envs.reset`); writes row T of the batch."""
 
     @abstractmethod
     def state(self) -> list[Any]:
-        """Of each environment, for `restore`; between batches."""
+        """The state of each environment, for `restore`. Call it between batches."""
 
     @abstractmethod
     def restore(self, states: Sequence[Any]) -> list[str]:
-        """Bring fresh environments to where those were whose observations the last row has (see `Envs.restore`)."""
+        """Restore newly made environments to states saved with the batch's row T (see `Envs.restore`)."""
 
     @abstractmethod
-    def events(self) -> Events:
-        """What happened since the last call; called between batches."""
+    def pop_events(self) -> BatchEvents:
+        """The events since the last call. Call it between batches."""
 
     @abstractmethod
-    def tell_life(self, life: np.ndarray) -> None:
-        """From now on, change `life[0]` with each step, or while others are watched who step."""
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        """Change `heartbeat[0]` with each step from now on, or while waiting for workers that step."""
 
 
 class LocalStepper(Stepper):
-    """Environments of this process. `progress` (one number, perhaps shared) tells how many steps are finished."""
+    """Steps environments of this process. `progress` (one number, may be shared) is the number of finished steps."""
 
-    def __init__(self, envs: Envs, rows: Rows, lo: int, progress: np.ndarray) -> None:
+    def __init__(self, envs: Envs, rows: EnvRows, lo: int, progress: np.ndarray) -> None:
         """Args:
-        rows: of these environments only.    lo: the index of the first of them in the whole batch.
+        rows: the columns of these environments.    lo: the first one's column in the whole batch.
         """
         self.envs, self.rows, self.lo, self.hi, self.progress = envs, rows, lo, lo + envs.n, progress
         self._actions, self._steps = rows.actions(), rows.steps()
-        self._diagnostics: list[Diagnostics] = []
+        self.diagnostics: Diagnostics = {}
 
-    def begin(self, t: int) -> None:
-        """Nothing: all is done by `finish`."""
+    def start_step(self, t: int) -> None:
+        """Does nothing: `finish_step` takes the step."""
 
-    def finish(self, t: int) -> None:
+    def finish_step(self, t: int) -> None:
         step = self._steps[t]
         self.envs.step(self._actions[t], step)
-        if np.count_nonzero(step.ended):  # a fifth of the time of any()
+        if np.count_nonzero(step.ended):  # takes a fifth of the time of any()
             for env in np.flatnonzero(step.ended):
                 means = self.envs.pop_diagnostics(int(env))
                 if means:
-                    self._diagnostics.append(Diagnostics(t, self.lo + int(env), means))
+                    self.diagnostics[t, self.lo + int(env)] = means
         self.progress[0] = t + 1
 
     def reset(self, round_: int = 0) -> None:
@@ -117,10 +100,10 @@ class LocalStepper(Stepper):
     def _tick(self) -> None:
         self.progress[0] += 1
 
-    def cut(self, t: int) -> None:
-        """Begin new episodes at step t, in place of a process that died in it, and mark the row as a reset's.
+    def restart_episodes(self, t: int) -> None:
+        """Reset all environments in row t, in place of a process that died there.
 
-        The row before is where the cut episode ended for learning: it was truncated, unless it ended by itself.
+        Row t - 1 becomes the end of the interrupted episodes: truncated, unless they had ended.
         """
         rows, step = self.rows, self._steps[t]
         self.envs.reset(step)
@@ -129,115 +112,109 @@ class LocalStepper(Stepper):
         if t:
             rows.truncated[t - 1] |= rows.valid[t - 1] & ~rows.terminated[t - 1]
 
-    @property
-    def n_notes(self) -> int:
-        """How many diagnostics `events` would give."""
-        return len(self._diagnostics)
+    def pop_events(self) -> BatchEvents:
+        diagnostics, self.diagnostics = self.diagnostics, {}
+        return BatchEvents(diagnostics, set())
 
-    def events(self) -> Events:
-        diagnostics, self._diagnostics = self._diagnostics, []
-        return Events(diagnostics, [])
-
-    def tell_life(self, life: np.ndarray) -> None:
-        self.progress = life
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        self.progress = heartbeat
 
 
-STEP, RESET, CUT, EVENTS, STATE, RESTORE = range(6)  # commands
+STEP, RESET, RESTART_EPISODES, POP_DIAGNOSTICS, STATE, RESTORE = range(6)  # commands
 
 
-def step_rows(site: Site) -> Handler:
-    """The program of a worker that only steps: its environments write their columns of the shared rows."""
-    rows: Rows = site.memory[0]
-    words = site.parent.words
-    stepper = LocalStepper(site.envs, rows.columns(site.lo, site.lo + site.envs.n), site.lo, words[PROGRESS:])
-    if not site.takes_over:
+def make_step_handler(context: WorkerContext) -> Handler:
+    """For workers that only step: handle the commands above on their columns of the shared rows."""
+    rows: EnvRows = context.memory[0]
+    words, lo, envs = context.parent.words, context.lo, context.envs
+    stepper = LocalStepper(envs, rows.columns(lo, lo + envs.n), lo, words[PROGRESS:])
+    if not context.is_replacement:
         stepper.reset()
 
     def handle(command: int, t: int) -> Any:
         if command == STEP:
-            stepper.finish(t)
-            words[NOTES] = stepper.n_notes
+            stepper.finish_step(t)
+            words[NOTES] = len(stepper.diagnostics)
         elif command == RESET:
             stepper.reset(t)
-        elif command == CUT:
-            stepper.cut(t)
+        elif command == RESTART_EPISODES:
+            stepper.restart_episodes(t)
         elif command == STATE:
             return stepper.state()
         elif command == RESTORE:
-            return stepper.restore(site.parent.receive())
+            return stepper.restore(context.parent.receive())
         else:
             words[NOTES] = 0
-            return stepper.events().diagnostics
+            return stepper.pop_events().diagnostics
         return None
 
     return handle
 
 
-class RemoteStepper(Stepper):
-    """Some workers of `EnvPool`, side by side, that step their columns of shared rows at our word."""
+class WorkerStepper(Stepper):
+    """Steps a group of an EnvPool's workers, which write their columns of shared rows."""
 
-    def __init__(self, workers: EnvPool, group: list[Worker]) -> None:
-        self.workers, self.group = workers, group
+    def __init__(self, pool: EnvPool, group: list[Worker]) -> None:
+        self.pool, self.group = pool, group
         self.lo, self.hi = group[0].lo, group[-1].hi
-        self._cuts: list[Cut] = []
+        self._interruptions: Interruptions = set()
 
-    def begin(self, t: int) -> None:
-        for place in self.group:
-            place.child.begin(CUT if place.took_over else STEP, t)
+    def start_step(self, t: int) -> None:
+        for worker in self.group:
+            worker.child.begin(RESTART_EPISODES if worker.needs_reset else STEP, t)
 
-    def finish(self, t: int) -> None:
-        for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
-            if not answer.done:
-                self.workers.call(place, CUT, t)
-            if place.took_over:
-                self._cuts.append(Cut(t, place.lo, place.hi))
-                place.took_over = False
+    def finish_step(self, t: int) -> None:
+        for worker, result in zip(self.group, self.pool.wait(self.group), strict=True):
+            if not result.done:
+                self.pool.call(worker, RESTART_EPISODES, t)
+            if worker.needs_reset:
+                self._interruptions |= {(t, env) for env in range(worker.lo, worker.hi)}
+                worker.needs_reset = False
 
     def reset(self, round_: int = 0) -> None:
-        for place in self.group:
-            place.child.begin(RESET, round_)
-        for place, answer in zip(self.group, self.workers.finish(self.group), strict=True):
-            if not answer.done:
-                self.workers.call(place, RESET, round_)
-            place.took_over = False
+        for worker in self.group:
+            worker.child.begin(RESET, round_)
+        for worker, result in zip(self.group, self.pool.wait(self.group), strict=True):
+            if not result.done:
+                self.pool.call(worker, RESET, round_)
+            worker.needs_reset = False
 
     def state(self) -> list[Any]:
-        return [state for place in self.group for state in self.workers.states(place, STATE)]
+        return [state for worker in self.group for state in self.pool.states(worker, STATE)]
 
     def restore(self, states: Sequence[Any]) -> list[str]:
         reasons: list[str] = []
-        for place in self.group:
-            own = list(states[place.lo - self.lo : place.hi - self.lo])
-            reasons += self.workers.call(place, RESTORE, values=[own])
+        for worker in self.group:
+            own = list(states[worker.lo - self.lo : worker.hi - self.lo])
+            reasons += self.pool.call(worker, RESTORE, values=[own])
         return reasons
 
-    def events(self) -> Events:
-        diagnostics: list[Diagnostics] = []
-        for place in self.group:
-            if place.child.n_notes:
-                diagnostics += self.workers.call(place, EVENTS)
-        cuts, self._cuts = self._cuts, []
-        return Events(diagnostics, cuts)
+    def pop_events(self) -> BatchEvents:
+        diagnostics: Diagnostics = {}
+        for worker in self.group:
+            if worker.child.n_notes:
+                diagnostics |= self.pool.call(worker, POP_DIAGNOSTICS)
+        interruptions, self._interruptions = self._interruptions, set()
+        return BatchEvents(diagnostics, interruptions)
 
-    def tell_life(self, life: np.ndarray) -> None:
-        self.workers.life = life
-
-
-def remote_steppers(workers: EnvPool, rows: Shared, n_groups: int) -> list[RemoteStepper]:
-    """Start the workers stepping on `rows`, in groups that can step while the others are acted for."""
-    workers.run(Job(step_rows, (rows,), ()))
-    places = workers.workers
-    bounds = [round(i * len(places) / n_groups) for i in range(n_groups + 1)]
-    return [RemoteStepper(workers, places[lo:hi]) for lo, hi in pairwise(bounds)]
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        self.pool.heartbeat = heartbeat
 
 
-_T = 64  # rows that are written over and over
+def worker_steppers(pool: EnvPool, rows: Shared, n_groups: int) -> list[WorkerStepper]:
+    """Make all workers step on shared `rows`, in groups that step independently of each other."""
+    pool.assign(WorkerTask(make_step_handler, (rows,), ()))
+    bounds = [round(i * len(pool.workers) / n_groups) for i in range(n_groups + 1)]
+    return [WorkerStepper(pool, pool.workers[lo:hi]) for lo, hi in pairwise(bounds)]
 
 
-def time_steps(site: Site) -> Handler:
-    """Commands are milliseconds to step for; the answer is the mean seconds of a step of all environments."""
-    envs, rng = site.envs, np.random.default_rng(0)
-    rows = empty_rows(envs.observation_space, envs.action_space, _T, envs.n)
+_N_ROWS = 64  # the timed steps write the same rows again and again
+
+
+def make_timing_handler(context: WorkerContext) -> Handler:
+    """For timing: a command is the milliseconds to step for, and returns the mean seconds of a step of all envs."""
+    envs, rng = context.envs, np.random.default_rng(0)
+    rows = empty_rows(envs.observation_space, envs.action_space, _N_ROWS, envs.n)
     actions, steps = rows.actions(), rows.steps()
     for action in actions:
         write(action, spaces.random_action(envs.action_space, rng, envs.n))
@@ -246,9 +223,9 @@ def time_steps(site: Site) -> Handler:
     def handle(command: int, argument: int) -> Any:
         n, start, deadline = 0, time.perf_counter(), time.perf_counter() + command / 1e3
         while n == 0 or time.perf_counter() < deadline:
-            envs.step(actions[n % _T], steps[n % _T])
+            envs.step(actions[n % _N_ROWS], steps[n % _N_ROWS])
             n += 1
-            site.parent.words[PROGRESS] = n  # a sign of life
+            context.parent.words[PROGRESS] = n  # a heartbeat
         return (time.perf_counter() - start) / n
 
     return handle

@@ -13,7 +13,7 @@ from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError
 from rlframe.rollout.env_pool import Supervision
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
-from rlframe.samplers import Evaluator, RemoteSampler
+from rlframe.samplers import BackgroundSampler, Evaluator
 from rlframe.system.process import START_METHODS
 
 
@@ -47,7 +47,7 @@ class Config(RunnerConfig):
         return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")
 
     def make_runner(
-        self, sampler: RemoteSampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
+        self, sampler: BackgroundSampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
     ) -> AsyncRl:
         how = make_evaluator(), self.sampler_waits, self.limits()
         return AsyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, *how)
@@ -62,11 +62,11 @@ class AsyncRl(Runner):
     """
 
     score_name = "eval/return_mean"
-    sampler: RemoteSampler
+    sampler: BackgroundSampler
 
     def __init__(
         self,
-        sampler: RemoteSampler,
+        sampler: BackgroundSampler,
         agent: Agent,
         algo: Algorithm,
         n_steps: int,
@@ -75,8 +75,10 @@ class AsyncRl(Runner):
         sampler_waits: bool = False,
         limits: Limits = NO_LIMITS,
     ) -> None:
-        if not isinstance(sampler, RemoteSampler):
-            raise TypeError(f"AsyncRl needs a RemoteSampler, whose process is its own, got {type(sampler).__name__}")
+        if not isinstance(sampler, BackgroundSampler):
+            raise TypeError(
+                f"AsyncRl needs a BackgroundSampler, whose process is its own, got {type(sampler).__name__}"
+            )
         super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
         self.evaluator, self.sampler_waits = evaluator, sampler_waits
         self.staleness = 0  # the most in this interval
@@ -85,7 +87,7 @@ class AsyncRl(Runner):
 
     def iterate(self) -> None:
         """A batch, if no update is due; one update; the batches that have come meanwhile."""
-        self.sampler.watch()
+        self.sampler.check_process()
         if not self.algo.updates_due():
             self._receive()
         self._pay()
@@ -105,7 +107,7 @@ class AsyncRl(Runner):
             samples = self.sampler.collect()
         staleness = self.algo.progress.updates - self._updates_of(self.sampler.version)
         self.staleness = max(self.staleness, staleness)
-        self.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.waiting})
+        self.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
         with self.clock("learning"):
             self.algo.receive(samples)
         self._news = True
@@ -129,7 +131,7 @@ class AsyncRl(Runner):
         if self._news or not self.algo.updates_due():
             self._news = False
             self.sampler.refresh(self.agent)
-            self._posted.append((self.sampler.posted, self.algo.progress.updates))
+            self._posted.append((self.sampler.posted_version, self.algo.progress.updates))
 
     def counters(self) -> dict[str, float]:
         """How stale the stalest batch of the interval was."""

@@ -1,6 +1,6 @@
-"""Samplers fill [T, B] batches by stepping environments with an agent; the evaluator scores one."""
+"""Samplers fill [T, B] batches by stepping environments with an agent; the evaluator scores an agent."""
 
-from rlframe.samplers.background import RemoteSampler, SamplerProcess
+from rlframe.samplers.background import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.cpu import CpuSampler
 from rlframe.samplers.evaluator import EvalConfig, Evaluator
@@ -8,12 +8,12 @@ from rlframe.samplers.gpu import GpuSampler
 from rlframe.samplers.serial import SerialSampler
 
 __all__ = [
+    "BackgroundProcess",
+    "BackgroundSampler",
     "CpuSampler",
     "EvalConfig",
     "Evaluator",
     "GpuSampler",
-    "RemoteSampler",
     "Sampler",
-    "SamplerProcess",
     "SerialSampler",
 ]

@@ -1,4 +1,4 @@
-"""Which sampler: from the time of one environment's step and of the policy, by arithmetic; or by measuring them all."""
+"""sampler=auto: `experiment.hardware` chooses serial, cpu or gpu from the measured time of environment and policy."""
 
 from __future__ import annotations
 
@@ -18,61 +18,56 @@ from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import fixed_backend
-from rlframe.rollout.env_pool import EnvPool, Job, Supervision
-from rlframe.rollout.inference import Actor, block_of, empty_batch
-from rlframe.rollout.stepper import time_steps
+from rlframe.rollout.env_pool import EnvPool, Supervision, WorkerTask
+from rlframe.rollout.inference import BatchInference, block_size, empty_batch
+from rlframe.rollout.stepper import make_timing_handler
 from rlframe.samplers import cpu, gpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig, WorkersConfig
 
-_ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # for timing the environment, twice, and each of a few numbers of rows
+_ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # seconds for each timing
 _HANDOVER_S = 15e-6  # to one worker and back (benchmarks/handover.py)
-_WORTH = 1.25  # what another sampler must gain over the serial one, which is simpler to debug
+_MIN_SPEEDUP = 1.25  # over the serial sampler, which is simpler to debug
 
 
 @chz.chz
 class Config(WorkersConfig):
-    """serial, cpu or gpu, whichever promises most on this machine; all give the same samples."""
+    """serial, cpu or gpu, whichever is predicted to be fastest on this machine; all give the same samples."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds, as measured here."""
+    """Measured seconds."""
 
     env_s: float  # a step of one environment on one thread
-    policy_s: Mapping[int, float]  # acting for so many rows where training acts
-    worker_policy_s: Mapping[int, float]  # the same in a worker: on the CPU, one thread
-
-    def describe(self) -> str:
-        rows = max(self.policy_s)
-        policy = f"the policy {_readable(self.policy_s[rows])} for {rows}"
-        return f"an environment's step takes {_readable(self.env_s)}, {policy}"
+    policy_s: Mapping[int, float]  # acting for this number of rows on the agent's device
+    worker_policy_s: Mapping[int, float]  # the same in a worker: on the CPU with one thread
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What candidates may use."""
+    """What a sampler may use."""
 
     n_workers: int
     n_cores: int
-    env_threads: bool  # the serial sampler's environments step on threads of their own
+    env_threads: bool  # the serial sampler's environments step on their own threads
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampler, and why."""
+    """A sampler and the reason for it."""
 
     config: SamplerConfig
     reason: str
 
 
-def rows_of(config: Config, n_workers: int) -> tuple[int, ...]:
-    """The numbers of rows that candidates act for."""
+def batch_sizes(config: Config, n_workers: int) -> tuple[int, ...]:
+    """The numbers of environments that the candidates act for at once."""
     B = config.batch_B
     return tuple(sorted({B, -(-B // 2), -(-B // n_workers)}))
 
 
 def candidates(config: Config, n_workers: int) -> dict[str, SamplerConfig]:
-    """The samplers that may be chosen, by a name for tables."""
+    """The samplers to choose from, by a descriptive name."""
     sizes = {name: getattr(config, name) for name in chz.chz_fields(SamplerConfig)}
     shared = {name: getattr(config, name) for name in chz.chz_fields(WorkersConfig)} | {"n_workers": n_workers}
     found: dict[str, SamplerConfig] = {"serial": serial.Config(**sizes)}
@@ -85,7 +80,7 @@ def candidates(config: Config, n_workers: int) -> dict[str, SamplerConfig]:
 
 
 def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
-    """Seconds for one time step of all environments."""
+    """Predicted seconds for one time step of all environments."""
     B, env_s = config.batch_B, costs.env_s
     if isinstance(config, serial.Config):
         threads = min(B, machine.n_cores) if machine.env_threads else 1
@@ -99,18 +94,20 @@ def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
     if config.n_groups == 1:
         return step_s + costs.policy_s[B] + handover_s
     half_s = costs.policy_s[-(-B // 2)]
-    work_s = B * env_s + 2 * half_s  # which the cores share
+    work_s = B * env_s + 2 * half_s  # shared by the cores
     return max(2 * half_s, half_s + step_s, work_s / machine.n_cores) + handover_s
 
 
 def choose(config: Config, costs: Costs, machine: Machine) -> Choice:
-    """The candidate that the arithmetic favours; the serial one unless another gains a quarter."""
+    """The candidate with the shortest predicted time; serial unless another is at least 25 % faster."""
     found = candidates(config, machine.n_workers)
     seconds = {name: predict(each, costs, machine) for name, each in found.items()}
     best = min(seconds, key=lambda name: seconds[name])
-    chosen = best if seconds["serial"] > _WORTH * seconds[best] else "serial"
+    chosen = best if seconds["serial"] > _MIN_SPEEDUP * seconds[best] else "serial"
     others = ", ".join(f"{_readable(s)} with {name}" for name, s in seconds.items() if name != chosen)
-    reason = f"{chosen}: {costs.describe()}, which makes {_readable(seconds[chosen])} a time step"
+    step, policy, B = _readable(costs.env_s), _readable(costs.policy_s[config.batch_B]), config.batch_B
+    reason = f"{chosen}: an environment's step takes {step}, the policy {policy} for {B}, "
+    reason += f"so a time step takes {_readable(seconds[chosen])}"
     return Choice(found[chosen], f"{reason} ({others})" if others else reason)
 
 
@@ -118,71 +115,71 @@ def _readable(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
-class Probe:
-    """Some environments in a process of its own, so that one that hangs or dies cannot take us along.
+class TimingProcess:
+    """Times some environments in a child process, so that this process survives if one hangs or dies.
 
-    It is spawned: the server of forks is for those who come after, and may be asked to load what they need.
+    Uses spawn, because a forkserver would be started without the modules that the run preloads.
     """
 
     def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
         """Args:
-            n_all: environments in the whole batch, which decide what steps them.    n: to make here.
+            n_all: environments in the whole batch, which determine the backend.    n: environments to make.
         Raises:
-            EnvError, ConfigError: they cannot be made.    WorkersFailed: the process dies of them, or they hang.
+            EnvError, ConfigError: they cannot be made.    WorkersFailed: the process dies or hangs.
         """
         config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
         supervision = Supervision(timeout_s, start_method="spawn")
-        self._workers = EnvPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
-        self.observation_space: Space = self._workers.observation_space
-        self.action_space: Space = self._workers.action_space
+        self._pool = EnvPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
+        self.observation_space: Space = self._pool.observation_space
+        self.action_space: Space = self._pool.action_space
 
     def step_s(self) -> float:
-        """Seconds of a step of one environment on one thread, resets included, under random actions."""
-        self._workers.run(Job(time_steps, (), ()))
-        found = [self._workers.call(self._workers.workers[0], round(_ENV_BUDGET_S * 1e3)) for _ in range(2)]
-        return found[-1] / self._workers.n  # the first steps of many environments are slow
+        """Seconds that one environment takes for a step on one thread, resets included, with random actions."""
+        self._pool.assign(WorkerTask(make_timing_handler, (), ()))
+        found = [self._pool.call(self._pool.workers[0], round(_ENV_BUDGET_S * 1e3)) for _ in range(2)]
+        return found[-1] / self._pool.n  # ignores the first timing: the first steps are slow
 
     def memory_mb(self) -> float:
         """Resident memory of the process."""
-        return psutil.Process(self._workers.workers[0].child.pid).memory_info().rss / 1e6
+        return psutil.Process(self._pool.workers[0].child.pid).memory_info().rss / 1e6
 
     def close(self) -> None:
         """End the process."""
-        self._workers.close()
+        self._pool.close()
 
 
-def policy_s(agent: Agent, probe: Probe, n: int) -> float:
-    """Seconds of acting for `n` environments, where the agent is."""
-    batch = empty_batch(probe.observation_space, probe.action_space, agent, 1, n)
-    actor = Actor(agent, batch, 0, generators(0, Role.NOISE, n), True, block_of(n))
-    actor.act(0)
+def policy_s(agent: Agent, process: TimingProcess, n: int) -> float:
+    """Median seconds to act for `n` environments on the agent's device."""
+    batch = empty_batch(process.observation_space, process.action_space, agent, 1, n)
+    inference = BatchInference(agent, batch, 0, generators(0, Role.NOISE, n), True, block_size(n))
+    inference.act(0)
     times: list[float] = []
     deadline = time.perf_counter() + _POLICY_BUDGET_S
     while time.perf_counter() < deadline or not times:
         start = time.perf_counter()
-        actor.act(0)
+        inference.act(0)
         times.append(time.perf_counter() - start)
     return float(np.median(times))
 
 
-def measure(probe: Probe, agent: Agent, rows: Sequence[int], threads: int) -> Costs:
-    """Time the environment and the policy; about half a second."""
-    env_s = probe.step_s()
+def measure(process: TimingProcess, agent: Agent, rows: Sequence[int], threads: int) -> Costs:
+    """Time the environment and the policy; takes about half a second."""
+    env_s = process.step_s()
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        here = {n: policy_s(agent, probe, n) for n in rows}
+        here = {n: policy_s(agent, process, n) for n in rows}
         torch.set_num_threads(1)
         on_cpu = next(agent.parameters()).device.type == "cpu"
         local = agent if on_cpu else copy.deepcopy(agent).to("cpu")
-        alone = here if on_cpu and threads == 1 else {n: policy_s(local, probe, n) for n in rows}
+        alone = here if on_cpu and threads == 1 else {n: policy_s(local, process, n) for n in rows}
     finally:
         torch.set_num_threads(before)
     return Costs(env_s, here, alone)
 
 
 def rate(make: Callable[[], Sampler], seconds: float) -> float:
-    """Env steps a second that a sampler really makes."""
+    """The env steps per second that a sampler reaches."""
     with closing(make()) as sampler:
         sampler.collect()
         steps, start = 0, time.perf_counter()

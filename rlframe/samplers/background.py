@@ -1,4 +1,7 @@
-"""A sampler in a process of its own, and what the learner sees of it: batches that were collected ahead."""
+"""BackgroundSampler: a sampler in a background process that collects batches ahead of the learner, for AsyncRl.
+
+The process writes batches into the slots of a ring in shared memory, and reads new parameters before each batch.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,53 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generators, pack_state, seed_int
-from rlframe.core.types import BatchSpec, Samples, Trajectory
+from rlframe.core.struct import Struct, as_numpy, map_tree, write
+from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
+from rlframe.models.encoders import has_images
+from rlframe.rollout.buffer import AgentOutputs, Batch
 from rlframe.rollout.cpu_worker import parameters
 from rlframe.rollout.env_pool import Supervision, WorkersFailed
-from rlframe.rollout.inference import Pinned, load_noise, noise_state
-from rlframe.samplers import background_worker
-from rlframe.samplers.background_worker import LOAD_NOISE, Slot, empty_slot
+from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, WorkersConfig
+from rlframe.system.machine import keep_freed_memory
 from rlframe.system.process import SLICE_S, Child, ChildDied, ChildHung
 from rlframe.system.restarts import Restarts
-from rlframe.system.ring import Ring
-from rlframe.system.shared import Shared, make_shared_parameters, post_parameters
+from rlframe.system.ring import FILL, Ring, filling
+from rlframe.system.shared import Shared, make_shared_parameters, post_parameters, read_parameters
+from rlframe.system.worker_main import PROGRESS, Parent
 
-_CLOSE_S = 5.0  # for the process and its workers to end in order
+_LOAD_NOISE = 1  # command besides FILL; only before the first FILL
+_MESSAGE_INTERVAL_S = 1.0  # between messages with the sampler's counters
+_CLOSE_S = 5.0  # for the process and its workers to end by themselves
 
 _log = logging.getLogger("rlframe")
 
 
-class SamplerProcess:
-    """Has made the environments, and waits for a RemoteSampler to give it its agent.
+@dataclass(frozen=True, eq=False)
+class Slot(Struct):
+    """One batch in the ring; its `score` and `ended` are not used."""
 
-    A process that dies is replaced by one with fresh seeds, whose environments begin anew.
+    batch: Batch
+    version: Array  # [1] int64: of the parameters that sampled the batch
+    has_message: Array  # [1] bool: the process sent a message with the batch
+
+
+class BackgroundProcess:
+    """Makes the environments in a background process, which waits for a BackgroundSampler to send its agent.
+
+    If the process dies, it is replaced by one with fresh seeds, which starts new episodes.
     """
 
     observation_space: Space  # of one environment
@@ -58,61 +78,54 @@ class SamplerProcess:
         """Start the process and wait for its environments.
 
         Args:
-            config: of the sampler, whose `make_envs` and `make_sampler` are called there.
-            cpus: that the process is pinned to; none: not pinned.    worker_cpus: the same, of each of its workers.
-            n_threads: torch threads that it acts with, where observations are images; else one.
+            config: of the sampler; its `make_envs` and `make_sampler` are called in the process.
+            cpus, worker_cpus: the CPUs that the process, and each of its workers, is pinned to; empty: not pinned.
+            n_threads: torch threads for acting on images; otherwise one is used.
         Raises:
-            ConfigError: it cannot be done so.    EnvError: an environment could not be made.
-            WorkersFailed: the processes die.
+            ConfigError: invalid arguments.    EnvError: an environment could not be made.
+            WorkersFailed: too many processes died.
         """
         self.supervision = supervision or Supervision(120.0, 10, name="sampler")
         workers_s = config.timeout_s if isinstance(config, WorkersConfig) else 0.0
         if self.supervision.timeout_s <= workers_s:
             raise ConfigError(
-                f"runner.timeout_s={self.supervision.timeout_s} must be above sampler.timeout_s={workers_s}, "
-                f"or the sampler's process is taken for hung while it waits for one of its workers"
+                f"runner.timeout_s={self.supervision.timeout_s} must be above sampler.timeout_s={workers_s}; "
+                f"otherwise the sampler's process is killed as hung while it waits for one of its workers"
             )
         self.config, self.env, self.seed, self.cpus = config, env, seed, tuple(cpus)
         self.worker_cpus, self.n_threads = [tuple(each) for each in worker_cpus], n_threads
         most = self.supervision.max_restarts
         self.restarts = Restarts(most, "runner.max_restarts", "the sampler's process", "a single batch")
-        self.fruitless = 0  # deaths since it last finished a batch
-        self.child: Any = None  # Child, from the first start on
-        self._job: tuple[Agent, str, tuple[Shared, ...]] | None = None
-        self._begin()
+        self.deaths_in_a_row = 0  # without a finished batch in between
+        self.child: Any = None  # a Child after the first start
+        self._task: tuple[Agent, str, tuple[Shared, ...]] | None = None
+        self._start_until_ready()
 
-    def run(self, agent: Agent, device: str, memory: tuple[Shared, ...]) -> None:
-        """Give the process its agent, to act with on `device`, and the memory to work in, once.
-
-        Raises:
-            As the constructor.
-        """
-        if self._job is not None:
-            raise ConfigError("this process has a sampler already; make a SamplerProcess for each")
-        self._job = (agent, device, memory)
+    def assign(self, agent: Agent, device: str, memory: tuple[Shared, ...]) -> None:
+        """Send the agent, its device and the shared memory. Call it once. Raises the same errors as the constructor."""
+        if self._task is not None:
+            raise ConfigError("this process already belongs to a sampler; make one BackgroundProcess for each")
+        self._task = (agent, device, memory)
         try:
-            self._brief()
+            self._send_task()
         except ChildDied as death:
             self.replace(death)
 
     def replace(self, death: ChildDied) -> None:
-        """Put another process in the place of one that is gone.
+        """Replace a process that died. Raises WorkersFailed if too many have died."""
+        self._count_death(death)
+        self._start_until_ready()
 
-        Raises:
-            WorkersFailed: that is no longer bearable.
-        """
-        self._bury(death)
-        self._begin()
-
-    def _begin(self) -> None:
-        """Start processes until one has come as far as the one that is gone."""
+    def _start_until_ready(self) -> None:
+        """Start processes until one has its environments and its task."""
         while True:
             try:
                 self._start()
-                self._introduce()
-                self._brief()
+                spaces_and_backend = self.child.receive(self.supervision.timeout_s)
+                self.observation_space, self.action_space, self.backend = spaces_and_backend
+                self._send_task()
             except ChildDied as death:
-                self._bury(death)
+                self._count_death(death)
             except BaseException:
                 self.close()
                 raise
@@ -124,105 +137,101 @@ class SamplerProcess:
         seed = seed_int(self.seed, Role.RESTART, n) if n else self.seed
         arguments = (self.config, self.env, seed, self.worker_cpus, self.n_threads)
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
-        preload = ("rlframe.samplers.background_worker", *preload)
+        preload = ("rlframe.samplers.background", *preload)
         method = self.supervision.start_method
-        self.child = Child(self.supervision.name, background_worker.produce, arguments, self.cpus, method, preload)
+        self.child = Child(self.supervision.name, background_main, arguments, self.cpus, method, preload)
 
-    def _introduce(self) -> None:
-        answer = self.child.receive(self.supervision.timeout_s)
-        self.observation_space, self.action_space, self.backend = answer
-
-    def _brief(self) -> None:
-        """Tell a process that has introduced itself what to do, which it acknowledges."""
-        if self._job is not None:
-            agent, device, memory = self._job
+    def _send_task(self) -> None:
+        """Send the task, if there is one yet, to a process whose spaces have been received."""
+        if self._task is not None:
+            agent, device, memory = self._task
             self.child.send((copy.deepcopy(agent).to("cpu"), device))
             for shared in memory:
                 self.child.hand_over(shared)
             self.backend = self.child.receive(self.supervision.timeout_s)
 
-    def _bury(self, death: ChildDied) -> None:
-        """Put away a process that is gone, if that is still bearable."""
-        self.fruitless += 1
+    def _count_death(self, death: ChildDied) -> None:
+        """Clean up after a process that died; raises if too many have died."""
+        self.deaths_in_a_row += 1
         what = f"{self.supervision.name} (process {self.child.pid}) {death}"
         if isinstance(death, ChildHung):
             what += "\nIf making, resetting or stepping its environments may take that long, raise runner.timeout_s"
         self.child.close(0.0)
-        if objection := self.restarts.objection(self.fruitless):
+        if objection := self.restarts.objection(self.deaths_in_a_row):
             raise WorkersFailed(f"{what}; {objection}")
-        self.restarts.back_off(self.fruitless)
+        self.restarts.back_off(self.deaths_in_a_row)
         _log.warning(f"{what}; restarted with fresh seeds (restart {self.restarts.n})")
 
     def close(self) -> None:
-        """End the process and its workers, in order if they can, by force if not. May be called twice."""
+        """Stop the process and its workers, and kill them if they do not end within 5 s. May be called twice."""
         if self.child is None:
             return
         self.child.stop()
-        with contextlib.suppress(ProcessLookupError):  # which breaks off the batch under way
+        with contextlib.suppress(ProcessLookupError):
             if self.child.alive:
-                os.kill(self.child.pid, signal.SIGUSR2)
+                os.kill(self.child.pid, signal.SIGUSR2)  # interrupts the current batch
         self.child.close(_CLOSE_S)
-        for shared in self._job[2] if self._job is not None else ():
+        for shared in self._task[2] if self._task is not None else ():
             shared.close()
 
 
-class RemoteSampler(Sampler):
-    """Its batches come in the order they were sampled in, each wholly with one version of the parameters.
+class BackgroundSampler(Sampler):
+    """Returns the batches of a BackgroundProcess in order, each sampled with one version of the parameters.
 
-    That version is the newest there was when the batch began, so not that of the last `refresh`; and one seed does not
-    give one history. The process is at most `n_slots` batches ahead, the one that the learner has included.
+    That is the newest version at the start of the batch, which may be older than the last `refresh`, so a seed does not
+    determine the samples. The process is at most `n_slots` batches ahead, including the one that the learner uses.
     """
 
-    def __init__(self, process: SamplerProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
+    def __init__(self, process: BackgroundProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
         """Args:
-        n_slots: batches there is room for.    device: where the process acts.
+        n_slots: batches in the ring.    device: where the process acts.
         """
-        self.process = process
-        self.batch_spec = spec = BatchSpec(process.config.batch_T, process.config.batch_B)
-        self.board = make_shared_parameters(parameters(agent))
-        self.ring = Ring(empty_slot(process.observation_space, process.action_space, agent, spec), n_slots, "ring")
-        self._samples = [slot.samples() for slot in self.ring.slots]
-        self._pinned = Pinned(self.ring.memory, next(agent.parameters()).device)
-        self.posted = self.version = int(self.board.tree["version"][0])  # of the newest posting; of the newest batch
-        self.waiting = 0  # batches that waited when the newest was taken
+        self.process, self._timeout_s = process, process.supervision.timeout_s
+        self.batch_spec = BatchSpec(process.config.batch_T, process.config.batch_B)
+        self.shared_parameters = make_shared_parameters(parameters(agent))
+        batch = empty_batch(process.observation_space, process.action_space, agent, *self.batch_spec)
+        self.ring = Ring(Slot(batch, np.zeros(1, np.int64), np.zeros(1, np.bool_)), n_slots, "ring")
+        self._samples = [slot.batch.samples() for slot in self.ring.slots]
+        self._pinned = PinnedMemory(self.ring.memory, next(agent.parameters()).device)
+        self.posted_version = int(self.shared_parameters.tree["version"][0])  # of the last `refresh`
+        self.version = self.posted_version  # of the last batch
+        self.queue_length = 0  # batches that were ready at the last `collect`
         self._finished: list[Trajectory] = []
-        self._told: dict[str, float] = {}  # counters of the sampler
-        self._restarts_before = 0.0  # of workers of processes that are gone
-        self._busy_s, self._asked_at = 0.0, time.monotonic()
-        self._noise = _fresh(generators(process.seed, Role.NOISE, spec.B))  # that nobody has drawn from
+        self._counters: dict[str, float] = {}  # of the sampler in the process
+        self._previous_restarts = 0.0  # of workers of earlier processes
+        self._busy_s, self._counted_at = 0.0, time.monotonic()
+        self._noise = _spawn(generators(process.seed, Role.NOISE, self.batch_spec.B))  # never drawn from
         self._started = False
-        process.run(agent, device, (self.ring.memory, self.board))
-        self.backend = f"{process.backend}, in a process of its own"
+        process.assign(agent, device, (self.ring.memory, self.shared_parameters))
+        self.backend = f"{process.backend}, in a background process"
 
     @property
     def ready(self) -> bool:
-        """Whether `collect` would not wait."""
+        """Whether a batch is ready, so that `collect` does not wait."""
         return self.ring.n_ready > 0
 
     def collect(self) -> Samples:
-        """The next batch, in memory that stays as it is until the next `collect`."""
-        self._pinned.settle()
+        """The next batch, valid until the next `collect`."""
+        self._pinned.synchronize()
         if not self._started:
             self._start()
         while True:
             try:
-                waiting, index = self.ring.n_ready, self.ring.take(self._timeout_s)
+                queue_length, index = self.ring.n_ready, self.ring.take(self._timeout_s)
                 slot: Slot = self.ring.slots[index]
-                if slot.news[0]:
-                    self._hear(*self.process.child.receive(self._timeout_s))
+                if slot.has_message[0]:
+                    trajectories, counters = self.process.child.receive(self._timeout_s)
+                    self._finished += trajectories
+                    self._counters.update(counters)
                 break
             except ChildDied as death:
                 self._replace(death)
-        self.process.fruitless = 0
-        self.version, self.waiting = int(slot.version[0]), waiting
+        self.process.deaths_in_a_row = 0
+        self.version, self.queue_length = int(slot.version[0]), queue_length
         return self._samples[index]
 
-    def watch(self) -> None:
-        """See to it that there is a process, at any time between batches; cheap enough for every update.
-
-        Raises:
-            As `collect`.
-        """
+    def check_process(self) -> None:
+        """Replace the process if it has died. Cheap enough to call at every update; raises as `collect`."""
         if self._started and not self.ready:
             try:
                 self.process.child.check(0.0, math.inf)
@@ -234,68 +243,139 @@ class RemoteSampler(Sampler):
         self.ring.start(self.process.child)
 
     def _replace(self, death: ChildDied) -> None:
-        self._restarts_before += self._told.pop("sampler/restarts", 0.0)
+        self._previous_restarts += self._counters.pop("sampler/restarts", 0.0)
         self.process.replace(death)
         self._start()
 
-    @property
-    def _timeout_s(self) -> float:
-        return self.process.supervision.timeout_s
-
-    def _hear(self, trajectories: Sequence[Trajectory], counters: Mapping[str, float]) -> None:
-        self._finished += trajectories
-        self._told.update(counters)
-
     def trajectories(self) -> list[Trajectory]:
-        """The episodes that ended in the batches collected so far, once."""
         finished, self._finished = self._finished, []
         return finished
 
     def refresh(self, agent: Agent) -> None:
-        """Act with these parameters from the next batch on that has not begun; `posted` is their version."""
-        self.posted = post_parameters(self.board.tree, parameters(agent))
+        """Act with these parameters from the next batch that starts; `posted_version` is their version."""
+        self.posted_version = post_parameters(self.shared_parameters.tree, parameters(agent))
 
-    def tell_life(self, life: np.ndarray) -> None:
-        """Nothing: the life of the process is in its parent, which `collect` sees to."""
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        """Does nothing: `collect` monitors the process."""
 
     def counters(self) -> dict[str, float]:
-        """Those of the sampler, as of the last second or batch, its own restarts among them; and how much it waits."""
-        restarts = self._restarts_before + self._told.get("sampler/restarts", 0.0) + self.process.restarts.n
-        return {**self._told, "sampler/restarts": restarts, "time/fraction_sampler_waiting": self._waited()}
+        """The sampler's counters, at most a second or a batch old, and the share of time that the process waited."""
+        restarts = self._previous_restarts + self._counters.get("sampler/restarts", 0.0) + self.process.restarts.n
+        return {**self._counters, "sampler/restarts": restarts, "time/fraction_sampler_waiting": self._waiting()}
 
-    def _waited(self) -> float:
-        """The share of the time since the last call that the process waited for a slot."""
+    def _waiting(self) -> float:
+        """The fraction of the time since the last call that the process waited for a free slot."""
         now, busy_s = time.monotonic(), self.process.child.busy_s
-        spent = busy_s - self._busy_s if busy_s >= self._busy_s else busy_s  # less: it is another process
-        passed = max(now - self._asked_at, 1e-9)
-        self._busy_s, self._asked_at = busy_s, now
-        return min(1.0, max(0.0, 1.0 - spent / passed))
+        worked = busy_s - self._busy_s if busy_s >= self._busy_s else busy_s  # less: the process is a new one
+        passed = max(now - self._counted_at, 1e-9)
+        self._busy_s, self._counted_at = busy_s, now
+        return min(1.0, max(0.0, 1.0 - worked / passed))
 
     def state_dict(self) -> dict[str, Any]:
-        """Noise generators that nobody has drawn from: those of the process are ahead of what was learned."""
+        """Fresh noise generators: those of the process are ahead of the learner."""
         return {"noise": noise_state(self._noise)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Take on noise generators only, before the first `collect`: environments would not repeat what they did."""
+        """Continue from noise generators only, before the first `collect`; all episodes restart."""
         if self._started:
-            raise RuntimeError("a sampler that has begun to collect ahead cannot go back to a saved state")
+            raise RuntimeError("load_state_dict must come before the first collect; make a new BackgroundSampler")
         child, rngs = self.process.child, generators(0, Role.NOISE, self.batch_spec.B)
         load_noise(rngs, state["noise"])
-        self._noise = _fresh(rngs)
-        child.begin(LOAD_NOISE)
+        self._noise = _spawn(rngs)
+        child.begin(_LOAD_NOISE)
         try:
             child.send(noise_state(rngs))
             while not (child.wait(SLICE_S) or child.check(SLICE_S, self._timeout_s)):
                 pass
-        except ChildDied as death:  # the next one draws from fresh ones anyway
+        except ChildDied as death:  # the next process uses fresh generators anyway
             self.process.replace(death)
-        return ["its sampler collects ahead, so that one seed does not give one history"] * self.batch_spec.B
+        return ["its sampler collects ahead, so a seed does not determine the samples"] * self.batch_spec.B
 
     def close(self) -> None:
         self._pinned.close()
         self.process.close()
 
 
-def _fresh(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
-    """As many generators of their own streams, which follow from the states of these."""
+def _spawn(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
+    """New generators seeded by the states of these."""
     return [np.random.default_rng(pack_state(rng)) for rng in rngs]
+
+
+def background_main(
+    parent: Parent, config: Any, env: EnvConfig, seed: int, worker_cpus: Sequence[Sequence[int]], n_threads: int
+) -> None:
+    """Main function of the process: make environments, receive the task, fill slots until told to stop."""
+    keep_freed_memory()
+    signal.signal(signal.SIGUSR2, _exit)
+    envs = config.make_envs(env, seed, worker_cpus)
+    try:
+        torch.set_num_threads(n_threads if has_images(envs.observation_space) else 1)
+        parent.send((envs.observation_space, envs.action_space, envs.backend))
+        agent, device = parent.receive()
+        slots, shared_parameters = parent.take().tree, parent.take().tree
+        agent.to(torch.device(device))
+        sampler: Sampler = config.make_sampler(envs, agent, seed)
+        filler = _SlotFiller(parent, sampler, agent, shared_parameters)
+        parent.send(sampler.backend)
+        fill = filling(slots, filler.fill)
+
+        def handle(command: int, argument: int) -> None:
+            if command == FILL:
+                fill(command, argument)
+            else:
+                sampler.load_state_dict({"noise": parent.receive()})
+
+        parent.serve(handle)
+    finally:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        envs.close()
+
+
+def _exit(signum: int, frame: FrameType | None) -> None:
+    """Interrupt the current batch, and exit with clean-up."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+class _SlotFiller:
+    """Fills slots with batches, each sampled with the newest parameters at its start."""
+
+    def __init__(self, parent: Parent, sampler: Sampler, agent: Agent, shared_parameters: Any) -> None:
+        self.parent, self.sampler, self.agent, self.shared_parameters = parent, sampler, agent, shared_parameters
+        self.parameters = parameters(agent)
+        self.values = map_tree(lambda x: np.zeros_like(as_numpy(x)), self.parameters)  # copied from shared memory
+        self.version = -1
+        self.heartbeat = parent.words[PROGRESS:]  # negative between batches, so that it changes with each batch
+        self.n_batches = 0
+        self.sent_at = time.monotonic()
+        sampler.set_heartbeat(self.heartbeat)
+
+    def fill(self, slot: Slot) -> None:
+        """Collect one batch."""
+        self.n_batches += 1
+        self.heartbeat[0] = -1 - self.n_batches
+        self._refresh()
+        samples, rows = self.sampler.collect(), slot.batch.rows
+        write(slot.batch.inputs(), samples.inputs)
+        write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
+        write(slot.batch.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
+        slot.version[0] = self.version
+        slot.has_message[0] = self._send_message()
+
+    def _refresh(self) -> None:
+        version = read_parameters(self.shared_parameters, self.values, self.version)
+        if version != self.version:
+            self.version = version
+            with torch.no_grad():
+                for name, tensor in self.parameters.items():
+                    tensor.copy_(torch.from_numpy(self.values[name]))
+            self.sampler.refresh(self.agent)
+
+    def _send_message(self) -> bool:
+        """Send the episodes that ended, and once a second the counters; returns whether anything was sent."""
+        trajectories, counters = self.sampler.trajectories(), {}
+        if time.monotonic() - self.sent_at > _MESSAGE_INTERVAL_S:
+            counters, self.sent_at = self.sampler.counters(), time.monotonic()
+        if trajectories or counters:
+            self.parent.send((trajectories, counters))
+        return bool(trajectories or counters)

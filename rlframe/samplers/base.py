@@ -1,4 +1,4 @@
-"""What a sampler is: it fills [T, B] batches by stepping environments with an agent; and what samplers share."""
+"""The interface of samplers, which fill [T, B] batches by stepping environments with an agent; shared parts."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ from rlframe.rollout.env_pool import EnvPool, Supervision
 from rlframe.rollout.inference import load_noise, noise_state
 from rlframe.system.process import START_METHODS
 
-NOT_SAVED = "the snapshot holds no environments"  # a reason why episodes begin anew
+NOT_SAVED = "the snapshot holds no environments"  # reason for restarting episodes
 
 
 class Sampler(ABC):
-    """Owns its environments. `Samples` are allocated once and overwritten: valid until the next `collect`.
+    """Owns its environments. Its `Samples` are allocated once: each `collect` overwrites them.
 
-    One seed gives one history, the same array for array in every sampler, however environments are split.
+    For one seed, all samplers give the same samples, array for array, however environments are split over workers.
     """
 
     batch_spec: BatchSpec
-    backend: str  # what steps the environments, for the log
+    backend: str  # how environments are stepped, for the log
 
     @abstractmethod
     def collect(self) -> Samples:
-        """Step every environment T times with the agent as it was at the last `refresh`.
+        """Step every environment T times with the agent of the last `refresh`.
 
         Raises:
-            EnvError: an environment failed.    WorkersFailed: worker processes died too often.
+            EnvError: an environment failed.    WorkersFailed: too many worker processes died.
         """
 
     @abstractmethod
     def trajectories(self) -> list[Trajectory]:
-        """The episodes that ended since the last call, by the time of their end, then by environment."""
+        """The episodes that ended since the last call, ordered by their end, then by environment."""
 
     @abstractmethod
     def refresh(self, agent: Agent) -> None:
-        """Act with these parameters from now on."""
+        """Act with these parameters from the next `collect` on."""
 
     def counters(self) -> dict[str, float]:
-        """Metrics of the sampler itself, `sampler/<name>`, since its start; none where there is nothing to count."""
+        """The sampler's own metrics, `sampler/<name>`, counted since its start."""
         return {}
 
     @abstractmethod
-    def tell_life(self, life: np.ndarray) -> None:
-        """From now on, change `life[0]` while steps are made: for who watches a sampler in a process of its own."""
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        """Increment `heartbeat[0]` every step: BackgroundProcess uses it to detect a sampler that hangs."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that decides the next batches beside the agent: noise generators, environments, running episodes.
+        """Everything besides the agent that determines the next batches: noise, environments, running episodes.
 
-        After a batch that was broken off, noise generators alone: episodes will begin anew.
+        Only the noise generators if the last batch was interrupted; all episodes then restart.
         """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Go on from a saved state, of this sampler or another of as many environments, before the first `collect`.
+        """Continue from the state of any sampler with as many environments. Call it before the first `collect`.
 
         Returns:
-            Why the episode of an environment has to begin anew, of each; empty where it goes on.
+            For each environment the reason why its episode was restarted, or "" if it continues.
         Raises:
             EnvError: an environment could not be reset.
         """
@@ -80,11 +80,11 @@ class Sampler(ABC):
 
 @chz.chz
 class SamplerConfig:
-    """Sizes of a batch: what every sampler's Config has."""
+    """The settings of every sampler."""
 
-    batch_T: int = count(128, "time steps a batch, of each environment")
+    batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")
-    decorrelation_steps: int = count(0, "random steps first, so that episodes of varying length do not begin together")
+    decorrelation_steps: int = count(0, "random steps before training, so that episodes do not all start together")
 
     @chz.validate
     def _check_sizes(self) -> None:
@@ -95,8 +95,8 @@ class SamplerConfig:
             )
 
 
-class CentralSampler(Sampler, ABC):
-    """Shares the agent with the learner, so its data always come from the newest parameters."""
+class LocalInferenceSampler(Sampler, ABC):
+    """Base of samplers that act in the learner's process with its agent, so always with the newest parameters."""
 
     def __init__(
         self, envs: Envs | EnvPool, collector: Collector, rngs: Sequence[np.random.Generator], backend: str
@@ -111,22 +111,22 @@ class CentralSampler(Sampler, ABC):
         return self.collector.tracker.pop()
 
     def refresh(self, agent: Agent) -> None:
-        """Nothing to do: the agent is shared."""
+        """Does nothing: the agent is shared with the learner."""
 
     def counters(self) -> dict[str, float]:
         of_workers = self.envs.counters() if isinstance(self.envs, EnvPool) else {}
         return {**of_workers, **self.collector.bounds.counters()}
 
-    def tell_life(self, life: np.ndarray) -> None:
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         for stepper in self.collector.steppers:
-            stepper.tell_life(life)
+            stepper.set_heartbeat(heartbeat)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": noise_state(self.rngs), **(self.collector.state() if self.collector.whole else {})}
+        return {"noise": noise_state(self.rngs), **(self.collector.state() if self.collector.complete else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         load_noise(self.rngs, state["noise"])
-        return self.collector.resume(state) if "envs" in state else [NOT_SAVED] * self.envs.n
+        return self.collector.load_state(state) if "envs" in state else [NOT_SAVED] * self.envs.n
 
     def close(self) -> None:
         self.envs.close()
@@ -134,11 +134,11 @@ class CentralSampler(Sampler, ABC):
 
 @chz.chz
 class WorkersConfig(SamplerConfig):
-    """The fields of samplers whose environments live in worker processes."""
+    """Settings of samplers whose environments run in worker processes."""
 
-    n_workers: int = count_or_auto("worker processes, or auto: one a core, at most one an environment")
-    timeout_s: float = option(60.0, "seconds without a finished step, after which a worker is killed and replaced")
-    max_restarts: int = count(100, "workers replaced within an hour, beyond which the run ends")
+    n_workers: int = count_or_auto("worker processes, or auto: one per core, at most one per environment")
+    timeout_s: float = option(60.0, "seconds without a finished step after which a worker is killed and replaced")
+    max_restarts: int = count(100, "workers that may be replaced within an hour before the run fails")
     start_method: str = choice("forkserver", START_METHODS, "how worker processes start")
 
     @chz.validate
@@ -150,7 +150,7 @@ class WorkersConfig(SamplerConfig):
         self.supervision()
 
     def supervision(self) -> Supervision:
-        """What happens to workers that die or hang."""
+        """When workers are killed or replaced."""
         return Supervision(self.timeout_s, self.max_restarts, self.start_method)
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:
@@ -159,13 +159,11 @@ class WorkersConfig(SamplerConfig):
         return EnvPool(env, self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload())
 
     def preload(self) -> tuple[str, ...]:
-        """What the workers need beside their environments."""
+        """Modules that forkserver imports once for all workers."""
         return ()
 
 
 def check_workers(envs: object, sampler: str) -> None:
-    """Raises:
-    TypeError: `envs` are not in worker processes.
-    """
+    """Raise a TypeError unless `envs` run in worker processes."""
     if not isinstance(envs, EnvPool):
-        raise TypeError(f"{sampler} needs environments in worker processes: give it EnvPool(...)")
+        raise TypeError(f"{sampler} needs environments in worker processes; pass an EnvPool")

@@ -1,4 +1,4 @@
-"""The evaluator: scores an agent on environments of its own, a fixed number of episodes on each."""
+"""Evaluator: scores an agent on separate environments, with a fixed number of episodes on each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
-from rlframe.rollout.collector import local_collector, remote_collector
+from rlframe.rollout.collector import local_collector, worker_collector
 from rlframe.rollout.env_pool import EnvPool, Supervision, split
 
-_CHUNK = 16  # time steps between looks at what has finished
+_CHUNK = 16  # time steps between checks for finished episodes
 
 
 class EvaluationStopped(Exception):
-    """An evaluation was broken off, as it was asked to be; it has no result."""
+    """The `stop` function of an evaluation returned True; there is no result."""
 
 
 def _never() -> bool:
@@ -33,19 +33,19 @@ def _never() -> bool:
 class EvalConfig:
     """How agents are scored."""
 
-    n_envs: int = count(8, "environments, stepped together")
-    n_episodes: int = count(20, "episodes an evaluation, shared out evenly over the environments beforehand")
-    env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="over env_kwargs, for evaluation only")
-    n_workers: int = count_or_auto("worker processes that step them; 0: none; auto: as many as the sampler has")
-    explore: bool = option(False, "act with noise, as in training, instead of greedily")
-    max_length: int = count(200_000, "env steps after which an episode that does not end is an error")
+    n_envs: int = count(8, "environments, which step together")
+    n_episodes: int = count(20, "episodes per evaluation, split evenly over the environments beforehand")
+    env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
+    n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
+    explore: bool = option(False, "act with noise as in training, instead of greedily")
+    max_length: int = count(200_000, "env steps after which an episode that has not ended is an error")
 
 
 class Evaluator:
-    """Which episodes count is settled before any starts, so that short ones get no more weight than long ones.
+    """The number of episodes of each environment is fixed beforehand, so that short episodes get no extra weight.
 
-    Uses seeds that training never uses. Acting greedily is acting with zero noise. Ranks share the environments out:
-    together they play the episodes that one rank would play alone.
+    Its seeds are never used in training. Greedy acting is acting with zero noise. Ranks share the environments, and
+    together play the same episodes as one rank would.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Evaluator:
         cpus: Sequence[Sequence[int]] = (),
         supervision: Supervision | None = None,
     ) -> None:
-        """`cpus` and `supervision` are those of the workers, if there are any."""
+        """`cpus` and `supervision` are for the worker processes, if there are any."""
         if config.n_workers < AUTO:
             raise ConfigError(f"eval.n_workers={config.n_workers} must be at least 0, or auto")
         if config.n_episodes < 1 or config.n_envs < 1:
@@ -79,26 +79,26 @@ class Evaluator:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
             self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
-            self.collector = remote_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
+            self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def evaluate(self, number: int = 0, stop: Callable[[], bool] = _never) -> list[Trajectory]:
-        """Play episodes with the agent as it is now; all ranks', in order of environment, then of time.
+        """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
-        Evaluations of one number have the same seeds, whatever was evaluated before; those of another have others.
+        The seeds depend on `number` only, not on earlier evaluations.
 
         Raises:
-            EnvError: an environment failed, or an episode went past `max_length`.
-            EvaluationStopped: `stop()` held on some rank before its episodes were over.
+            EnvError: an environment failed, or an episode is longer than `max_length`.
+            EvaluationStopped: `stop()` returned True on some rank before its episodes were finished.
         """
-        own, whole = self._play(number, stop)
-        played = self.ranks.gather((own, whole))
-        if not all(whole for _, whole in played):
+        own, complete = self._play(number, stop)
+        played = self.ranks.gather((own, complete))
+        if not all(complete for _, complete in played):
             raise EvaluationStopped
         return [trajectory for of_rank, _ in played for trajectory in of_rank]
 
     def _play(self, number: int, stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
-        """This rank's part, and whether it is all of it."""
-        self.collector.restart(number)
+        """This rank's episodes, and whether they are complete."""
+        self.collector.reset(number)
         for env, rng in enumerate(self.rngs):
             rng.bit_generator.state = generator(self.seed, Role.EVAL_NOISE, self.lo + env, number).bit_generator.state
         done: list[list[Trajectory]] = [[] for _ in self.quota]
@@ -123,16 +123,16 @@ class Evaluator:
         if length.max() > self.config.max_length:
             raise EnvError(
                 f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an end; "
-                f"give it a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
+                f"set a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
             )
 
     def score(self, number: int = 0, stop: Callable[[], bool] = _never) -> dict[str, float]:
-        """`evaluate`, as metrics: the returns' mean and spread, the episodes' length and number, and `counters`."""
+        """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
         trajectories = self.evaluate(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
 
     def counters(self) -> dict[str, float]:
-        """How many worker processes were replaced since the start, where there are any."""
+        """The number of worker processes replaced since the start, if there are workers."""
         return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvPool) else {}
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Evaluator:
 
 
 def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
-    """Mean, spread and length of some episodes as metrics of `group`; nothing for none."""
+    """Mean, spread and length of episodes as metrics of `group`; empty if there are none."""
     if not trajectories:
         return {}
     returns = [t.return_ for t in trajectories]

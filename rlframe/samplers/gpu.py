@@ -1,4 +1,4 @@
-"""GpuSampler: worker processes step the environments, this process acts for all of them on the agent's device."""
+"""GpuSampler: worker processes step the environments, and this process acts for all of them on the agent's device."""
 
 from __future__ import annotations
 
@@ -9,50 +9,44 @@ from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_of_rank
 from rlframe.core.seeding import Role, generators
-from rlframe.rollout.collector import remote_collector
+from rlframe.rollout.collector import worker_collector
 from rlframe.rollout.env_pool import EnvPool
-from rlframe.samplers.base import CentralSampler, WorkersConfig, check_workers
+from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_workers
 
 
 @chz.chz
 class Config(WorkersConfig):
-    """For policies that are worth a device of their own, or one batched pass; the device may be the CPU too."""
+    """For policies that gain from a GPU or from one large batch. The device may also be the CPU."""
 
-    n_groups: int = count(1, "groups of workers; with 2, one steps while the other is acted for (alternating)")
+    n_groups: int = count(1, "groups of workers; with 2, one group steps while the agent acts for the other")
 
     @chz.validate
     def _check_groups(self) -> None:
         if self.n_groups < 1 or (self.n_workers != AUTO and self.n_groups > self.n_workers):
             raise ConfigError(
                 f"sampler.n_groups={self.n_groups} must be from 1 to sampler.n_workers={self.n_workers}: "
-                f"each group has a worker"
+                f"each group needs a worker"
             )
 
     def make_sampler(self, envs: EnvPool, agent: Agent, seed: int) -> GpuSampler:
         return GpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.n_groups)
 
 
-class GpuSampler(CentralSampler):
-    """Environments step in worker processes; all of a group are acted for at once."""
+class GpuSampler(LocalInferenceSampler):
+    """The agent acts for one group of workers at a time, while the other groups step."""
 
     def __init__(
-        self,
-        envs: EnvPool,
-        agent: Agent,
-        batch_T: int,
-        seed: int = 0,
-        decorrelation_steps: int = 0,
-        n_groups: int = 1,
+        self, envs: EnvPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0, n_groups: int = 1
     ) -> None:
         check_workers(envs, "GpuSampler")
         if not 1 <= n_groups <= len(envs.workers):
             raise ConfigError(
                 f"sampler.n_groups={n_groups} must be from 1 to sampler.n_workers={len(envs.workers)}: "
-                f"each group has a worker"
+                f"each group needs a worker"
             )
         first = first_of_rank(envs.n)
         rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)
-        collector = remote_collector(envs, agent, batch_T, rngs, True, n_groups, first)
+        collector = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first)
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, collector, rngs, backend)

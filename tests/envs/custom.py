@@ -35,7 +35,7 @@ SPACES: dict[str, spaces.Space] = {
 
 
 class Scripted(gymnasium.Env):
-    """Random observations; keeps what it was given and what it gave; ends and reports as told."""
+    """Random observations; records its actions and observations; ends and reports as its script says."""
 
     def __init__(self, observe: str = "box", act: str = "discrete", length: int = 4, script: str = "plain") -> None:
         self.observation_space, self.action_space = SPACES[observe], SPACES[act]
@@ -82,12 +82,12 @@ class Scripted(gymnasium.Env):
 
 
 def scripted(**kwargs: Any) -> gymnasium.Env:
-    """A Scripted."""
+    """Make a Scripted."""
     return Scripted(**kwargs)
 
 
 def stacked(padding: str) -> gymnasium.Env:
-    """Gray frames in Gymnasium's stacks of three."""
+    """Gray frames in Gymnasium's FrameStackObservation of three."""
     return FrameStackObservation(Scripted("gray", length=7), 3, padding_type=padding)
 
 
@@ -97,7 +97,7 @@ def broken(**kwargs: Any) -> gymnasium.Env:
 
 
 def nothing() -> Any:
-    """A callable that makes no environment."""
+    """A callable that does not return an environment."""
     return 3
 
 

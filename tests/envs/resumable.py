@@ -1,4 +1,4 @@
-"""Environments that tell their state in different ways, or do not tell it."""
+"""Environments whose state can be saved in different ways, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium.wrappers import FrameStackObservation, RescaleAction, TimeLimit
 
 
 class Walk(gymnasium.Env):
-    """A random walk, drawn from np_random at every step; the observation is where it is and how it came there."""
+    """A random walk with np_random; observes its place and the sum of the last three places."""
 
     def __init__(self, length: int = 7) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -37,7 +37,7 @@ class Walk(gymnasium.Env):
 
 
 class Pictures(Walk):
-    """Shows its place as a shade of gray: what a network looks at in torch, where there are several."""
+    """Shows its place as a gray image, so that the agent acts with torch instead of NumPy."""
 
     def __init__(self, length: int = 7) -> None:
         super().__init__(length)
@@ -48,7 +48,7 @@ class Pictures(Walk):
 
 
 class Hidden:
-    """What cannot be read as plain data."""
+    """An object that cannot be saved as plain data."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -74,7 +74,7 @@ class Opaque(Walk):
 
 
 class Unrepeatable(Opaque):
-    """Takes into an episode what came before it, and tells nobody."""
+    """Its observations depend on more than the episode's seed and actions."""
 
     n_made = 0
 
@@ -88,7 +88,7 @@ class Unrepeatable(Opaque):
 
 
 class Telling(Opaque):
-    """Says and takes its state itself; its generator is kept for it."""
+    """Has get_state and set_state, which do not include its generator."""
 
     n_told = 0
 
@@ -118,7 +118,7 @@ class LifeIsAll(gymnasium.Wrapper):
 
 
 def atari(game: str = "Breakout", sticky: float = 0.25, max_episode_steps: int = 40) -> gymnasium.Env:
-    """A game with the usual things in wrappers: lives, stacked frames, a time limit."""
+    """A game in wrappers: lives, stacked frames, a time limit."""
     options: dict[str, Any] = {"obs_type": "grayscale", "repeat_action_probability": sticky}
     env: Any = gymnasium.make(f"ALE/{game}-v5", disable_env_checker=True, **options)
     return TimeLimit(FrameStackObservation(LifeIsAll(env), 4), max_episode_steps)

@@ -1,4 +1,4 @@
-"""Rows to step into, and histories of random walks, for the tests of environments."""
+"""An EnvStep to write into, and histories of random actions, for the tests of environments."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from rlframe.envs import EnvConfig, Envs, EnvStep, make_envs
 
 
 def rows_for(envs: Envs) -> EnvStep:
-    """One row of `envs`, filled with what no environment writes."""
+    """An EnvStep for `envs`, filled with values that no environment writes."""
 
     def flags() -> np.ndarray:
         return np.ones(envs.n, np.bool_)
@@ -25,7 +25,7 @@ def rows_for(envs: Envs) -> EnvStep:
 
 @dataclass
 class Walk:
-    """What `walk` saw: the steps in order, each a copy, after the start."""
+    """The steps of `walk`, each a copy."""
 
     start: Any  # the first observation
     steps: list[EnvStep] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Walk:
 
 
 def walk(envs: Envs, n_steps: int, seed: int = 0) -> Walk:
-    """Reset, then random canonical actions."""
+    """Reset, then take random canonical actions."""
     rng = np.random.default_rng(seed)
     out = rows_for(envs)
     envs.reset(out)
@@ -48,5 +48,5 @@ def walk(envs: Envs, n_steps: int, seed: int = 0) -> Walk:
 
 
 def made(id_: Any, n: int, seeds: Any = None, backend: str = "auto", **kwargs: Any) -> Envs:
-    """A batch with seeds 10, 11, ... where none are given."""
+    """A batch of environments; the default seeds are 10, 11, ..."""
     return make_envs(EnvConfig(id_, kwargs, backend), n, list(seeds) if seeds is not None else list(range(10, 10 + n)))

@@ -25,7 +25,7 @@ def test_the_defaults_are_deepmind_preprocessing() -> None:
     assert envs.action_space.n == 4  # type: ignore[attr-defined]
 
 
-def test_lost_lives_terminate_while_the_game_goes_on(breakout: Walk) -> None:
+def test_lost_lives_terminate_while_the_game_continues(breakout: Walk) -> None:
     lost = breakout.terminated & ~breakout.ended
     assert lost.any()
     after = np.argwhere(lost[:-1])
@@ -43,7 +43,7 @@ def test_a_game_has_four_lives_lost_before_its_end(breakout: Walk) -> None:
     assert breakout.first[ends[0] + 1, 0]
 
 
-def test_whole_games_can_be_asked_for() -> None:
+def test_episodic_life_can_be_turned_off() -> None:
     seen = walk(made("ALE/Breakout-v5", 2, episodic_life=False), N_STEPS)
     np.testing.assert_array_equal(seen.terminated, seen.ended)
     np.testing.assert_array_equal(seen.valid[1:], ~seen.ended[:-1])
@@ -115,26 +115,26 @@ def test_continuous_actions_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "what"),
     [
-        ({"frame_skip": 4}, "env_kwargs.frame_skip is no option of ALE/Pong-v5; did you mean frameskip"),
-        ({"autoreset_mode": "SameStep"}, "env_kwargs.autoreset_mode is no option"),
-        ({"frameskip": 0}, "env_kwargs.frameskip=0 must be a whole number, at least 1"),
+        ({"frame_skip": 4}, "ALE/Pong-v5 has no option env_kwargs.frame_skip; did you mean frameskip"),
+        ({"autoreset_mode": "SameStep"}, "has no option env_kwargs.autoreset_mode"),
+        ({"frameskip": 0}, "env_kwargs.frameskip=0 must be a whole number of at least 1"),
         ({"num_threads": "two"}, "env_kwargs.num_threads='two' must be a whole number"),
         ({"repeat_action_probability": 1.5}, "env_kwargs.repeat_action_probability=1.5 must be a number from 0 to 1"),
         ({"episodic_life": "no"}, "env_kwargs.episodic_life='no' must be true or false"),
     ],
 )
-def test_a_wrong_option_is_refused(kwargs: dict[str, object], what: str) -> None:
+def test_a_wrong_option_is_an_error(kwargs: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         made("ALE/Pong-v5", 1, **kwargs)
     assert what in str(caught.value)
 
 
-def test_an_unknown_game_is_refused_with_the_nearest() -> None:
+def test_an_unknown_game_is_an_error_with_the_nearest_id() -> None:
     with pytest.raises(ConfigError, match="did you mean ALE/Breakout-v5"):
         made("ALE/Breakot-v5", 1)
 
 
-def test_the_plain_game_can_be_asked_for() -> None:
+def test_the_python_backend_makes_the_plain_game() -> None:
     envs = made("ALE/Pong-v5", 1, backend="python", obs_type="ram")
     assert envs.observation_space.shape == (128,)
     walk(envs, 3)

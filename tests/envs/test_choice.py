@@ -1,4 +1,4 @@
-"""Which backend serves which id, what is refused and with which words, and what processes may load."""
+"""`make_envs`: the backend chosen for each id, error messages, and imports."""
 
 import multiprocessing
 import pickle
@@ -9,7 +9,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, debug_envs, make, make_envs
-from rlframe.envs.registry import resolve
+from rlframe.envs.make import resolve
 from tests.envs.rows import made
 
 
@@ -33,7 +33,7 @@ def test_cartpole_is_native_from_eight_environments(n: int, kwargs: dict[str, ob
     assert made("CartPole-v1", n, **kwargs).backend == backend
 
 
-def test_a_backend_can_be_asked_for() -> None:
+def test_a_backend_can_be_chosen() -> None:
     assert made("CartPole-v1", 8, backend="python").backend == "python, 8 environments one by one"
     assert made("CartPole-v1", 2, backend="native").backend == "native CartPoleVectorEnv"
 
@@ -54,19 +54,19 @@ def test_without_envpool_python_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'pip install "rlframe[envpool]"' in message
 
 
-def test_an_unavailable_backend_is_refused_with_those_there_are() -> None:
+def test_an_unavailable_backend_is_an_error_that_lists_the_available_ones() -> None:
     assert refused("Taxi-v4", backend="native").endswith("; available: python")
     assert "; available: python" in refused("rlframe.envs.debug_envs:identity", backend="envpool")
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_an_unknown_backend_is_an_error() -> None:
     assert "did you mean native" in refused("CartPole-v1", backend="natve")
 
 
 @pytest.mark.parametrize("id_", ["CartPol-v1", "CartPole-v7", "CartPole"])
-def test_an_unknown_id_is_refused_with_the_nearest(id_: str) -> None:
+def test_an_unknown_id_is_an_error_with_the_nearest_id(id_: str) -> None:
     message = refused(id_)
-    assert f"env={id_} is unknown" in message
+    assert f"env={id_} is not registered" in message
     assert "CartPole-v1" in message
 
 
@@ -74,13 +74,13 @@ def test_an_unknown_id_is_refused_with_the_nearest(id_: str) -> None:
     ("id_", "what"),
     [
         ("tests.envs.custom:scriptd", "no 'scriptd'; did you mean scripted"),
-        ("tests.envs.custom:CONSTANT", "'CONSTANT' is not callable but 3"),
+        ("tests.envs.custom:CONSTANT", "'CONSTANT' is 3, which is not callable"),
         ("tests.envs.nowhere:env", "No module named 'tests.envs.nowhere'"),
-        ("tests.envs.custom:nothing", "made something of type int, not a gymnasium.Env"),
-        (3, "neither a Gymnasium id"),
+        ("tests.envs.custom:nothing", "returned a value of type int, not a gymnasium.Env"),
+        (3, "is not a Gymnasium id"),
     ],
 )
-def test_a_wrong_callable_is_refused(id_: object, what: str) -> None:
+def test_a_wrong_callable_is_an_error(id_: object, what: str) -> None:
     assert what in refused(id_)
 
 
@@ -89,8 +89,8 @@ def test_an_unknown_argument_is_named(backend: str) -> None:
     assert "sutton_barto_rewrd" in refused("CartPole-v1", backend=backend, sutton_barto_rewrd=True)
 
 
-def test_an_unknown_argument_is_answered_with_the_nearest() -> None:
-    assert "env_kwargs.dely is no argument" in refused("rlframe.envs.debug_envs:memory", dely=3)
+def test_an_unknown_argument_is_an_error_with_the_nearest_name() -> None:
+    assert "has no argument env_kwargs.dely" in refused("rlframe.envs.debug_envs:memory", dely=3)
     assert "did you mean delay" in refused("rlframe.envs.debug_envs:memory", dely=3)
 
 
@@ -98,7 +98,7 @@ def test_an_unknown_argument_is_answered_with_the_nearest() -> None:
     ("id_", "package", "extra"),
     [("Hopper-v5", "mujoco", "mujoco"), ("LunarLander-v3", "Box2D", "box2d"), ("ALE/Pong-v5", "ale_py", "atari")],
 )
-def test_a_missing_package_is_answered_with_what_to_install(
+def test_a_missing_package_is_an_error_that_says_what_to_install(
     id_: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -109,7 +109,7 @@ def test_a_missing_package_is_answered_with_what_to_install(
     assert "\n" not in message
 
 
-def test_seeds_must_be_as_many_as_environments() -> None:
+def test_each_environment_needs_a_seed() -> None:
     with pytest.raises(ValueError, match="n=2 environments"):
         make_envs(EnvConfig("CartPole-v1"), 2, [1])
 

@@ -1,4 +1,4 @@
-"""An environment at fault is named: index, seed, step and action; infos never crash a run."""
+"""Errors name the environment's index, seed, step and action; infos never crash a run."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvError, Envs
-from rlframe.envs.diagnostics import Means
+from rlframe.envs.base import InfoMeans
 from rlframe.envs.gymnasium_vector import NativeEnvs
 from tests.envs.rows import made, rows_for, walk
 
@@ -51,7 +51,7 @@ def test_a_fault_names_index_seed_step_and_action(fault: str, what: str) -> None
     assert re.search(r"environment 0 .*\(seed 101, episode 0, step 3, action 1\); ", str(error))
 
 
-def test_a_fault_in_a_reset_says_so() -> None:
+def test_an_error_in_a_reset_says_so() -> None:
     error = fault_of("reset")
     assert re.search(r"did not come back \(seed 101, episode 1, step 0, action the reset\)", str(error))
 
@@ -81,12 +81,12 @@ def test_numpy_numbers_are_real_numbers(script: str) -> None:
     ("script", "what"),
     [("vector_reward", "reward is not a real number"), ("flag_none", "`terminated` is not True or False but None")],
 )
-def test_rewards_and_flags_of_other_types_are_refused(script: str, what: str) -> None:
+def test_rewards_and_flags_of_other_types_are_an_error(script: str, what: str) -> None:
     with pytest.raises(EnvError, match=what):
         walk(made("tests.envs.custom:scripted", 2, script=script), 1)
 
 
-def test_a_choice_out_of_range_is_refused() -> None:
+def test_a_choice_out_of_range_is_an_error() -> None:
     with pytest.raises(EnvError, match=r"the observation is 4, outside Discrete\(4\)"):
         walk(made("tests.envs.custom:scripted", 1, observe="discrete", script="outside"), 1)
 
@@ -100,26 +100,26 @@ def test_infos_are_averaged_by_name_where_they_appear() -> None:
 
 
 def test_a_number_too_large_for_a_float_is_skipped_at_any_step() -> None:
-    means = Means()
+    means = InfoMeans()
     for value in (1, 10**400, 3):
         means.add({"n": value})
     assert means.pop() == {"n": 2.0}
 
 
 def test_single_precision_numbers_are_summed_in_double() -> None:
-    means = Means()
+    means = InfoMeans()
     for value in (2.0**24, 1.0, 1.0, 2.0):
         means.add({"x": np.float32(value)})
     assert means.pop() == {"x": 2.0**22 + 1.0}
 
 
-def test_infos_of_an_episode_are_forgotten_at_its_reset() -> None:
+def test_means_of_infos_start_over_at_a_reset() -> None:
     envs = made("tests.envs.custom:scripted", 1, script="infos")
     walk(envs, 7)  # four steps, the reset, two steps
     assert envs.pop_diagnostics(0)["always"] == 1.5
 
 
-def test_drawing_without_a_render_mode_says_what_to_ask_for() -> None:
+def test_rendering_without_a_render_mode_says_how_to_set_it() -> None:
     envs = made("CartPole-v1", 1, backend="python")
     with pytest.raises(EnvError, match="render_mode=rgb_array"):
         envs.frame(0)
@@ -137,7 +137,7 @@ def test_a_frame_is_a_picture() -> None:
 
 
 class Vector(VectorEnv):
-    """Two environments of three steps that report their time; at fault from step 2 as asked."""
+    """Two environments with episodes of three steps; `fault` shows from step 2 on."""
 
     def __init__(self, fault: str = "", mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
         self.metadata = {"autoreset_mode": mode}
@@ -192,12 +192,12 @@ def test_a_fault_of_a_whole_vector_environment_names_all_seeds(fault: str, what:
         walk(native(fault), 3)
 
 
-def test_another_autoreset_mode_is_refused() -> None:
+def test_another_autoreset_mode_is_an_error() -> None:
     with pytest.raises(ConfigError, match="NEXT_STEP"):
         NativeEnvs(Vector(mode=AutoresetMode.SAME_STEP), None, [7, 8], "native Vector")
 
 
-def test_a_reward_on_the_step_that_resets_is_refused() -> None:
+def test_a_reward_on_the_step_that_resets_is_an_error() -> None:
     envs = native()
     walk(envs, 3)
     vector = envs._env

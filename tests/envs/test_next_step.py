@@ -1,4 +1,4 @@
-"""Rows at the ends of episodes are the same whatever backend steps."""
+"""All backends write the same rows at the end of an episode (NEXT_STEP autoreset)."""
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,7 @@ from tests.envs.rows import Walk, made, rows_for, walk
 
 
 def check_rows(seen: Walk) -> None:
-    """What every backend promises of the steps after a reset."""
+    """The contract of every backend for the steps after a reset."""
     ended = np.concatenate([np.zeros_like(seen.ended[:1]), seen.ended])[:-1]  # at the step before
     assert ended.any(), "the walk ends no episode"
     np.testing.assert_array_equal(seen.valid, ~ended)
@@ -97,7 +97,7 @@ def test_environments_of_a_batch_differ(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["python", "native"])
-def test_a_round_begins_with_the_same_episodes_each_time_and_no_other_does(backend: str) -> None:
+def test_each_round_has_its_own_episodes_which_are_the_same_each_time(backend: str) -> None:
     envs = made("CartPole-v1", 2, backend=backend)
     out, starts = rows_for(envs), []
     for round_ in (0, 1, 0, 2):
@@ -115,7 +115,7 @@ def test_an_environment_depends_on_its_seed_and_not_on_its_place() -> None:
 
 @pytest.mark.parametrize(("length", "limit"), [(3, 0), (9, 4), (4, 4)])
 @pytest.mark.parametrize("script", ["plain", "numpy", "array_reward"])
-def test_one_environment_writes_the_flags_that_it_writes_among_others(script: str, length: int, limit: int) -> None:
+def test_a_batch_of_one_writes_the_same_flags_as_a_larger_batch(script: str, length: int, limit: int) -> None:
     def scripted() -> gymnasium.Env:
         return Scripted(length=length, script=script)
 

@@ -1,4 +1,4 @@
-"""Environments in the middle of an episode are brought back exactly, each by what it has; or they say why not."""
+"""Environments are restored exactly in the middle of an episode, or give the reason why they cannot be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N = 2
 
 
 def stored(value: Any) -> Any:
-    """What comes back from a snapshot: JSON and arrays."""
+    """A value after it has been stored in a snapshot: JSON and arrays."""
     arrays: dict[str, np.ndarray] = {}
     tree = json.loads(json.dumps(encode(value, arrays), allow_nan=False))
     return decode(tree, {name: array.copy() for name, array in arrays.items()})
@@ -43,7 +43,7 @@ def assert_steps_equal(one: list[EnvStep], other: list[EnvStep]) -> None:
 
 
 def restored(make: Callable[[], Envs], before: int, after: int = 60) -> tuple[list[str], Envs]:
-    """Walk, save, restore into fresh environments and walk on in both; which must be the same where it says so."""
+    """Save, restore into new environments and continue both; without a reason for a restart, they must be equal."""
     rng, envs, fresh = np.random.default_rng(3), make(), make()
     out = rows_for(envs)
     envs.reset(out)
@@ -69,23 +69,23 @@ CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Frozen
 
 @pytest.mark.parametrize("before", [1, 13])
 @pytest.mark.parametrize("id_", CLASSIC)
-def test_classic_environments_go_on_bit_for_bit(id_: str, before: int) -> None:
+def test_classic_environments_continue_bit_for_bit(id_: str, before: int) -> None:
     assert restored(kinds(id_), before)[0] == ["", ""]
 
 
 @pytest.mark.parametrize("id_", ["HalfCheetah-v5", "Ant-v5", "Humanoid-v5"])
-def test_mujoco_goes_on_bit_for_bit_in_what_lags_behind_the_state_too(id_: str) -> None:
+def test_mujoco_continues_bit_for_bit_including_derived_values(id_: str) -> None:
     pytest.importorskip("mujoco")
     assert restored(kinds(id_), 17, 20)[0] == ["", ""]
 
 
 @pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque, resumable.Telling, resumable.rescaled])
 @pytest.mark.parametrize("before", range(6, 10))
-def test_an_environment_that_draws_at_each_step_goes_on_bit_for_bit(env: Any, before: int) -> None:
+def test_an_environment_with_random_steps_continues_bit_for_bit(env: Any, before: int) -> None:
     assert restored(kinds(env), before, 40)[0] == ["", ""]
 
 
-def test_box2d_is_played_again_from_its_seed_and_actions() -> None:
+def test_box2d_is_replayed_from_its_seed_and_actions() -> None:
     pytest.importorskip("Box2D")
     reasons, fresh = restored(kinds("LunarLander-v3"), 30)
     assert reasons == ["", ""]
@@ -96,7 +96,7 @@ def leaves_nothing_out(envs: Envs) -> bool:
     return all("actions" in state and "state" not in state for state in envs.state())
 
 
-def test_what_was_played_again_can_be_saved_and_played_again_once_more() -> None:
+def test_a_replayed_episode_can_be_saved_and_replayed_again() -> None:
     make, rng = kinds(resumable.Opaque, length=30), np.random.default_rng(0)
     first, second, third = make(), make(), make()
     out = rows_for(first)
@@ -118,21 +118,21 @@ def test_what_was_played_again_can_be_saved_and_played_again_once_more() -> None
     assert_steps_equal(one, steps(third, 40, rng, row))
 
 
-def test_an_environment_that_tells_its_state_is_asked_first() -> None:
+def test_get_state_is_preferred_to_reading_attributes() -> None:
     resumable.Telling.n_told = 0
     restored(kinds(resumable.Telling), 5)
     assert resumable.Telling.n_told >= N
 
 
-def test_an_episode_that_goes_another_way_is_given_up_and_says_so() -> None:
+def test_an_episode_that_cannot_be_replayed_restarts_and_says_so() -> None:
     reasons, fresh = restored(kinds(resumable.Unrepeatable), 5)
-    assert all("went another way" in reason for reason in reasons)
+    assert all("gave a different episode" in reason for reason in reasons)
     out = rows_for(fresh)
     fresh.step(np.zeros(N, np.int64), out)
     assert out.valid.all(), "a new episode has begun"
 
 
-def test_an_episode_begun_anew_is_marked_in_its_row_and_has_the_next_seed() -> None:
+def test_a_restarted_episode_sets_first_and_has_the_next_seed() -> None:
     make = kinds(resumable.Unrepeatable)
     envs, fresh = make(), make()
     out = rows_for(envs)
@@ -148,7 +148,7 @@ def test_an_episode_begun_anew_is_marked_in_its_row_and_has_the_next_seed() -> N
 
 
 @pytest.mark.parametrize("sticky", [0.0, 0.25])
-def test_atari_in_wrappers_goes_on_bit_for_bit_also_with_sticky_actions(sticky: float) -> None:
+def test_wrapped_atari_continues_bit_for_bit_also_with_sticky_actions(sticky: float) -> None:
     pytest.importorskip("ale_py")
     reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 60, 60)
     assert reasons == ["", ""]
@@ -157,26 +157,26 @@ def test_atari_in_wrappers_goes_on_bit_for_bit_also_with_sticky_actions(sticky: 
 
 @pytest.mark.slow  # 12 s
 @pytest.mark.parametrize("game", ["Breakout", "Seaquest"])
-def test_games_with_lives_go_on_bit_for_bit(game: str) -> None:
+def test_games_with_lives_continue_bit_for_bit(game: str) -> None:
     pytest.importorskip("ale_py")
     assert restored(kinds(f"ALE/{game}-v5"), 400, 300)[0] == ["", ""]
 
 
-def test_a_numpy_vector_environment_goes_on_bit_for_bit() -> None:
+def test_a_numpy_vector_environment_continues_bit_for_bit() -> None:
     def make() -> Envs:
         return made("CartPole-v1", N, backend="native")
 
     assert restored(make, 30)[0] == ["", ""]
 
 
-def test_a_native_atari_environment_begins_new_games_and_says_so() -> None:
+def test_a_native_atari_environment_starts_new_games_and_says_so() -> None:
     pytest.importorskip("ale_py")
     reasons, _ = restored(lambda: made("ALE/Pong-v5", N, backend="native"), 5, 1)
-    assert all("does not tell" in reason for reason in reasons)
+    assert all("cannot save" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque])
-def test_each_episode_has_randomness_of_its_own_whatever_came_before(env: Any) -> None:
+def test_each_episode_has_its_own_randomness_independent_of_earlier_ones(env: Any) -> None:
     one, other = made(env, 1, [5], "python", length=2), made(env, 1, [5], "python", length=9)
     starts = []
     for envs in (one, other):
@@ -193,12 +193,12 @@ def test_each_episode_has_randomness_of_its_own_whatever_came_before(env: Any) -
 
 @pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque])
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_what_is_saved_before_it_shows_how_to_is_brought_back_too(env: Any, before: int) -> None:
+def test_a_state_saved_in_the_first_steps_is_restored_too(env: Any, before: int) -> None:
     assert restored(kinds(env, length=1), before)[0] == ["", ""]
     assert restored(kinds(env, length=5), before)[0] == ["", ""]
 
 
-def test_seeds_of_episodes_begin_with_the_own_one_and_do_not_repeat() -> None:
+def test_episode_seeds_start_with_the_environments_seed_and_do_not_repeat() -> None:
     seeds = EpisodeSeeds(11)
     drawn = [seeds[episode] for episode in range(300)]
     assert drawn[0] == 11
@@ -208,7 +208,7 @@ def test_seeds_of_episodes_begin_with_the_own_one_and_do_not_repeat() -> None:
 
 
 class Holder:
-    """Attributes of all plain kinds, some of them shared."""
+    """Attributes of all supported types; some are shared."""
 
     def __init__(self) -> None:
         self.numbers: Any = [1, 2.5, None, True, "text", b"bytes", (1, 2), {1, 2}, 2**70, float("nan")]
@@ -223,11 +223,11 @@ class Holder:
 
 def through(holder: Any) -> Any:
     fresh = Holder()
-    object_codec.put([fresh], [fresh], stored(object_codec.take([holder], [holder], {})), {})
+    object_codec.load_attributes([fresh], [fresh], stored(object_codec.save_attributes([holder], [holder], {})), {})
     return fresh
 
 
-def test_plain_attributes_come_back_with_their_types_and_what_they_share() -> None:
+def test_plain_attributes_keep_their_types_and_what_they_share() -> None:
     holder = Holder()
     holder.numbers.append("more")
     holder.rng.random(3)
@@ -249,22 +249,22 @@ def test_plain_attributes_come_back_with_their_types_and_what_they_share() -> No
 @pytest.mark.parametrize(
     "value", [object(), iter([1]), np.array([{}]), [lambda: 0], resumable.Hidden(), np.eye(4)[:, 1]]
 )
-def test_what_is_not_plain_is_refused_by_name(value: Any) -> None:
+def test_an_attribute_that_is_not_plain_data_is_an_error_with_its_name(value: Any) -> None:
     holder = Holder()
     holder.numbers = value
-    with pytest.raises(object_codec.Opaque, match=r"Holder\.numbers is a"):
-        object_codec.take([holder], [holder], {})
+    with pytest.raises(object_codec.StateError, match=r"Holder\.numbers is a"):
+        object_codec.save_attributes([holder], [holder], {})
 
 
-def test_arrays_that_share_memory_are_refused() -> None:
+def test_arrays_that_share_memory_are_an_error() -> None:
     holder = Holder()
     holder.numbers = holder.by_name["a", 1][:10]
-    with pytest.raises(object_codec.Opaque, match="share memory"):
-        object_codec.take([holder], [holder], {})
+    with pytest.raises(object_codec.StateError, match="share memory"):
+        object_codec.save_attributes([holder], [holder], {})
 
 
-def test_a_state_of_other_wrappers_is_refused() -> None:
+def test_a_state_of_other_wrappers_is_an_error() -> None:
     one, other = (gymnasium.make("CartPole-v1", max_episode_steps=n) for n in (5, -1))
     one.reset(seed=0)
-    with pytest.raises(object_codec.Opaque, match="layers"):
-        episode_state.put(other, stored(episode_state.take(one)))
+    with pytest.raises(object_codec.StateError, match="layers"):
+        episode_state.load_env(other, stored(episode_state.save_env(one)))

@@ -22,7 +22,7 @@ def scripts_of(envs: Any) -> list[Scripted]:
 
 
 def canonical(space: spaces.Space, value: Any) -> list[np.ndarray]:
-    """The leaves that `value` should be written as."""
+    """The expected leaves for `value`."""
     match space:
         case spaces.Dict():
             return [leaf for key, sub in space.spaces.items() for leaf in canonical(sub, value[key])]
@@ -64,7 +64,7 @@ def test_discrete_choices_count_from_zero_for_the_agent() -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "integers"])
-def test_an_unsupported_space_is_refused(kind: str) -> None:
+def test_an_unsupported_space_is_an_error(kind: str) -> None:
     with pytest.raises(ConfigError, match="space"):
         made("tests.envs.custom:scripted", 1, act=kind)
 

@@ -173,8 +173,8 @@ def test_stacks_of_a_game_are_rebuilt(game: str, compress: bool) -> None:
         rows.action[0], rows.reward[0] = rows.action[-1], rows.reward[-1]
         for t, action in enumerate(rows.actions()):
             action[...] = spaces.random_action(envs.action_space, rng, B)
-            stepper.begin(t)
-            stepper.finish(t)
+            stepper.start_step(t)
+            stepper.finish_step(t)
         history += list(rows.observation[:-1].copy())
         inputs = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
         answers: tuple[Any, Any, Any] = (None, (), ())

@@ -1,4 +1,4 @@
-"""DeviceStep gives what the agent's own step gives: staged on the CPU here, captured where there is a GPU."""
+"""CudaInference gives the same results as `agent.step`: on the CPU here, as a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlframe.core.struct import map_tree, write
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.env_pool import EnvPool
-from rlframe.rollout.inference import DeviceStep
+from rlframe.rollout.inference import CudaInference
 from rlframe.samplers import GpuSampler, SerialSampler
 from tests.samplers.made import agent_for, assert_equal, copied
 
@@ -32,14 +32,14 @@ def rows(rng: np.random.Generator) -> AgentInputs:
     )
 
 
-def check_steps(device: str, model: dict[str, Any], tolerance: float) -> DeviceStep:
+def check_steps(device: str, model: dict[str, Any], tolerance: float) -> CudaInference:
     """Several steps, with the parameters changed between, against the agent on the CPU."""
     agent, here = agent_for(OBSERVATION, ACTION, **model), agent_for(OBSERVATION, ACTION, **model)
     agent.to(device)
     rng = np.random.default_rng(0)
     state = here.initial_state(range(4))
     noise = torch.from_numpy(agent.noise(rng, (4,)))
-    step = DeviceStep(
+    step = CudaInference(
         agent, rows(rng), map_tree(lambda x: x.to(device), agent.initial_state(range(4))), noise.to(device)
     )
     for _ in range(5):
@@ -59,13 +59,13 @@ def check_steps(device: str, model: dict[str, Any], tolerance: float) -> DeviceS
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
-def test_a_staged_step_is_the_agents_own(model: dict[str, Any]) -> None:
+def test_without_a_graph_the_results_are_those_of_agent_step(model: dict[str, Any]) -> None:
     check_steps("cpu", model, 0.0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
-def test_a_captured_step_is_the_agents_own_and_sees_new_parameters(model: dict[str, Any]) -> None:
+def test_with_a_graph_the_results_are_those_of_agent_step_with_new_parameters(model: dict[str, Any]) -> None:
     assert check_steps("cuda:0", model, 1e-4)._graph is not None
 
 

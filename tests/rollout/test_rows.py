@@ -1,4 +1,4 @@
-"""What is in a batch: the rows of probe environments, one batch after another."""
+"""The contents of batches, on debug environments."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_the_last_row_of_inputs_is_the_first_of_the_next_batch(T: int) -> None:
         before = after
 
 
-def test_rows_do_not_depend_on_how_they_are_cut_into_batches() -> None:
+def test_rows_do_not_depend_on_batch_T() -> None:
     long, _ = sampler_for(debug_envs.memory, T=12, B=2, model_memory="gru")
     short, _ = sampler_for(debug_envs.memory, T=4, B=2, model_memory="gru")
     whole = long.collect()
@@ -83,7 +83,7 @@ def test_states_are_those_before_row_0_and_before_row_T() -> None:
     assert_equal(second.state, first.final_state)
 
 
-def test_samples_are_one_memory_used_again() -> None:
+def test_every_batch_uses_the_same_memory() -> None:
     sampler, _ = sampler_for(debug_envs.memory, T=3, B=2, model_memory="lstm")
     pointers = [leaf.data_ptr() for leaf in leaves(sampler.collect())]
     assert [leaf.data_ptr() for leaf in leaves(sampler.collect())] == pointers
@@ -116,7 +116,7 @@ def test_box_actions_are_stored_as_sampled_and_clipped_only_for_the_environment(
 
 
 class Pixels(gymnasium.Env):
-    """A picture whose every pixel is the number of the step."""
+    """An image whose pixels are the number of the step."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)

@@ -26,7 +26,7 @@ from rlframe.record.writers import read_csv
 from rlframe.replay import ReplayConfig
 from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import AsyncRl, MinibatchRlEval
-from rlframe.samplers import EvalConfig, Evaluator, RemoteSampler, SamplerProcess, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from tests.processes import DEADLINE_S, is_running, launched, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
@@ -47,10 +47,10 @@ def runner_for(
     **model: Any,
 ) -> Iterator[AsyncRl]:
     """A runner of an algorithm, by its config; its processes are gone in the end."""
-    process = SamplerProcess(sampling, env, supervision=Supervision(90.0, 9, name="sampler"))
+    process = BackgroundProcess(sampling, env, supervision=Supervision(90.0, 9, name="sampler"))
     try:
         agent = config.make_agent(process.observation_space, process.action_space, ModelConfig(hidden=(8,), **model), 0)
-        sampler = RemoteSampler(process, agent, n_slots)
+        sampler = BackgroundSampler(process, agent, n_slots)
         algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
         eval_env = EnvConfig(env.id, {}, "python")
         evaluator = Evaluator(eval_env, agent, EVAL)
@@ -202,7 +202,7 @@ def test_parameters_and_exploration_reach_the_sampler() -> None:
     with runner_for(config, EnvConfig("CartPole-v1", backend="python"), sampler_waits=True) as runner:
         runner.train()
         samples = runner.sampler.collect()
-        while runner.sampler.version < runner.sampler.posted:
+        while runner.sampler.version < runner.sampler.posted_version:
             samples = runner.sampler.collect()
         q, _ = runner.agent(samples.inputs[:-1], ())
         torch.testing.assert_close(samples.info.q, q.squeeze(-1).detach(), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
@@ -266,7 +266,7 @@ def test_a_sampler_of_this_process_is_refused() -> None:
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     sampler = SERIAL.make_sampler(envs, agent, 0)
     evaluator = Evaluator(PENDULUM, agent, EVAL)
-    with pytest.raises(TypeError, match="needs a RemoteSampler, whose process is its own, got SerialSampler"):
+    with pytest.raises(TypeError, match="needs a BackgroundSampler, whose process is its own, got SerialSampler"):
         AsyncRl(sampler, agent, config.make_algorithm(agent, sampler.batch_spec, 10, 0), 10, 10, evaluator)  # type: ignore[arg-type]
     evaluator.close()
     sampler.close()
@@ -281,7 +281,7 @@ def test_launch_runs_resumes_and_says_who_has_which_cores(tmp_path: Path, capsys
     words = [*WORDS, "sampler=serial"]
     assert main([*words, "runner.n_steps=512", f"log_dir={tmp_path}"]) == 0
     run = tmp_path / "run_0"
-    assert "in a process of its own" in (run / "debug.log").read_text()
+    assert "in a background process" in (run / "debug.log").read_text()
     header, _ = read_csv(run / "progress.csv")
     assert {"async/staleness_mean", "async/queue_mean", "time/fraction_sampler_waiting"} <= set(header)
     assert main([f"resume={run}", "runner.n_steps=1024"]) == 0

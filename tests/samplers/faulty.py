@@ -1,4 +1,4 @@
-"""Environments with real faults, for the tests of worker processes: which, when, where and how often is told."""
+"""Environments that fail for real, for the tests of worker processes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gymnasium import spaces
 _SEEDS = 2**20  # Coded observes a seed's remainder over this, which float32 holds exactly
 
 
-class Odd(Exception):
-    """Cannot be unpickled: its constructor asks for more than its message."""
+class Unpicklable(Exception):
+    """Cannot be unpickled: its constructor needs two arguments."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -78,7 +78,7 @@ def diverge() -> None:
 
 
 def fail_oddly() -> None:
-    raise Odd(1, 2)
+    raise Unpicklable(1, 2)
 
 
 def be_cancelled() -> None:
@@ -91,7 +91,7 @@ def lose_connection() -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """One of the functions above, or the name of a misfit, in the `at`th call of an environment's method `when`."""
+    """Fail in the `at`th call of method `when`: call a function above, or return the invalid value of this name."""
 
     what: Callable[[], None] | str
     when: str = "step"  # or reset, or constructor
@@ -101,14 +101,14 @@ class Fault:
     times: int = 1
 
     def is_due(self, when: str, call: int, seed: int) -> bool:
-        """Whether it happens in this call; marks that it did, and the time."""
+        """Whether to fail in this call; if so, records it in `path`."""
         if (when, call) != (self.when, self.at) or self.seed not in (-1, seed):
             return False
         return not self.path or count(self.path) < self.times
 
 
 def count(path: str) -> int:
-    """How often this has been called with `path`, by all processes; leaves a file `path.<n>` with the time."""
+    """The number of earlier calls with `path` by any process; writes the time into `path.<n>`."""
     number = 0
     while True:
         try:
@@ -120,12 +120,12 @@ def count(path: str) -> int:
 
 
 def counted_at(path: str) -> float:
-    """When `count` was first called, by the wall clock."""
+    """The wall-clock time of the first call of `count`."""
     return float(Path(f"{path}.0").read_text())
 
 
-def misfits(observation: np.ndarray, reward: float) -> dict[str, tuple[Any, Any]]:
-    """What an environment may return that its spaces forbid, by name."""
+def invalid_values(observation: np.ndarray, reward: float) -> dict[str, tuple[Any, Any]]:
+    """Invalid observations and rewards by name."""
     nan = np.full_like(observation, np.nan)
     return {
         "nan": (nan, reward),
@@ -136,7 +136,7 @@ def misfits(observation: np.ndarray, reward: float) -> dict[str, tuple[Any, Any]
 
 
 class Coded(gymnasium.Env):
-    """Observed is where the observation comes from: [seed, episode, step, action before]; the reward is the step.
+    """Observes [seed, episode, step, last action], so that every row shows its origin; the reward is the step.
 
     Episode k ends at step `length_of(length, k)`, in turn by termination and by truncation.
     """
@@ -150,7 +150,7 @@ class Coded(gymnasium.Env):
         self._perhaps_fail("constructor")
 
     def _perhaps_fail(self, when: str) -> str:
-        """Fail as told; the name of a misfit that `step` is to return."""
+        """Fail if a fault is due; returns the name of an invalid value for `step`."""
         self.calls[when] += 1
         for fault in self.faults:
             if fault.is_due(when, self.calls[when], self.seed):
@@ -173,22 +173,22 @@ class Coded(gymnasium.Env):
         assert self.time >= 0, "reset comes first"
         if self.pace_s:
             time.sleep(self.pace_s)
-        misfit = self._perhaps_fail("step")
+        invalid = self._perhaps_fail("step")
         self.time += 1
         over, ends = self.time >= length_of(self.length, self.episode), self.episode % 2 == 0
         observation, reward = self._observation(action), float(self.time)
-        if misfit:
-            observation, reward = misfits(observation, reward)[misfit]
+        if invalid:
+            observation, reward = invalid_values(observation, reward)[invalid]
         return observation, reward, over and ends, over and not ends, {"episode": self.episode}
 
 
 def length_of(length: int, episode: int) -> int:
-    """Steps of an episode of Coded."""
+    """The number of steps of an episode of Coded."""
     return length + episode % 3
 
 
 class Small(gymnasium.Env):
-    """Episodes of 5 steps in which nothing happens."""
+    """Episodes of 5 steps with reward 1."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Discrete(6), spaces.Discrete(2)
@@ -204,12 +204,12 @@ class Small(gymnasium.Env):
         return self.time, 1.0, self.time == 5, False, self.info()
 
     def info(self) -> dict[str, Any]:
-        """What it reports at each step."""
+        """The `info` of each step."""
         return {}
 
 
 class Modules(Small):
-    """Reports whether its process has torch loaded, and the size of the process."""
+    """Reports whether its process has imported torch, and its resident memory."""
 
     def info(self) -> dict[str, Any]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -217,7 +217,7 @@ class Modules(Small):
 
 
 class Threaded(Small):
-    """Has a thread and a lock, through which each step goes."""
+    """Steps in a thread of its own, with locks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Threaded(Small):
 
 
 class Closing(Small):
-    """Does something when it is closed."""
+    """Calls a function when it is closed."""
 
     def __init__(self, what: Callable[[], None]) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class Closing(Small):
 
 
 class Talkative(Small):
-    """Writes much to its standard output, and reports numbers by the thousand."""
+    """Prints a lot, and reports 20,000 numbers per episode."""
 
     def step(self, action: int) -> Any:
         print("x" * 20_000)
@@ -258,7 +258,7 @@ class Talkative(Small):
 
 
 class Different(Small):
-    """Has a space of its own in the second of all processes; `path` counts them."""
+    """Has another action space in the second process; `path` counts the processes."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Agents, samplers and algorithms on probe environments, for the tests of samplers, agents and algorithms."""
+"""Agents and samplers on debug environments, for the tests of samplers, agents and algorithms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def sampler_for(
     decorrelation_steps: int = 0,
     **kwargs: Any,
 ) -> tuple[SerialSampler, PolicyAgent]:
-    """A sampler and its agent; what begins with `model_` is the model's, the rest the environment's."""
+    """A sampler and its agent; kwargs that start with `model_` are for the model, the others for the environment."""
     model = {key.removeprefix("model_"): kwargs.pop(key) for key in list(kwargs) if key.startswith("model_")}
     envs = make_envs(EnvConfig(env, kwargs, "python"), B, env_seeds(seed, Role.ENV, B))
     agent = agent_for(envs.observation_space, envs.action_space, seed, **model)
@@ -39,12 +39,12 @@ def sampler_for(
 
 
 def copied(samples: Samples) -> Samples:
-    """Samples that the next `collect` does not overwrite."""
+    """A copy, which the next `collect` does not overwrite."""
     return samples.map(torch.clone)
 
 
 def assert_equal(one: Tree, other: Tree) -> None:
-    """Every array of two trees, exactly."""
+    """Assert that two trees have equal arrays, bit for bit."""
     pairs = list(zip(leaves(one), leaves(other), strict=True))
     assert pairs
     for a, b in pairs:

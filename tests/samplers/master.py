@@ -1,4 +1,4 @@
-"""A script that steps environments in workers, without torch, and ends, or is ended, as `test_orphans` says."""
+"""The script that test_orphans runs: it steps environments in workers, without torch, and ends in the given way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.env_pool import EnvPool, Supervision
-from rlframe.rollout.stepper import remote_steppers
+from rlframe.rollout.stepper import worker_steppers
 from rlframe.system.shared import share
 from rlframe.system.signals import stop_request
 from tests.samplers import faulty
@@ -23,28 +23,28 @@ faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
 supervision = Supervision(60.0, 9, method)
 envs = EnvPool(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
 rows = share(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
-(stepper,) = remote_steppers(envs, rows, 1)
+(stepper,) = worker_steppers(envs, rows, 1)
 
 
 def step(n_rounds: int) -> None:
-    """Step every environment 8 times a round."""
+    """Step every environment 8 times per round."""
     for _ in range(n_rounds):
         for t in range(8):
-            stepper.begin(t)
-            stepper.finish(t)
+            stepper.start_step(t)
+            stepper.finish_step(t)
 
 
 def work_for_a_while() -> None:
-    """Step, or let a worker hang without waiting for it."""
+    """Step, or make a worker hang without waiting for it."""
     if not faults:
         step(10)
         return
-    stepper.begin(0)
+    stepper.start_step(0)
     while not Path(f"{path}.0").exists():
         time.sleep(0.005)
 
 
-print(*[place.child.pid for place in envs.workers], flush=True)
+print(*[worker.child.pid for worker in envs.workers], flush=True)
 match ending:
     case "raise":
         work_for_a_while()

@@ -1,4 +1,4 @@
-"""Samplers with workers under faults: made, followed row by row, and gone without a trace."""
+"""Samplers with workers, for the tests of deaths, hangs and leaks; nothing of them may be left."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.samplers.made import agent_for, copied
 SLOW = pytest.mark.slow
 KINDS = ["cpu", "gpu", "alternating"]
 SEEDS = [11, 12, 13, 14]
-STRUCK = 13  # the seed of the first environment of worker 1
+FAULTY_SEED = 13  # the seed of the first environment of worker 1
 
 
 def supervision(timeout_s: float = 30.0, max_restarts: int = 100, method: str = "forkserver") -> Supervision:
-    """Patient enough for a busy machine."""
+    """With a timeout that is long enough for a busy machine."""
     return Supervision(timeout_s, max_restarts, method)
 
 
@@ -52,21 +52,21 @@ def _preload_torch() -> None:
 
 @contextmanager
 def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[EnvPool]:
-    """Four environments in worker processes, of which nothing is left at the end."""
+    """Four environments in worker processes, which must all have ended at the end."""
     _preload_torch()
     envs = EnvPool(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how), PRELOAD)
     try:
         yield envs
     finally:
         envs.close()
-        until(lambda: not any(is_running(place.child.pid) for place in envs.workers), 2.0)
+        until(lambda: not any(is_running(worker.child.pid) for worker in envs.workers), 2.0)
 
 
 @contextmanager
 def sampler_for(
     kind: str, env: Any = Coded, kwargs: Any = None, T: int = 8, steps_before: int = 0, model: Any = None, **how: Any
 ) -> Iterator[Sampler]:
-    """A sampler of one of KINDS with four environments in two workers; `how` is `supervision`'s, and n_workers."""
+    """A sampler of one of KINDS with four environments; `how`: arguments of `supervision`, and n_workers (2)."""
     with workers_for(env, kwargs or {}, **how) as envs:
         agent = agent_for(envs.observation_space, envs.action_space, 0, **(model or {}))
         sampler: Sampler
@@ -79,20 +79,20 @@ def sampler_for(
 
 
 def agent_of(sampler: Any, model: dict[str, Any]) -> PolicyAgent:
-    """An agent with the parameters of the sampler's."""
+    """An agent with the same parameters as the sampler's."""
     return agent_for(sampler.envs.observation_space, sampler.envs.action_space, 0, **model)
 
 
 def collected(sampler: Sampler, n_batches: int) -> list[Samples]:
-    """Batches in a row."""
+    """Consecutive batches."""
     return [copied(sampler.collect()) for _ in range(n_batches)]
 
 
 def restarts(sampler: Sampler) -> int:
-    """Processes replaced so far."""
+    """The number of processes replaced so far."""
     return int(sampler.counters()["sampler/restarts"])
 
 
 def warnings_of(caplog: Any) -> list[str]:
-    """What was logged as a warning."""
+    """The warnings in the log."""
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -1,4 +1,4 @@
-"""sampler=auto: the arithmetic on known costs, and the timing of a real environment and policy."""
+"""sampler=auto: predictions from known costs, and the timing of a real environment and policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine(n_workers: int = 8, n_cores: int = 8, env_threads: bool = False) -> 
 
 
 def costs(env: float, policy: float, worker_policy: float = 0.0) -> auto.Costs:
-    """The policy takes as long for any number of rows."""
+    """Costs in which the policy takes the same time for any number of rows."""
     rows = (1, 2, 4, 8, 16, 32)
     return auto.Costs(env, dict.fromkeys(rows, policy), dict.fromkeys(rows, worker_policy or policy))
 
@@ -44,7 +44,7 @@ def test_predictions_are_worked_out_by_hand() -> None:
     }
 
 
-def test_environments_with_threads_of_their_own_divide_the_serial_time() -> None:
+def test_threads_of_environments_divide_the_serial_time() -> None:
     config = serial.Config(batch_B=32)
     assert auto.predict(config, costs(100 * US, 70 * US), machine(env_threads=True)) == pytest.approx(470 * US)
 
@@ -56,7 +56,7 @@ def test_environments_with_threads_of_their_own_divide_the_serial_time() -> None
         (costs(300 * US, 400 * US, 40_000 * US), gpu.Config),  # a large network, fast on the device alone
     ],
 )
-def test_the_arithmetic_favours(known: auto.Costs, chosen: type) -> None:
+def test_the_fastest_candidate_is_chosen(known: auto.Costs, chosen: type) -> None:
     choice = auto.choose(CONFIG, known, machine())
     assert type(choice.config) is chosen
     assert choice.config.batch_B == 32
@@ -71,7 +71,7 @@ def test_two_groups_are_chosen_where_acting_and_stepping_take_equal_time() -> No
     assert choice.config.n_groups == 2
 
 
-def test_what_gains_little_is_left_serial() -> None:
+def test_serial_is_chosen_if_others_gain_little() -> None:
     known = costs(2 * US, 100 * US)  # 164 us a time step against 132
     assert isinstance(auto.choose(CONFIG, known, machine(2, 2)).config, serial.Config)
 
@@ -91,7 +91,7 @@ def test_choices_keep_sizes_and_supervision() -> None:
             assert (each.n_workers, each.timeout_s, each.max_restarts, each.start_method) == (3, 5.0, 2, "spawn")
 
 
-def test_one_environment_or_one_worker_leaves_out_what_cannot_be() -> None:
+def test_with_one_environment_or_worker_impossible_candidates_are_left_out() -> None:
     assert list(auto.candidates(auto.Config(batch_B=1), 1)) == ["serial"]
     assert list(auto.candidates(auto.Config(batch_B=4), 1)) == ["serial", "cpu, 1 workers", "gpu, 1 workers"]
 
@@ -100,7 +100,7 @@ def test_one_environment_or_one_worker_leaves_out_what_cannot_be() -> None:
     ("env", "n", "splits", "threads"),
     [("CartPole-v1", 16, False, False), ("CartPole-v1", 4, True, False), ("ALE/Pong-v5", 8, True, True)],
 )
-def test_what_can_be_split(env: str, n: int, splits: bool, threads: bool) -> None:
+def test_which_batches_can_be_split(env: str, n: int, splits: bool, threads: bool) -> None:
     if env.startswith("ALE"):
         pytest.importorskip("ale_py")
     assert can_split(EnvConfig(env), n) == splits
@@ -121,18 +121,18 @@ class Slow(gymnasium.Env):
 
 
 def measured(env: Any, **kwargs: Any) -> auto.Costs:
-    with closing(auto.Probe(EnvConfig(env, kwargs), 4, 2, 20.0)) as one:
+    with closing(auto.TimingProcess(EnvConfig(env, kwargs), 4, 2, 20.0)) as one:
         agent = agent_for(one.observation_space, one.action_space)
         return auto.measure(one, agent, (4, 8), 1)
 
 
-def test_the_environments_own_time_is_measured() -> None:
+def test_the_time_of_an_environments_step_is_measured() -> None:
     found = measured(Slow)
     assert 0.004 <= found.env_s < 0.02
     assert set(found.policy_s) == {4, 8}
     assert 0 < found.policy_s[8] < 0.1
 
 
-def test_an_environment_that_fails_is_told_before_anything_starts() -> None:
+def test_an_environment_that_fails_is_an_error_before_the_run_starts() -> None:
     with pytest.raises(EnvError, match="environment 0"):
         measured(debug_envs.faulty, fault="raise", at=5)

@@ -1,4 +1,4 @@
-"""A sampler in a process of its own: the batches it would give here, and what becomes of them when it dies."""
+"""BackgroundSampler: the same batches as in this process, versions of parameters, and the death of its process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.rollout.env_pool import Supervision, WorkersFailed
-from rlframe.samplers import RemoteSampler, SamplerProcess, cpu, gpu, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, cpu, gpu, serial
 from tests.processes import is_running, until
 from tests.samplers import faulty
+from tests.samplers.batch_history import BatchHistory, without_diagnostics
 from tests.samplers.faulty import Coded, Fault
 from tests.samplers.made import agent_for, assert_equal, copied
-from tests.samplers.story import Story, told
 from tests.samplers.supervised import collected, restarts, warnings_of
 
 CONFIGS: dict[str, Any] = {
@@ -42,14 +42,14 @@ def remote(
     timeout_s: float = 90.0,
     max_restarts: int = 9,
     **model: Any,
-) -> Iterator[tuple[RemoteSampler, PolicyAgent]]:
-    """A sampler of four environments, of which nothing is left in the end."""
+) -> Iterator[tuple[BackgroundSampler, PolicyAgent]]:
+    """A sampler of four environments, whose processes must all have ended at the end."""
     env = EnvConfig(Coded, kwargs or {}, "python")
-    process = SamplerProcess(CONFIGS[kind], env, 3, supervision=Supervision(timeout_s, max_restarts, name="sampler"))
+    process = BackgroundProcess(CONFIGS[kind], env, 3, supervision=Supervision(timeout_s, max_restarts, name="sampler"))
     pids = {process.child.pid}
     try:
         agent = agent_for(process.observation_space, process.action_space, 0, **model)
-        sampler = RemoteSampler(process, agent, n_slots)
+        sampler = BackgroundSampler(process, agent, n_slots)
         pids |= family(sampler)
         yield sampler, agent
         pids |= family(sampler)
@@ -58,8 +58,8 @@ def remote(
         until(lambda: not any(map(is_running, pids)), 5.0)
 
 
-def family(sampler: RemoteSampler) -> set[int]:
-    """The sampler's process and its workers, without the servers of forks."""
+def family(sampler: BackgroundSampler) -> set[int]:
+    """The sampler's process and its workers, without forkservers."""
     pid = sampler.process.child.pid
     if not is_running(pid):
         return set()
@@ -67,7 +67,7 @@ def family(sampler: RemoteSampler) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_first_batches_are_those_of_the_sampler_itself(kind: str) -> None:
+def test_the_first_batches_are_those_of_the_same_sampler_in_this_process(kind: str) -> None:
     with remote(kind, n_slots=3, **LSTM) as (sampler, agent):
         batches = collected(sampler, 6)
         trajectories = sampler.trajectories()
@@ -85,7 +85,7 @@ def test_the_first_batches_are_those_of_the_sampler_itself(kind: str) -> None:
 
 def test_batches_carry_the_version_they_were_sampled_with_and_lag_by_the_slots_at_most() -> None:
     with remote(n_slots=2) as (sampler, agent):
-        first = sampler.posted
+        first = sampler.posted_version
         versions = []
         for _ in range(6):
             batch = sampler.collect()
@@ -110,13 +110,13 @@ def test_a_batch_is_sampled_with_the_parameters_of_its_version() -> None:
                     parameter.fill_(scale)
             sampler.refresh(agent)
             batch = sampler.collect()
-            assert sampler.version == sampler.posted
+            assert sampler.version == sampler.posted_version
             _, value, _ = agent(batch.inputs[:-1], batch.state)
             torch.testing.assert_close(batch.info.value, value.detach())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["serial", "alternating"])
-def test_a_killed_process_is_replaced_and_its_columns_begin_anew(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_process_is_replaced_and_its_episodes_restart(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     with remote(kind) as (sampler, _):
         before = collected(sampler, 2)
         old = family(sampler)
@@ -127,8 +127,8 @@ def test_a_killed_process_is_replaced_and_its_columns_begin_anew(kind: str, capl
             after = [copied(sampler.collect())]
         after += collected(sampler, 3)
         assert after[0].inputs.first[0].all()
-        story = Story(after)
-        assert not story.cuts
+        history = BatchHistory(after)
+        assert not history.interruptions
         seeds = {float(x) for batch in before for x in batch.inputs.observation[..., 0].flatten()}
         assert seeds.isdisjoint({float(x) for x in after[0].inputs.observation[..., 0].flatten()}), "fresh ones"
         assert restarts(sampler) == 1
@@ -137,30 +137,30 @@ def test_a_killed_process_is_replaced_and_its_columns_begin_anew(kind: str, capl
     assert "was killed by SIGKILL" in line
 
 
-def test_a_death_between_batches_is_noticed_by_watching() -> None:
+def test_check_process_notices_a_death_between_batches() -> None:
     with remote(n_slots=1) as (sampler, _):
         sampler.collect()
         os.kill(sampler.process.child.pid, signal.SIGKILL)
         start = time.monotonic()
-        until(lambda: sampler.watch() or restarts(sampler) == 1, 30.0)
+        until(lambda: sampler.check_process() or restarts(sampler) == 1, 30.0)
         assert time.monotonic() - start < 30.0
         assert sampler.collect().inputs.first[0].all()
 
 
-def test_too_many_deaths_end_it_with_their_number() -> None:
+def test_too_many_deaths_are_an_error_with_their_number() -> None:
     fault = Fault(faulty.kill, at=30)
     said = "3 deaths of the sampler's process within an hour, and runner.max_restarts=2"
     with remote(kwargs={"faults": (fault,)}, max_restarts=2) as (sampler, _), pytest.raises(WorkersFailed, match=said):
         collected(sampler, 40)
 
 
-def test_deaths_in_a_row_without_a_batch_end_it() -> None:
+def test_deaths_in_a_row_without_a_batch_are_an_error() -> None:
     fault = Fault(faulty.kill, at=2)
     with remote(kwargs={"faults": (fault,)}) as (sampler, _), pytest.raises(WorkersFailed, match="5 times in a row"):
         sampler.collect()
 
 
-def test_an_error_of_an_environment_becomes_the_learners_with_its_traceback() -> None:
+def test_an_error_of_an_environment_is_raised_in_the_learner_with_its_traceback() -> None:
     with remote(kwargs={"faults": (Fault(faulty.diverge, at=9),)}) as (sampler, _):
         collected(sampler, 1)
         with pytest.raises(EnvError, match="the simulator diverged") as caught:
@@ -169,14 +169,14 @@ def test_an_error_of_an_environment_becomes_the_learners_with_its_traceback() ->
     assert "in sampler (process" in str(caught.value.__cause__)
 
 
-def test_an_error_in_the_start_is_raised_there_and_leaves_nothing() -> None:
+def test_an_error_at_start_is_raised_and_leaves_no_process() -> None:
     with pytest.raises(EnvError, match="the simulator diverged"):
-        SamplerProcess(
+        BackgroundProcess(
             CONFIGS["serial"], EnvConfig(Coded, {"faults": (Fault(faulty.diverge, "constructor"),)}, "python")
         )
 
 
-def test_a_hang_of_the_serial_sampler_is_noticed_by_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_serial_sampler_that_hangs_is_replaced_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     fault = Fault(faulty.hang_in_c, at=20)
     with remote(kwargs={"faults": (fault,)}, timeout_s=2.0) as (sampler, _):
         batches = collected(sampler, 5)
@@ -186,14 +186,14 @@ def test_a_hang_of_the_serial_sampler_is_noticed_by_its_deadline(caplog: pytest.
     assert "in hang_in_c" in warnings_of(caplog)[0]
 
 
-def test_a_slow_batch_whose_steps_are_in_time_is_let_be() -> None:
+def test_a_slow_batch_whose_steps_are_in_time_is_not_killed() -> None:
     with remote(kwargs={"pace_s": 0.1}, timeout_s=2.0) as (sampler, _):  # 8 steps of 4 environments: 3.2 s
         collected(sampler, 1)
         assert restarts(sampler) == 0
 
 
-def test_deaths_of_workers_are_the_samplers_own_and_counted(tmp_path: Path) -> None:
-    fault = Fault(faulty.kill, at=10, path=str(tmp_path / "struck"))
+def test_deaths_of_workers_are_handled_in_the_process_and_counted(tmp_path: Path) -> None:
+    fault = Fault(faulty.kill, at=10, path=str(tmp_path / "faults"))
     with remote("cpu", {"faults": (fault,), "pace_s": 0.01}) as (sampler, _):
         start = time.monotonic()
         batches = []
@@ -202,12 +202,12 @@ def test_deaths_of_workers_are_the_samplers_own_and_counted(tmp_path: Path) -> N
             assert time.monotonic() - start < 60.0
         assert sampler.process.restarts.n == 0
         assert restarts(sampler) == 1
-        story = Story(batches)
-        assert [env for _, env in story.cuts] in ([0, 1], [2, 3])
-        assert told(sampler.trajectories()) == story.ended
+        history = BatchHistory(batches)
+        assert [env for _, env in history.interruptions] in ([0, 1], [2, 3])
+        assert without_diagnostics(sampler.trajectories()) == history.ended
 
 
-def test_closing_breaks_off_a_long_batch() -> None:
+def test_closing_interrupts_a_long_batch() -> None:
     with remote("cpu", {"pace_s": 0.5}) as (sampler, _):  # a batch takes 8 s
         sampler._start()
         start = time.monotonic()
@@ -216,7 +216,7 @@ def test_closing_breaks_off_a_long_batch() -> None:
         assert time.monotonic() - start < 6.0
 
 
-def test_how_much_the_sampler_waits_is_told() -> None:
+def test_the_fraction_of_time_that_the_sampler_waits_is_reported() -> None:
     with remote() as (sampler, _):
         collected(sampler, 1)
         sampler.counters()
@@ -225,14 +225,14 @@ def test_how_much_the_sampler_waits_is_told() -> None:
         assert sampler.counters()["time/fraction_sampler_waiting"] > 0.5
 
 
-def test_saved_noise_is_new_each_time_and_goes_back_into_any_sampler() -> None:
+def test_saved_noise_is_new_each_time_and_can_be_loaded_by_any_sampler() -> None:
     with remote() as (sampler, _):
         saved = sampler.state_dict()
         sampler.load_state_dict(saved)
         again = sampler.state_dict()
         assert saved["noise"] != again["noise"]
         batch = copied(sampler.collect())
-        with pytest.raises(RuntimeError, match="cannot go back"):
+        with pytest.raises(RuntimeError, match="before the first collect"):
             sampler.load_state_dict(saved)
     config = CONFIGS["serial"]
     envs = config.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
@@ -243,6 +243,6 @@ def test_saved_noise_is_new_each_time_and_goes_back_into_any_sampler() -> None:
     envs.close()
 
 
-def test_a_deadline_below_that_of_the_workers_is_refused() -> None:
+def test_a_timeout_below_that_of_the_workers_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"runner.timeout_s=30.0 must be above sampler.timeout_s=60.0"):
-        SamplerProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))
+        BackgroundProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))

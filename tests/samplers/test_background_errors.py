@@ -1,4 +1,4 @@
-"""What environments and agents do wrong in worker processes reaches the parent whole; what they may do works there."""
+"""Errors of environments and agents in worker processes reach the parent; what is allowed there works."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rlframe.envs import EnvConfig, EnvError
 from rlframe.models import PolicyModel
 from rlframe.samplers import CpuSampler, EvalConfig, Evaluator
 from tests.samplers import faulty
-from tests.samplers.faulty import Coded, Fault, Odd, Small
+from tests.samplers.batch_history import BatchHistory
+from tests.samplers.faulty import Coded, Fault, Small, Unpicklable
 from tests.samplers.made import agent_for
-from tests.samplers.story import Story
-from tests.samplers.supervised import KINDS, SLOW, STRUCK, collected, sampler_for, supervision, workers_for
+from tests.samplers.supervised import FAULTY_SEED, KINDS, SLOW, collected, sampler_for, supervision, workers_for
 
 
-def story_of(error: BaseException) -> str:
-    """What a user sees of an error."""
+def traceback_of(error: BaseException) -> str:
+    """The traceback that a user sees."""
     return "".join(traceback.format_exception(error))
 
 
 @pytest.mark.parametrize(
     ("kind", "method"), [("cpu", "forkserver"), ("gpu", "forkserver"), ("alternating", "forkserver"), ("gpu", "spawn")]
 )
-def test_an_exception_of_an_environment_arrives_with_all_that_finds_it_again(kind: str, method: str) -> None:
-    fault = Fault(faulty.diverge, at=7, seed=STRUCK)
+def test_an_exception_of_an_environment_is_raised_with_all_facts_to_reproduce_it(kind: str, method: str) -> None:
+    fault = Fault(faulty.diverge, at=7, seed=FAULTY_SEED)
     with sampler_for(kind, kwargs={"faults": (fault,)}, method=method) as sampler:
         start = time.monotonic()
         with pytest.raises(EnvError) as caught:
@@ -58,7 +58,7 @@ def test_an_exception_of_an_environment_arrives_with_all_that_finds_it_again(kin
         ("reset", r"in worker \d .*environment \d raised: ValueError: .*seed 1\d, episode 0, step 0, action the reset"),
     ],
 )
-def test_an_exception_in_the_start_arrives_too(when: str, message: str) -> None:
+def test_an_exception_at_start_is_raised_too(when: str, message: str) -> None:
     with (
         pytest.raises(EnvError, match=message) as caught,
         sampler_for("gpu", kwargs={"faults": (Fault(faulty.diverge, when),)}),
@@ -79,18 +79,18 @@ def test_an_exception_in_evaluation_says_so() -> None:
             evaluator.evaluate()
     finally:
         evaluator.close()
-    assert "in diverge\n" in story_of(caught.value)
+    assert "in diverge\n" in traceback_of(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("misfit", "message"),
+    ("invalid", "message"),
     [("nan", "not finite"), ("nan_reward", "reward is not finite"), ("shape", r"shape \(2,\)"), ("dtype", "float64")],
 )
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_what_a_space_forbids_is_found_in_the_worker(kind: str, misfit: str, message: str) -> None:
+def test_invalid_values_are_found_in_the_worker(kind: str, invalid: str, message: str) -> None:
     with (
         pytest.raises(EnvError, match=rf"^in worker 1 .*environment 2 .*{message}.*seed 13, episode 0, step 2"),
-        sampler_for(kind, kwargs={"faults": (Fault(misfit, at=2, seed=STRUCK),)}) as sampler,
+        sampler_for(kind, kwargs={"faults": (Fault(invalid, at=2, seed=FAULTY_SEED),)}) as sampler,
     ):
         sampler.collect()
 
@@ -115,12 +115,12 @@ class Failing(PolicyModel):
     ("fail", "error", "message"),
     [
         (faulty.diverge, ValueError, "the simulator diverged"),
-        (faulty.fail_oddly, RuntimeError, "Odd: 1 and 2"),
+        (faulty.fail_oddly, RuntimeError, "Unpicklable: 1 and 2"),
         (faulty.lose_connection, ConnectionResetError, "the simulator's server is gone"),
         (faulty.be_cancelled, RuntimeError, "CancelledError: the simulator's task"),
     ],
 )
-def test_an_exception_of_the_agent_arrives_whatever_it_is(fail: Any, error: Any, message: str) -> None:
+def test_any_exception_of_the_agent_is_raised(fail: Any, error: Any, message: str) -> None:
     with workers_for(Coded, {}) as envs:
         agent = agent_for(envs.observation_space, envs.action_space)
         agent.model = Failing(agent.model, fail)  # type: ignore[assignment]
@@ -131,13 +131,13 @@ def test_an_exception_of_the_agent_arrives_whatever_it_is(fail: Any, error: Any,
     assert f"in {fail.__name__}\n" in str(caught.value.__cause__)
 
 
-def test_an_exception_that_cannot_be_unpickled_is_no_wonder() -> None:
+def test_the_unpicklable_exception_needs_two_arguments() -> None:
     with pytest.raises(TypeError):
-        Odd("1 and 2")  # type: ignore[call-arg, arg-type]
+        Unpicklable("1 and 2")  # type: ignore[call-arg, arg-type]
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=SLOW)])
-def test_lambdas_closures_and_local_classes_serve_as_environments(method: str) -> None:
+def test_lambdas_closures_and_local_classes_may_be_environments(method: str) -> None:
     length = 3
 
     class Local(Coded):
@@ -150,7 +150,7 @@ def test_lambdas_closures_and_local_classes_serve_as_environments(method: str) -
             assert sampler.trajectories()[0].length == length
 
 
-def test_an_environment_that_cannot_be_sent_is_refused_with_the_remedy() -> None:
+def test_an_environment_that_cannot_be_pickled_is_an_error_with_the_remedy() -> None:
     lock = threading.Lock()
 
     def locked() -> Any:
@@ -165,7 +165,7 @@ def test_an_environment_that_cannot_be_sent_is_refused_with_the_remedy() -> None
 
 
 class Lost:
-    """An environment that cannot be unpickled where it is to run."""
+    """An environment that cannot be unpickled in the worker."""
 
     def __call__(self) -> Any:
         return Small()
@@ -183,9 +183,9 @@ def test_an_environment_that_cannot_be_received_says_why() -> None:
     assert "in __setstate__" in str(caught.value.__cause__)
 
 
-def test_workers_whose_spaces_differ_are_told_apart(tmp_path: Path) -> None:
+def test_workers_with_different_spaces_are_an_error(tmp_path: Path) -> None:
     kwargs = {"path": str(tmp_path / "processes")}
-    message = r"^worker \d \(environments (\d) to \1\) has other spaces than worker 0: .*Discrete.*Discrete"
+    message = r"^worker \d \(environments (\d) to \1\) has different spaces from worker 0: .*Discrete.*Discrete"
     with pytest.raises(EnvError, match=message), workers_for(faulty.Different, kwargs, n_workers=4):
         pass
 
@@ -197,7 +197,7 @@ def test_an_environment_may_have_threads_and_locks(method: str) -> None:
         assert len(sampler.trajectories()) == 4 * 2
 
 
-def test_an_environment_may_talk_much() -> None:
+def test_an_environment_may_print_and_report_a_lot() -> None:
     with sampler_for("cpu", faulty.Talkative) as sampler:
         collected(sampler, 2)
         (first, *_) = sampler.trajectories()
@@ -206,25 +206,25 @@ def test_an_environment_may_talk_much() -> None:
 
 def test_each_environment_may_have_a_process() -> None:
     with sampler_for("alternating", n_workers=4) as sampler:
-        assert Story(collected(sampler, 2)).ended
+        assert BatchHistory(collected(sampler, 2)).ended
 
 
-def test_samplers_stand_side_by_side_and_in_threads() -> None:
-    stories: list[Story] = []
+def test_samplers_may_run_together_and_in_threads() -> None:
+    histories: list[BatchHistory] = []
 
     def run(kind: str) -> None:
         with sampler_for(kind) as sampler:
-            stories.append(Story(collected(sampler, 3)))
+            histories.append(BatchHistory(collected(sampler, 3)))
 
     threads = [threading.Thread(target=run, args=(kind,)) for kind in KINDS]
     with ExitStack() as stack:
         sampler = stack.enter_context(sampler_for("gpu"))
         for thread in threads:
             thread.start()
-        stories.append(Story(collected(sampler, 3)))
+        histories.append(BatchHistory(collected(sampler, 3)))
         for thread in threads:
             thread.join(30)
-    assert [len(story.ended) for story in stories] == [len(stories[0].ended)] * 4
+    assert [len(history.ended) for history in histories] == [len(histories[0].ended)] * 4
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -234,4 +234,4 @@ def test_the_thread_that_made_a_sampler_may_end_before_it(method: str) -> None:
         thread = threading.Thread(target=lambda: made.append(stack.enter_context(sampler_for("gpu", method=method))))
         thread.start()
         thread.join(30)
-        assert not Story(collected(made[0], 3)).cuts
+        assert not BatchHistory(collected(made[0], 3)).interruptions

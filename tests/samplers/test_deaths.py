@@ -1,4 +1,4 @@
-"""Worker processes die for real, anywhere: the run goes on, and no row mixes what was with what came after."""
+"""Worker processes are killed at any point: the run continues, and no row mixes two processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlframe.rollout.env_pool import WorkersFailed
 from rlframe.samplers import GpuSampler
 from tests.processes import until
 from tests.samplers import faulty
+from tests.samplers.batch_history import BatchHistory, assert_states_match_rows, column, without_diagnostics
 from tests.samplers.faulty import Fault
 from tests.samplers.made import assert_equal
-from tests.samplers.story import Story, assert_state_is_that_of_the_rows, column, told
-from tests.samplers.supervised import KINDS, SLOW, STRUCK, agent_of, collected, restarts, sampler_for, warnings_of
+from tests.samplers.supervised import FAULTY_SEED, KINDS, SLOW, agent_of, collected, restarts, sampler_for, warnings_of
 
 LSTM = {"memory": "lstm", "memory_size": 4, "feed_back": True}
 CASES = [("cpu", 1), ("cpu", 8), ("gpu", 1), ("gpu", 8), ("alternating", 8)]  # kind, T
@@ -35,12 +35,12 @@ def kill(sampler: Any, worker: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[tuple[str, int], Any]:
-    """Batches of samplers that nothing happens to."""
+    """Batches of samplers whose workers do not die."""
     made = {}
     for kind, T in CASES:
         with sampler_for(kind, T=T, model=LSTM) as sampler:
             made[kind, T] = collected(sampler, 32 // T)
-            Story(made[kind, T])
+            BatchHistory(made[kind, T])
     return made
 
 
@@ -48,16 +48,16 @@ def undisturbed() -> dict[tuple[str, int], Any]:
 def test_a_death_in_a_step_cuts_the_episodes_of_that_worker_and_no_other(
     kind: str, T: int, undisturbed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kwargs = {"faults": (Fault(faulty.kill, at=13, seed=STRUCK),)}
+    kwargs = {"faults": (Fault(faulty.kill, at=13, seed=FAULTY_SEED),)}
     with sampler_for(kind, kwargs=kwargs, T=T, model=LSTM) as sampler:
         batches = collected(sampler, 32 // T)
         assert restarts(sampler) == 1
-        story, trajectories = Story(batches), sampler.trajectories()
-        assert_state_is_that_of_the_rows(agent_of(sampler, LSTM), batches)
-    ((t, _), (same_t, _)) = story.cuts
-    assert story.cuts == [(t, 2), (same_t, 3)]
+        history, trajectories = BatchHistory(batches), sampler.trajectories()
+        assert_states_match_rows(agent_of(sampler, LSTM), batches)
+    ((t, _), (same_t, _)) = history.interruptions
+    assert history.interruptions == [(t, 2), (same_t, 3)]
     assert t == same_t
-    assert told(trajectories) == story.ended
+    assert without_diagnostics(trajectories) == history.ended
     assert_equal(column(batches, 0, 2), column(undisturbed[kind, T], 0, 2))
     whole = slice(0, t // T)
     assert_equal(column(batches[whole], 2, 4), column(undisturbed[kind, T][whole], 2, 4))
@@ -76,23 +76,23 @@ def test_a_death_between_batches_cuts_at_the_next_ones_first_row(kind: str, T: i
         batches = collected(sampler, n)
         kill(sampler)
         batches += collected(sampler, n)
-        story = Story(batches)
-        assert told(sampler.trajectories()) == story.ended
-        assert_state_is_that_of_the_rows(agent_of(sampler, LSTM), batches)
-    assert story.cuts == [(16, 2), (16, 3)]
+        history = BatchHistory(batches)
+        assert without_diagnostics(sampler.trajectories()) == history.ended
+        assert_states_match_rows(agent_of(sampler, LSTM), batches)
+    assert history.interruptions == [(16, 2), (16, 3)]
     assert_equal(column(batches, 0, 2), column(undisturbed[kind, T], 0, 2))
     assert_equal(column(batches[:n], 2, 4), column(undisturbed[kind, T][:n], 2, 4))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_death_in_a_reset_cuts_no_episode_of_that_environment(kind: str) -> None:
-    with sampler_for(kind, kwargs={"faults": (Fault(faulty.kill, "reset", 3, STRUCK),)}) as sampler:
-        story = Story(collected(sampler, 4))
-        assert told(sampler.trajectories()) == story.ended
-    (t, env), (_, other) = story.cuts
+    with sampler_for(kind, kwargs={"faults": (Fault(faulty.kill, "reset", 3, FAULTY_SEED),)}) as sampler:
+        history = BatchHistory(collected(sampler, 4))
+        assert without_diagnostics(sampler.trajectories()) == history.ended
+    (t, env), (_, other) = history.interruptions
     assert (env, other) == (2, 3)
-    assert not story.valid[t, 2]
-    assert (story.terminated | story.truncated)[t - 1, 2]
+    assert not history.valid[t, 2]
+    assert (history.terminated | history.truncated)[t - 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -100,34 +100,34 @@ def test_a_death_in_a_reset_cuts_no_episode_of_that_environment(kind: str) -> No
     [("constructor", 1, 2, 0), ("constructor", 1, 1, 3), ("reset", 1, 1, 0), ("reset", 1, 1, 3), ("step", 2, 1, 3)],
 )
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_a_death_in_the_start_is_made_good_before_the_first_row(
+def test_a_worker_that_dies_at_start_is_replaced_before_the_first_row(
     kind: str, when: str, at: int, times: int, steps_before: int, tmp_path: Path
 ) -> None:
-    faults = (Fault(faulty.kill, when, at, path=str(tmp_path / "struck"), times=times),)
+    faults = (Fault(faulty.kill, when, at, path=str(tmp_path / "faults"), times=times),)
     with sampler_for(kind, kwargs={"faults": faults}, steps_before=steps_before) as sampler:
         assert restarts(sampler) == times
-        story = Story(collected(sampler, 2))
-    assert story.first[0].all()
-    assert not story.cuts
+        history = BatchHistory(collected(sampler, 2))
+    assert history.first[0].all()
+    assert not history.interruptions
 
 
 @pytest.mark.parametrize(
     ("kind", "T"),
     [("cpu", 1), ("alternating", 8), pytest.param("cpu", 8, marks=SLOW), pytest.param("gpu", 1, marks=SLOW)],
 )
-def test_deaths_again_and_again_leave_every_row_sound(kind: str, T: int, tmp_path: Path) -> None:
-    faults = (Fault(faulty.kill, at=7), Fault(faulty.kill, "reset", 2, path=str(tmp_path / "struck"), times=3))
+def test_repeated_deaths_leave_every_row_valid(kind: str, T: int, tmp_path: Path) -> None:
+    faults = (Fault(faulty.kill, at=7), Fault(faulty.kill, "reset", 2, path=str(tmp_path / "faults"), times=3))
     with sampler_for(kind, kwargs={"faults": faults}, T=T) as sampler:
         batches = collected(sampler, 24 // T)
-        story = Story(batches)
-        assert told(sampler.trajectories()) == story.ended
+        history = BatchHistory(batches)
+        assert without_diagnostics(sampler.trajectories()) == history.ended
         n_restarts = restarts(sampler)
     assert n_restarts >= 4
-    assert len(set.union(*story.seeds)) > 6, "seeds are always fresh"
-    assert {env for _, env in story.cuts} == {0, 1, 2, 3}
+    assert len(set.union(*history.seeds)) > 6, "seeds are always fresh"
+    assert {env for _, env in history.interruptions} == {0, 1, 2, 3}
 
 
-def test_a_death_while_the_worker_is_asked_for_its_noise_costs_its_episodes_only() -> None:
+def test_a_death_before_noise_is_saved_costs_only_the_workers_episodes() -> None:
     with sampler_for("cpu") as sampler:
         batches = collected(sampler, 1)
         kill(sampler)
@@ -138,16 +138,16 @@ def test_a_death_while_the_worker_is_asked_for_its_noise_costs_its_episodes_only
         batches += collected(sampler, 1)
         assert sampler.state_dict()["noise"] != noise
         assert restarts(sampler) == 2
-        assert Story(batches).cuts == [(8, 2), (8, 3), (16, 0), (16, 1)]
+        assert BatchHistory(batches).interruptions == [(8, 2), (8, 3), (16, 0), (16, 1)]
 
 
-def test_a_death_while_the_worker_is_asked_for_its_diagnostics_costs_its_episodes_only(
+def test_a_death_before_diagnostics_are_read_costs_only_the_workers_episodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with sampler_for("gpu") as sampler:
         assert isinstance(sampler, GpuSampler)
         (stepper,) = sampler.collector.steppers
-        tell = stepper.events
+        tell = stepper.pop_events
 
         def die_and_tell() -> Any:
             kill(sampler)
@@ -155,10 +155,10 @@ def test_a_death_while_the_worker_is_asked_for_its_diagnostics_costs_its_episode
             return tell()
 
         with monkeypatch.context() as patch:
-            patch.setattr(stepper, "events", die_and_tell)
+            patch.setattr(stepper, "pop_events", die_and_tell)
             batches = collected(sampler, 1)
         batches += collected(sampler, 1)
-        assert Story(batches).cuts == [(8, 2), (8, 3)]
+        assert BatchHistory(batches).interruptions == [(8, 2), (8, 3)]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("cpu", marks=SLOW), "gpu"])
@@ -166,15 +166,15 @@ def test_a_death_is_noticed_while_another_worker_is_slow(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = Fault(faulty.be_slow, at=3, seed=11)
-    struck = Fault(faulty.kill, at=3, seed=STRUCK, path=str(tmp_path / "struck"))
-    with sampler_for(kind, kwargs={"faults": (slow, struck)}, T=4) as sampler:
+    fault = Fault(faulty.kill, at=3, seed=FAULTY_SEED, path=str(tmp_path / "faults"))
+    with sampler_for(kind, kwargs={"faults": (slow, fault)}, T=4) as sampler:
         sampler.collect()
     (record,) = [record for record in caplog.records if "killed by SIGKILL" in record.getMessage()]
-    assert record.created - faulty.counted_at(struck.path) < 1.0
+    assert record.created - faulty.counted_at(fault.path) < 1.0
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "told_as"),
+    ("kind", "what", "logged_as"),
     [
         ("gpu", faulty.abort, r"killed by SIGABRT, at\n[^$]*in abort\n"),
         ("cpu", faulty.crash, r"killed by SIGSEGV, at\n[^$]*in crash\n"),
@@ -182,16 +182,16 @@ def test_a_death_is_noticed_while_another_worker_is_slow(
         ("cpu", faulty.leave, "ended with exit status 4"),
     ],
 )
-def test_other_ends_of_the_process_count_as_deaths_too(
-    kind: str, what: Any, told_as: str, caplog: pytest.LogCaptureFixture
+def test_every_end_of_a_worker_process_counts_as_a_death(
+    kind: str, what: Any, logged_as: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with sampler_for(kind, kwargs={"faults": (Fault(what, at=5, seed=STRUCK),)}) as sampler:
-        assert len(Story(collected(sampler, 2)).cuts) == 2
-    assert re.search(told_as, "".join(warnings_of(caplog)))
+    with sampler_for(kind, kwargs={"faults": (Fault(what, at=5, seed=FAULTY_SEED),)}) as sampler:
+        assert len(BatchHistory(collected(sampler, 2)).interruptions) == 2
+    assert re.search(logged_as, "".join(warnings_of(caplog)))
 
 
 @pytest.mark.slow
-def test_the_end_of_the_server_of_forks_ends_no_run() -> None:
+def test_a_run_survives_the_death_of_the_forkserver() -> None:
     with sampler_for("gpu") as sampler:
         batches = collected(sampler, 1)
         server = psutil.Process(sampler.envs.workers[0].child.pid).parent()  # type: ignore[attr-defined]
@@ -200,13 +200,13 @@ def test_the_end_of_the_server_of_forks_ends_no_run() -> None:
         server.kill()
         kill(sampler)
         batches += collected(sampler, 2)
-        assert {(8, 2), (8, 3)} <= set(Story(batches).cuts)
+        assert {(8, 2), (8, 3)} <= set(BatchHistory(batches).interruptions)
 
 
 @pytest.mark.parametrize(
     ("kind", "when"), [("gpu", "constructor"), ("gpu", "reset"), pytest.param("cpu", "step", marks=SLOW)]
 )
-def test_a_worker_that_always_dies_ends_the_run_with_its_name_and_the_count(kind: str, when: str) -> None:
+def test_a_worker_that_always_dies_ends_the_run_with_its_name_and_count(kind: str, when: str) -> None:
     start = time.monotonic()
     with (
         pytest.raises(WorkersFailed, match=r"^worker 0 .* killed by SIGKILL .*; so it did 5 times in a row"),
@@ -229,16 +229,16 @@ def test_no_more_workers_are_replaced_than_allowed(kind: str, max_restarts: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_deaths_at_random_times_leave_every_row_sound(kind: str) -> None:
+def test_deaths_at_random_times_leave_every_row_valid(kind: str) -> None:
     with sampler_for(kind, T=16, n_workers=3, model=LSTM, max_restarts=1000) as sampler:
-        places, over, rng = sampler.envs.workers, threading.Event(), np.random.default_rng(0)  # type: ignore[attr-defined]
+        workers, over, rng = sampler.envs.workers, threading.Event(), np.random.default_rng(0)  # type: ignore[attr-defined]
 
         def kill_now_and_then() -> None:
             while not over.wait(rng.uniform(0.05, 0.25)):
-                place = rng.choice(places)
-                if place.fruitless < 2:  # a busy machine starts processes slowly
+                worker = rng.choice(workers)
+                if worker.deaths_in_a_row < 2:  # a busy machine starts processes slowly
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(place.child.pid, signal.SIGKILL)
+                        os.kill(worker.child.pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill_now_and_then)
         killer.start()
@@ -250,7 +250,7 @@ def test_deaths_at_random_times_leave_every_row_sound(kind: str) -> None:
         finally:
             over.set()
             killer.join()
-        story = Story(batches)
-        assert told(sampler.trajectories()) == story.ended
+        history = BatchHistory(batches)
+        assert without_diagnostics(sampler.trajectories()) == history.ended
         assert restarts(sampler) > 10
-        assert_state_is_that_of_the_rows(agent_of(sampler, LSTM), batches)
+        assert_states_match_rows(agent_of(sampler, LSTM), batches)

@@ -1,4 +1,4 @@
-"""The evaluator: a fixed number of episodes of each environment, apart from training."""
+"""Evaluator: a fixed number of episodes of each environment, separate from training."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
 
 
 class Lengths(gymnasium.Env):
-    """Episodes of 1 or of 40 steps, as its own seed says; the return is the length."""
+    """Episodes of 1 or 40 steps at random; the return is the length."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Discrete(2), spaces.Discrete(2)
@@ -84,7 +84,7 @@ def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
     greedy.evaluate()
     samples = greedy.collector.samples
     with torch.no_grad():
-        params = greedy.collector.actors[0].agent(samples.inputs[:-1], ())[0]
+        params = greedy.collector.inferences[0].agent(samples.inputs[:-1], ())[0]
     assert torch.equal(samples.action, params.argmax(-1))
     exploring.evaluate()
     samples = exploring.collector.samples
@@ -104,7 +104,7 @@ def test_one_seed_gives_one_evaluation(explore: bool) -> None:
     assert other.evaluate(1) != second
 
 
-def test_every_evaluation_begins_its_episodes_and_memory_afresh() -> None:
+def test_every_evaluation_resets_episodes_and_memory() -> None:
     env = debug_envs.time_limit(length=5)
     agent = agent_for(env.observation_space, env.action_space, memory="gru", memory_size=4)
     config = EnvConfig(debug_envs.time_limit, {"length": 5}, "python")
@@ -122,7 +122,7 @@ def test_an_episode_without_end_is_an_error_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("config", [EvalConfig(n_envs=0), EvalConfig(n_episodes=0)])
-def test_an_evaluation_of_nothing_is_refused(config: EvalConfig) -> None:
+def test_an_evaluation_without_episodes_is_an_error(config: EvalConfig) -> None:
     with pytest.raises(ConfigError, match=r"eval\.n_episodes=\d+ and eval\.n_envs=\d+ must be at least 1"):
         evaluator_for(Lengths, config)
 

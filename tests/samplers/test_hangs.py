@@ -1,4 +1,4 @@
-"""Workers that give no sign are killed after their deadline, and their stack is told; who is merely slow is let be."""
+"""Workers that hang are killed after the timeout, and their stack is logged; slow ones are not killed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlframe.envs import EnvConfig
 from rlframe.samplers import EvalConfig, Evaluator, GpuSampler
 from tests.processes import until
 from tests.samplers import faulty
+from tests.samplers.batch_history import LENGTH, BatchHistory, without_diagnostics
 from tests.samplers.faulty import Coded, Fault, length_of
 from tests.samplers.made import agent_for
-from tests.samplers.story import LENGTH, Story, told
-from tests.samplers.supervised import SLOW, STRUCK, collected, restarts, sampler_for, supervision, warnings_of
+from tests.samplers.supervised import FAULTY_SEED, SLOW, collected, restarts, sampler_for, supervision, warnings_of
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ from tests.samplers.supervised import SLOW, STRUCK, collected, restarts, sampler
         pytest.param("gpu", faulty.stop, marks=SLOW),
     ],
 )
-def test_a_hang_costs_the_episodes_of_that_worker_and_tells_where_it_was(
+def test_a_hang_costs_only_the_workers_episodes_and_its_stack_is_logged(
     kind: str, what: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with sampler_for(kind, kwargs={"faults": (Fault(what, at=10, seed=STRUCK),)}, timeout_s=1.0) as sampler:
-        story = Story(collected(sampler, 3))
-        assert told(sampler.trajectories()) == story.ended
-        assert [env for _, env in story.cuts] == [2, 3]
+    with sampler_for(kind, kwargs={"faults": (Fault(what, at=10, seed=FAULTY_SEED),)}, timeout_s=1.0) as sampler:
+        history = BatchHistory(collected(sampler, 3))
+        assert without_diagnostics(sampler.trajectories()) == history.ended
+        assert [env for _, env in history.interruptions] == [2, 3]
         assert restarts(sampler) == 1
     (line,) = warnings_of(caplog)
     assert "worker 1" in line
@@ -44,15 +44,15 @@ def test_a_hang_costs_the_episodes_of_that_worker_and_tells_where_it_was(
 
 
 @pytest.mark.parametrize("when", ["constructor", pytest.param("reset", marks=SLOW)])
-def test_a_hang_in_the_start_is_made_good(when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fault = Fault(faulty.hang_in_c, when, path=str(tmp_path / "struck"))
+def test_a_worker_that_hangs_at_start_is_replaced(when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fault = Fault(faulty.hang_in_c, when, path=str(tmp_path / "faults"))
     with sampler_for("gpu", kwargs={"faults": (fault,)}, timeout_s=1.0) as sampler:
         assert restarts(sampler) == 1
-        assert not Story(collected(sampler, 2)).cuts
+        assert not BatchHistory(collected(sampler, 2)).interruptions
     assert "in hang_in_c" in warnings_of(caplog)[0]
 
 
-def test_a_batch_may_take_longer_than_the_deadline_of_a_step() -> None:
+def test_a_batch_may_take_longer_than_the_timeout_of_a_step() -> None:
     with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=16, timeout_s=1.0) as sampler:
         start = time.monotonic()
         collected(sampler, 1)
@@ -60,7 +60,7 @@ def test_a_batch_may_take_longer_than_the_deadline_of_a_step() -> None:
         assert restarts(sampler) == 0
 
 
-def test_random_steps_before_the_first_batch_may_take_longer_than_that_too() -> None:
+def test_random_steps_before_the_first_batch_may_take_longer_than_the_timeout() -> None:
     with sampler_for("cpu", kwargs={"pace_s": 0.05}, T=1, steps_before=16, timeout_s=1.0) as sampler:
         assert restarts(sampler) == 0
 
@@ -69,10 +69,10 @@ def test_random_steps_before_the_first_batch_may_take_longer_than_that_too() -> 
     "fault",
     [Fault(faulty.kill, at=9), Fault(faulty.kill, "reset", 2), pytest.param(Fault(faulty.hang_in_c, at=9), marks=SLOW)],
 )
-def test_an_evaluation_replaces_what_dies_and_hangs(
+def test_an_evaluation_replaces_workers_that_die_or_hang(
     fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    once = Fault(fault.what, fault.when, fault.at, path=str(tmp_path / "struck"))
+    once = Fault(fault.what, fault.when, fault.at, path=str(tmp_path / "faults"))
     env = Coded()
     agent = agent_for(env.observation_space, env.action_space)
     config = EnvConfig(Coded, {"faults": (once,)}, "python")
@@ -89,7 +89,7 @@ def test_an_evaluation_replaces_what_dies_and_hangs(
     assert len(warnings_of(caplog)) == 1
 
 
-def test_a_death_between_evaluations_is_made_good() -> None:
+def test_a_worker_that_died_between_evaluations_is_replaced() -> None:
     env = Coded()
     agent = agent_for(env.observation_space, env.action_space)
     config = EvalConfig(n_envs=3, n_episodes=3, n_workers=3)
@@ -105,7 +105,7 @@ def test_a_death_between_evaluations_is_made_good() -> None:
 
 
 @pytest.mark.parametrize("what", [faulty.diverge, faulty.kill, pytest.param(faulty.hang_in_c, marks=SLOW)])
-def test_closing_does_not_mind_what_environments_do_then(what: Callable[[], None]) -> None:
+def test_closing_ignores_what_environments_do_in_close(what: Callable[[], None]) -> None:
     with sampler_for("gpu", faulty.Closing, {"what": what}) as sampler:
         collected(sampler, 1)
         start = time.monotonic()
@@ -117,7 +117,7 @@ def test_closing_takes_bounded_time_while_a_worker_hangs(tmp_path: Path) -> None
     fault = Fault(faulty.hang_in_c, path=str(tmp_path / "hangs"))
     with sampler_for("gpu", kwargs={"faults": (fault,)}) as sampler:
         assert isinstance(sampler, GpuSampler)
-        sampler.collector.steppers[0].begin(0)
+        sampler.collector.steppers[0].start_step(0)
         until(Path(f"{fault.path}.0").exists)
         start = time.monotonic()
         sampler.close()

@@ -1,4 +1,4 @@
-"""Restarts and long runs cost neither file descriptors nor memory, and closing gives back all there was."""
+"""Restarts and long runs leak neither file descriptors nor memory, and closing frees everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.samplers.supervised import SLOW, collected, restarts, sampler_for
 
 
 class Held(NamedTuple):
-    """What this process holds."""
+    """Resources of this process."""
 
     n_fds: int
     n_maps: int  # of our shared memory
@@ -24,7 +24,7 @@ class Held(NamedTuple):
 
 
 def held() -> Held:
-    """Without garbage."""
+    """Measured after garbage collection."""
     gc.collect()
     process = psutil.Process()
     n_maps = Path("/proc/self/maps").read_text().count("/memfd:rlframe-")
@@ -33,8 +33,8 @@ def held() -> Held:
 
 def kill_all(sampler: Any) -> None:
     """Kill all workers between batches."""
-    for place in sampler.envs.workers:
-        os.kill(place.child.pid, signal.SIGKILL)
+    for worker in sampler.envs.workers:
+        os.kill(worker.child.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_restarts_cost_no_descriptors_and_no_memory(kind: str, n_rounds: int) ->
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_closing_gives_everything_back(kind: str) -> None:
+def test_closing_frees_everything(kind: str) -> None:
     def sample() -> None:
         with sampler_for(kind, Small) as sampler:
             collected(sampler, 2)
@@ -73,7 +73,7 @@ def test_closing_gives_everything_back(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_million_steps_cost_no_memory(kind: str) -> None:
     with sampler_for(kind, Small, T=500) as sampler:
-        processes = [psutil.Process(), *(psutil.Process(place.child.pid) for place in sampler.envs.workers)]  # type: ignore[attr-defined]
+        processes = [psutil.Process(), *(psutil.Process(worker.child.pid) for worker in sampler.envs.workers)]  # type: ignore[attr-defined]
 
         def run(n_batches: int) -> list[float]:
             for _ in range(n_batches):

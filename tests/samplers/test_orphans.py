@@ -1,4 +1,4 @@
-"""However a master ends, its workers end with it, whatever they are doing, and nothing of theirs stays behind."""
+"""Workers end with their parent, however it ends and whatever they are doing, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOTH = ["forkserver", pytest.param("spawn", marks=SLOW)]
 
 
 class Master:
-    """A script in a process group of its own, and all processes that it has started."""
+    """A script in its own process group, and the processes that it has started."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -32,17 +32,17 @@ class Master:
         self.look()
 
     def look(self) -> None:
-        """Take note of all processes that there are by now."""
+        """Record all processes that it has started by now."""
         with suppress(psutil.NoSuchProcess):
             self.pids |= {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
 
     def line(self) -> str:
-        """What it says next."""
+        """The next line of its output."""
         assert self.process.stdout
         return self.process.stdout.readline()
 
     def ended(self, timeout_s: float = 30.0) -> tuple[int, str, str]:
-        """Its exit status and what it said to its end, after which no process is left."""
+        """Its exit status and the rest of its output; checks that no process is left."""
         out, err = self.process.communicate(timeout=timeout_s)
         until(lambda: not any(map(is_running, self.pids)), 5.0)
         return self.process.returncode, out, err
@@ -79,7 +79,7 @@ def master_for(*arguments: str) -> Iterator[Master]:
         pytest.param("spawn", "hang_in_python", marks=SLOW),
     ],
 )
-def test_workers_end_with_a_master_that_is_killed(method: str, what: str, tmp_path: Path) -> None:
+def test_workers_end_with_a_parent_that_is_killed(method: str, what: str, tmp_path: Path) -> None:
     with master_for(method, what, str(tmp_path / "hangs"), "endless") as master:
         assert master.line() == "ready\n"
         if what != "step":
@@ -100,7 +100,7 @@ def test_workers_end_with_a_master_that_is_killed(method: str, what: str, tmp_pa
 @pytest.mark.parametrize(
     ("ending", "status"), [("raise", 1), pytest.param("leave", 0, marks=SLOW), pytest.param("exit", 5, marks=SLOW)]
 )
-def test_a_master_need_not_close(ending: str, status: int, method: str) -> None:
+def test_a_parent_may_end_without_closing(ending: str, status: int, method: str) -> None:
     with master_for(method, "step", "", ending) as master:
         code, _, said = master.ended()
     assert code == status
@@ -108,7 +108,7 @@ def test_a_master_need_not_close(ending: str, status: int, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", BOTH)
-def test_ctrl_c_interrupts_the_master_alone_and_once(method: str) -> None:
+def test_ctrl_c_interrupts_only_the_parent_and_once(method: str) -> None:
     with master_for(method, "step", "", "endless") as master:
         assert master.line() == "ready\n"
         os.killpg(master.process.pid, signal.SIGINT)
@@ -120,7 +120,7 @@ def test_ctrl_c_interrupts_the_master_alone_and_once(method: str) -> None:
 
 @pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_workers_go_on_until_an_asked_master_is_done(signum: int, method: str) -> None:
+def test_workers_ignore_signals_until_the_parent_has_stopped(signum: int, method: str) -> None:
     with master_for(method, "step", "", "stop") as master:
         assert master.line() == "ready\n"
         os.killpg(master.process.pid, signum)
@@ -130,7 +130,7 @@ def test_workers_go_on_until_an_asked_master_is_done(signum: int, method: str) -
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_while_a_hanging_worker_is_waited_for_ends_the_master(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_a_parent_that_waits_for_a_hanging_worker(tmp_path: Path) -> None:
     with master_for("forkserver", "hang_in_c", str(tmp_path / "hangs"), "close") as master:
         until((tmp_path / "hangs.0").exists)
         for _ in range(2):
@@ -143,7 +143,7 @@ def test_a_second_ctrl_c_while_a_hanging_worker_is_waited_for_ends_the_master(tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["raise", "exit", "leave"])
-def test_a_master_may_leave_while_a_worker_hangs(ending: str, tmp_path: Path) -> None:
+def test_a_parent_may_end_while_a_worker_hangs(ending: str, tmp_path: Path) -> None:
     with master_for("forkserver", "hang_in_c", str(tmp_path / "hangs"), ending) as master:
         code, _, said = master.ended()
     assert code == {"raise": 1, "exit": 5, "leave": 0}[ending]
@@ -151,7 +151,7 @@ def test_a_master_may_leave_while_a_worker_hangs(ending: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_master_that_was_stopped_for_longer_than_the_deadline_finds_its_workers_well() -> None:
+def test_a_parent_stopped_for_longer_than_the_timeout_restarts_no_worker() -> None:
     with master_for("forkserver", "step", "", "many") as master:
         os.kill(master.process.pid, signal.SIGSTOP)
         start = time.monotonic()
@@ -185,13 +185,13 @@ print(*[f"{each.diagnostics['torch']:g} {each.diagnostics['rss_mb']:.0f}" for ea
 
 
 @pytest.mark.parametrize("method", BOTH)
-def test_a_script_without_a_guard_runs_once_and_its_workers_stay_without_torch(method: str, tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_runs_once_and_its_workers_load_no_torch(method: str, tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT.replace("METHOD", method))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    here, *told = done.stdout.split()
+    here, *reported = done.stdout.split()
     assert here == "here"
-    assert told[0] == told[2] == "0"
-    assert max(int(told[1]), int(told[3])) < 150
+    assert reported[0] == reported[2] == "0"
+    assert max(int(reported[1]), int(reported[3])) < 150

@@ -1,4 +1,4 @@
-"""A sampler goes on where another of any kind was saved: batch for batch, array for array, episode for episode."""
+"""Any sampler continues exactly from the state of any other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.env_pool import EnvPool, Supervision
-from rlframe.rollout.inference import Actor, block_of, empty_batch
+from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
 from tests.envs import resumable
 from tests.envs.test_restore import stored
@@ -51,7 +51,7 @@ def assert_batches_equal(one: list[Any], other: list[Any]) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("serial", "cpu2"), ("cpu2", "alternating2"), ("gpu3", "serial")])
 @pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque], ids=["by state", "by actions"])
-def test_a_sampler_goes_on_where_another_was_saved(before: str, after: str, env: Any) -> None:
+def test_a_sampler_continues_from_the_state_of_another(before: str, after: str, env: Any) -> None:
     model = {"memory": "lstm", "memory_size": 4, "feed_back": True}
     first, _ = made(before, env, **model)
     with closing(first):
@@ -65,7 +65,7 @@ def test_a_sampler_goes_on_where_another_was_saved(before: str, after: str, env:
 
 
 @pytest.mark.parametrize("how", ["serial", "cpu1"])
-def test_a_numpy_vector_environment_goes_on_in_the_same_split(how: str) -> None:
+def test_a_numpy_vector_environment_continues_in_the_same_split(how: str) -> None:
     first, _ = made("serial", "CartPole-v1", "native")
     batches(first, 3)
     state = stored(first.state_dict())
@@ -75,16 +75,16 @@ def test_a_numpy_vector_environment_goes_on_in_the_same_split(how: str) -> None:
         assert_batches_equal(batches(first, 6), batches(second, 6))
 
 
-def test_a_numpy_vector_environment_begins_anew_in_another_split() -> None:
+def test_a_numpy_vector_environment_restarts_in_another_split() -> None:
     first, _ = made("serial", "CartPole-v1", "native")
     batches(first, 3)
     second, _ = made("cpu2", "CartPole-v1", "native")
     with closing(second):
-        assert all("saved with others" in reason for reason in second.load_state_dict(stored(first.state_dict())))
+        assert all("another size" in reason for reason in second.load_state_dict(stored(first.state_dict())))
         assert second.collect().inputs.first[0].all()
 
 
-def test_episodes_that_begin_anew_are_not_told_as_those_that_ran() -> None:
+def test_restarted_episodes_are_reported_without_the_earlier_steps() -> None:
     first, _ = sampler_for(resumable.Unrepeatable, T=5, B=2, length=8)
     batches(first, 1)
     second, _ = sampler_for(resumable.Unrepeatable, T=5, B=2, length=8)
@@ -92,9 +92,9 @@ def test_episodes_that_begin_anew_are_not_told_as_those_that_ran() -> None:
     assert [t.length for _, trajectories in batches(second, 2) for t in trajectories] == [8, 8]
 
 
-def test_after_a_batch_that_was_broken_off_only_the_noise_goes_on() -> None:
+def test_after_an_interrupted_batch_only_the_noise_is_saved() -> None:
     sampler, _ = sampler_for("CartPole-v1", T=4, B=2)
-    sampler.collector.whole = False
+    sampler.collector.complete = False
     state = stored(sampler.state_dict())
     assert list(state) == ["noise"]
     other, _ = sampler_for("CartPole-v1", T=4, B=2)
@@ -102,13 +102,13 @@ def test_after_a_batch_that_was_broken_off_only_the_noise_goes_on() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 8])
-def test_an_actor_takes_on_a_recurrent_state(n: int) -> None:
+def test_inference_loads_a_recurrent_state(n: int) -> None:
     envs = make_envs(EnvConfig("CartPole-v1"), n, list(range(n)))
     agent = agent_for(envs.observation_space, envs.action_space, memory="gru", memory_size=4)
     batch = empty_batch(envs.observation_space, envs.action_space, agent, 2, n)
-    actor = Actor(agent, batch, 0, generators(0, Role.NOISE, n), True, block_of(n))
-    for leaf in leaves(batch.answers.final_state):
+    inference = BatchInference(agent, batch, 0, generators(0, Role.NOISE, n), True, block_size(n))
+    for leaf in leaves(batch.outputs.final_state):
         leaf[...] = np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape)
-    actor.resume()
-    actor.begin()
-    assert_equal(batch.answers.state, batch.answers.final_state)
+    inference.load_state()
+    inference.save_initial_state()
+    assert_equal(batch.outputs.state, batch.outputs.final_state)

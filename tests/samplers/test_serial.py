@@ -15,7 +15,7 @@ from rlframe.samplers import SerialSampler
 from tests.samplers.made import agent_for, assert_equal, copied, differ, sampler_for
 
 
-def test_an_episode_is_scored_at_its_end_and_told_once() -> None:
+def test_an_episode_is_reported_once_at_its_end() -> None:
     sampler, _ = sampler_for(debug_envs.time_limit, T=4, B=2, length=6, ends="terminated")
     sampler.collect()
     assert sampler.trajectories() == []
@@ -61,7 +61,7 @@ class Lives(Envs):
     def close(self) -> None: ...
 
 
-def test_a_lost_life_terminates_for_learning_and_the_game_goes_on() -> None:
+def test_a_lost_life_terminates_for_learning_and_the_game_continues() -> None:
     envs = Lives()
     sampler = SerialSampler(envs, agent_for(envs.observation_space, envs.action_space), 6)
     samples = sampler.collect()
@@ -80,7 +80,7 @@ def batches(n: int = 3, **kwargs: Any) -> list[Any]:
 
 @pytest.mark.parametrize("model", [{}, {"model_memory": "lstm", "model_feed_back": True}])
 @pytest.mark.parametrize("env", [debug_envs.memory, "Pendulum-v1"])
-def test_one_seed_gives_one_history_and_another_another(env: Any, model: dict[str, Any]) -> None:
+def test_a_seed_determines_the_samples(env: Any, model: dict[str, Any]) -> None:
     one, same, other = (batches(env=env, seed=seed, **model) for seed in (3, 3, 4))
     for a, b in zip(one, same, strict=True):
         assert_equal(a, b)
@@ -99,7 +99,7 @@ def test_noise_of_an_environment_does_not_depend_on_the_size_of_the_batch() -> N
     torch.testing.assert_close(large.action[:, :2], small.action, rtol=0, atol=1e-6)
 
 
-def test_a_resumed_sampler_draws_the_noise_that_would_have_come() -> None:
+def test_a_resumed_sampler_draws_the_same_noise() -> None:
     sampler, _ = sampler_for(debug_envs.memory, T=3, B=2)
     sampler.collect()
     state = sampler.state_dict()
@@ -109,13 +109,13 @@ def test_a_resumed_sampler_draws_the_noise_that_would_have_come() -> None:
     assert [rng.random() for rng in other.rngs] == expected
 
 
-def test_the_streams_of_noise_are_those_of_the_role_and_the_environment() -> None:
+def test_noise_comes_from_the_stream_of_its_role_and_environment() -> None:
     sampler, _ = sampler_for(debug_envs.memory, T=3, B=2, seed=11)
     assert [rng.random() for rng in sampler.rngs] == [generator(11, Role.NOISE, env).random() for env in range(2)]
     assert not set(env_seeds(11, Role.ENV, 8)) & set(env_seeds(11, Role.EVAL_ENV, 8))
 
 
-def test_decorrelation_moves_on_and_begins_an_episode_of_the_agents_own() -> None:
+def test_decorrelation_takes_random_steps_and_sets_first() -> None:
     plain, _ = sampler_for("Pendulum-v1", T=2, B=2)
     moved, _ = sampler_for("Pendulum-v1", T=2, B=2, decorrelation_steps=5)
     samples = moved.collect()
@@ -124,7 +124,7 @@ def test_decorrelation_moves_on_and_begins_an_episode_of_the_agents_own() -> Non
     assert differ(samples.inputs.observation[0], plain.collect().inputs.observation[0])
 
 
-def test_episodes_of_random_steps_are_not_told_as_the_agents() -> None:
+def test_episodes_with_random_steps_are_not_reported() -> None:
     sampler, _ = sampler_for(debug_envs.time_limit, T=4, B=1, decorrelation_steps=9, length=4, ends="truncated")
     sampler.collect()  # the random steps: 4, a reset, 4 and an end
     assert sampler.trajectories() == []

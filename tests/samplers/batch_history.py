@@ -1,4 +1,4 @@
-"""What batches in a row of `faulty.Coded` tell, held row by row against the rules of that environment."""
+"""Checks consecutive batches of `faulty.Coded` row by row against the rules of that environment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.samplers.made import assert_equal
 LENGTH = 4  # of an episode, at least
 
 
-class Story:
-    """Batches since the start. `cuts` are the steps of (step, environment) where a process's end cut an episode.
+class BatchHistory:
+    """The rows of consecutive batches. `interruptions`: the (step, environment) where a process died in an episode.
 
     Raises:
-        AssertionError: a row mixes two episodes or processes, or its flags lie.
+        AssertionError: a row mixes two episodes or processes, or its flags are wrong.
     """
 
     def __init__(self, batches: Sequence[Samples]) -> None:
@@ -37,7 +37,7 @@ class Story:
         self.terminated = _stacked([b.terminated for b in batches])
         self.truncated = _stacked([b.truncated for b in batches])
         self.valid = _stacked([b.valid for b in batches])
-        self.cuts: list[tuple[int, int]] = []
+        self.interruptions: list[tuple[int, int]] = []
         self.ended: list[Trajectory] = []  # by themselves; without diagnostics
         self.seeds: list[set[float]] = [set() for _ in range(self.B)]  # of each environment
         for t in range(len(self.valid)):
@@ -72,16 +72,16 @@ class Story:
             np.testing.assert_array_equal(after, [seed, episode + 1, 0, -1])
         else:
             np.testing.assert_array_equal(after[1:], [0, 0, -1])
-            self.cuts.append((t, env))
+            self.interruptions.append((t, env))
 
 
-def told(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Without diagnostics, which a process takes with it."""
+def without_diagnostics(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Copies without diagnostics, which are lost when a process dies."""
     return [Trajectory(each.return_, each.length, each.terminated, each.env) for each in trajectories]
 
 
-def assert_state_is_that_of_the_rows(agent: PolicyAgent, batches: Sequence[Samples]) -> None:
-    """What the agent answered while acting is what it answers to the rows, so its memory began anew where they did."""
+def assert_states_match_rows(agent: PolicyAgent, batches: Sequence[Samples]) -> None:
+    """Check that the agent computes the same values from the stored rows, so its memory was reset where they say."""
     for batch in batches:
         _, value, _ = agent(batch.inputs[:-1], batch.state)
         valid = batch.valid.numpy()
@@ -90,9 +90,9 @@ def assert_state_is_that_of_the_rows(agent: PolicyAgent, batches: Sequence[Sampl
 
 
 def column(batches: Sequence[Samples], lo: int, hi: int) -> Tree:
-    """Rows and infos of the environments lo to hi - 1."""
-    told = [(b.inputs, b.action, b.terminated, b.truncated, b.valid, b.info) for b in batches]
-    return tuple(map_tree(lambda x: x[:, lo:hi], each) for each in told)
+    """All arrays of environments lo to hi - 1."""
+    arrays = [(b.inputs, b.action, b.terminated, b.truncated, b.valid, b.info) for b in batches]
+    return tuple(map_tree(lambda x: x[:, lo:hi], each) for each in arrays)
 
 
 def _stacked(arrays: Sequence[Any]) -> np.ndarray:
@@ -100,5 +100,5 @@ def _stacked(arrays: Sequence[Any]) -> np.ndarray:
 
 
 def _joined(arrays: Sequence[Any]) -> np.ndarray:
-    """Inputs [T+1, B] without the rows that are told twice."""
+    """Inputs [T+1, B] without the rows that two batches share."""
     return _stacked([*(array[:-1] for array in arrays), arrays[-1][-1:]])
