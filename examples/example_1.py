@@ -3,7 +3,7 @@
     python examples/example_1.py
     python examples/example_1.py n_steps=50_000 seed=1 run_ID=1 log_dir=data/cartpole
 
-It reports the returns of the training episodes. `--help` lists the arguments. Afterwards, evaluate and plot the run with
+It reports the returns of the training episodes. `--help` lists the arguments. Evaluate and plot the run afterwards with
 `python -m rlframe.evaluate RUN_DIR` and `python -m rlframe.plot RUN_DIR`.
 """
 
