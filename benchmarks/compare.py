@@ -166,7 +166,7 @@ def words_of(ours: str) -> dict[str, str]:
     """
     pairs = [word.partition("=") for word in ours.split()]
     if wrong := [key for key, equals, _ in pairs if not equals]:
-        raise SystemExit(f"ours={ours!r}: {wrong[0]!r} is no key=value of rlframe.launch")
+        raise SystemExit(f"ours={ours!r}: {wrong[0]!r} is not key=value for rlframe.launch")
     return {key: value for key, _, value in pairs}
 
 

@@ -109,7 +109,7 @@ def run(argv: Sequence[str]) -> int:
     """
     words = Words(argv)
     if refused := [key for key in words.rest if key in REFUSED or key.startswith("sweep.")]:
-        raise ConfigError(f"{refused[0]}= cannot be profiled: one run is, from its config, in one process")
+        raise ConfigError(f"{refused[0]}= cannot be profiled; give the config of a single run in one process")
     out = words.text("out")
     try:
         seconds = float(words.text("seconds", "10"))

@@ -5,6 +5,7 @@ every page (mkdocs.yml lists this file under `hooks`).
 """
 
 import ast
+import html
 import importlib
 import re
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
         if name in skip:
             continue
         if field.final_type is ReplayConfig:
-            lines.append(f"| `{prefix}{name}....` | | keys of replay: see [Replay](../guides/replay.md) |")
+            lines.append(f"| `{prefix}{name}.*` | | keys of replay: see [Replay](../guides/replay.md) |")
             continue
         lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)} |")
     return "\n".join(lines)
@@ -67,7 +68,7 @@ def _default(field: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return html.escape(text, quote=False).replace("|", "\\|")
 
 
 def metrics(names: str) -> str:
