@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 python := $(VENV)/bin/python
 install := $(python) -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: help train test lint format clean
+.PHONY: help train test lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make test [PYTEST_ARGS="..."]       ruff, mypy and the fast tests'
 	@echo 'make lint                           ruff and mypy only'
 	@echo 'make format                         let ruff rewrite the files'
+	@echo 'make docs                           build the docs site into site/'
 	@echo 'make clean                          remove $(VENV) and caches; runs under data/ stay'
 	@echo 'PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=DIR the virtual environment.'
 
@@ -36,8 +37,13 @@ format: $(VENV)/.installed-dev
 	@$(python) -m ruff check --fix .
 	@$(python) -m ruff format .
 
+# The variable hides a notice about the next major version of mkdocs.
+docs: $(VENV)/.installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict --quiet
+	@echo 'Open site/index.html.'
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist site
 	find rlframe tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.created:

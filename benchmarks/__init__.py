@@ -1,1 +1,1 @@
-"""Speed, of parts against their limits and of whole trainings against other frameworks: python -m benchmarks.NAME."""
+"""Benchmarks of single parts and of whole trainings, against limits and other frameworks: python -m benchmarks.NAME."""

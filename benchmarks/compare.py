@@ -1,9 +1,9 @@
-"""How fast rlframe trains, next to other frameworks doing the same on the same cores.
+"""How fast rlframe trains compared with other frameworks that do the same on the same cores.
 
     python -m benchmarks.compare
     python -m benchmarks.compare rows=ppo_cartpole,sac_cheetah frameworks=rlframe,sb3 rounds=5 seconds=4
     python -m benchmarks.compare out=compare.json chart=compare.png
-    python -m benchmarks.compare ours="precision=fp32"     with other words on rlframe's command line
+    python -m benchmarks.compare ours="precision=fp32"     with other keys on rlframe's command line
 
 The rows, all with one set of hyperparameters (benchmarks/parts/rows.py) for all frameworks, in env steps a second:
 
@@ -14,29 +14,28 @@ The rows, all with one set of hyperparameters (benchmarks/parts/rows.py) for all
   dqn_cartpole                  DQN, CartPole-v1, 120-84, batches of 128 every 10 steps; one thread
   dqn_pong, dqn_pong_2          DQN, ALE/Pong-v5, batches of 32 every 4 steps; one thread, and two
   solve_cartpole                seconds from the start of a process to 475 over 100 episodes of evaluation, PPO with
-                                tuned settings, two cores, for `seeds` seeds: rlframe and Stable-Baselines3, in turns
+                                tuned settings, two cores, for `seeds` seeds: rlframe and Stable-Baselines3 in turns
                                 (benchmarks/parts/solve.py)
 
 The frameworks are rlframe, sb3 (Stable-Baselines3), tianshou, torchrl and sbx; one that is not installed is left out,
-and so is a row whose environment is not; both are named, with the command that installs them.
+and so is a row whose environment is not installed; the output names both, with the command that installs them.
 
-How. Each framework trains in a process of its own, pinned to as many cores as the row has threads, with as many torch
-threads (JAX: as many cores), in its own training loop as its users run it: rlframe as `launch` does, with MinibatchRl
-and its defaults for what a machine decides (sampler, environments' backend; told in the table), logging a run every
-10,000 env steps, without snapshots; Stable-Baselines3 and SBX by `learn`, Tianshou and TorchRL by their collectors,
-replay and updates in the loop that their users write, all without loggers. Environments of the others are Python's in
-one process. Once all are built, compiled and beyond the first updates they take turns, A B C A B C, of `seconds` or
-to the end of the iteration that is under way then, for `rounds` rounds; who waits for a turn is asleep. A rate is the
-median over the rounds; a ratio is the median of the ratios within each round, so that drifting speed favours nobody:
-rlframe's rate over theirs. What is marked * is not the same work; the notes say why. Exploration of DQN stays at its
-last value, learning begins after 1,000 steps.
+Method. Each framework trains in a separate process, pinned to as many cores as the row has threads, with as many torch
+threads (JAX: as many cores), in its own training loop as its users run it. rlframe runs as `launch` does, with
+MinibatchRl and its defaults for what depends on the machine (sampler and environment backend; shown in the table), and
+logs every 10,000 env steps, without snapshots. Stable-Baselines3 and SBX run `learn`; Tianshou and TorchRL run their
+collectors, replay and updates in the loop that their users write. They have no loggers, and Python environments in one
+process. Once all are built, compiled and past the first updates they take turns, A B C A B C, of `seconds`, to the end
+of the current iteration, for `rounds` rounds; the others sleep meanwhile. A rate is the median over the rounds. A
+ratio is rlframe's rate over theirs, the median of the ratios within each round, so that a drifting speed of the
+machine affects all alike. A ratio marked * compares different work; the notes say why. Exploration of DQN stays at its
+last value, and learning begins after 1,000 steps.
 
-"Its limit" of ppo_pong is what rlframe would do if nothing but its parts took time: the bare vector environment's
-steps, the agent's steps for observations that stay, and the updates of a batch that stays, by the same objects and
-kernels, each measured alone in a process with the same cores and threads, in the same turns; their times for a step are
-added.
+The limit of ppo_pong is the rate of rlframe's parts alone: the bare vector environment's steps, the agent's steps for
+fixed observations, and the updates of a fixed batch, by the same objects and kernels, each measured in a separate
+process with the same cores and threads, in the same turns; their times for a step are added.
 
-Run it on a machine that has nothing else to do.
+Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ Frameworks = Mapping[str, Framework]
 
 @dataclass
 class Found:
-    """All that was measured."""
+    """All results."""
 
     rates: list[Line] = field(default_factory=list)  # env steps a second
     ratios: list[Line] = field(default_factory=list)
@@ -74,7 +73,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
-        """Take on what else was measured."""
+        """Add other results."""
         self.rates += other.rates
         self.ratios += other.ratios
         self.facts += other.facts
@@ -103,7 +102,7 @@ def train(name: str, row: Row, known: Frameworks, n_rounds: int, seconds: float,
 
 
 def limit(row: Row, framework: Framework) -> list[Contender]:
-    """rlframe's parts, each alone."""
+    """Measure rlframe's parts, each alone."""
     from benchmarks.parts import train_rlframe as ours
 
     work, n, (words,) = row.work, row.n_threads, framework.arguments
@@ -118,7 +117,7 @@ def limit(row: Row, framework: Framework) -> list[Contender]:
 
 
 def comparisons(row: Row, names: Sequence[str], known: Frameworks) -> list[Comparison]:
-    """rlframe over each of the others, and over its limit."""
+    """Rates of rlframe over those of each other framework, and over its limit."""
     others = [key for key in names if key in known and key != OURS]
     if OURS not in names:
         return []
@@ -146,7 +145,7 @@ def solve_cartpole(known: Frameworks, n_seeds: int, words: Mapping[str, str], fo
 
 
 def available(names: Sequence[str], known: Frameworks) -> tuple[list[str], Frameworks, list[str]]:
-    """The rows and frameworks that can be measured here, and notes on the others."""
+    """The rows and frameworks that are installed here, and notes on the others."""
     absent = [each for each in known.values() if not each.installed()]
     notes = [f"{each.title} is not installed and left out: {each.install}" for each in absent]
     rows = []
@@ -160,14 +159,14 @@ def available(names: Sequence[str], known: Frameworks) -> tuple[list[str], Frame
 
 
 def words_of(ours: str) -> dict[str, str]:
-    """Words of rlframe's command line, apart.
+    """Split the words of rlframe's command line.
 
     Raises:
-        SystemExit: one is no key=value.
+        SystemExit: one is not key=value.
     """
     pairs = [word.partition("=") for word in ours.split()]
     if wrong := [key for key, equals, _ in pairs if not equals]:
-        raise SystemExit(f"ours={ours!r}: {wrong[0]!r} is no key=value of rlframe.launch")
+        raise SystemExit(f"ours={ours!r}: {wrong[0]!r} is not key=value for rlframe.launch")
     return {key: value for key, _, value in pairs}
 
 
@@ -196,8 +195,8 @@ def main(
     Args:
         rows, frameworks: names, separated by commas; default: all.
         rounds: turns of each framework.    seconds: length of a turn, at least.    seeds: of solve_cartpole.
-        ours: key=value words for rlframe's command line, separated by spaces, which win over the row's.
-        out: JSON file for all that was measured.    chart: PNG, SVG or PDF file for the bars.
+        ours: key=value words for rlframe's command line, separated by spaces, which override the row's.
+        out: JSON file for all results.    chart: PNG, SVG or PDF file for the bars.
     """
     check(rounds, seconds, seeds, chart)
     words = words_of(ours)

@@ -1,33 +1,33 @@
-"""How a master should hand a time step over to W worker processes and wait for them: the hot spot of parallel sampling.
+"""Ways of handing a time step to W worker processes and waiting for them, the hot spot of parallel sampling.
 
     python -m benchmarks.handover
     python -m benchmarks.handover rounds=9 workers=2,8 only=semaphore,yield10-rest out=handover.json
-    python -m benchmarks.handover small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.handover small=true     a smoke test; its numbers mean nothing
 
-The ways differ in what carries a wake-up, `go` to each worker and `done` back, and in how the master waits for all:
+The ways differ in how a wake-up is sent, `go` to each worker and `done` back, and in how the master waits for all:
 
   semaphore            multiprocessing.Semaphore, one per worker and direction; the master waits for them in order
-  semaphore-backwards  the same, but it waits for the last worker first, the one that it also woke last
+  semaphore-backwards  the same, but it waits for the last worker first, which it also woke last
   semaphore-shared     one `done` for all, which it takes W times
-  semaphore-last       the last to finish alone wakes it: the others find one of W - 1 tokens in a counting semaphore
-  pipe                 multiprocessing.Pipe, send_bytes and recv_bytes: what everybody uses; no timeout
-  spin20, spin50, ...  semaphore-backwards, but whoever waits tries for so many us before it sleeps; or only the master
-  yield10, yield30     semaphore-backwards, but whoever waits tries so many times before it sleeps, with os.sched_yield
-                       in between: about 0.6 us on an idle core; on a busy one, until the others have had their turn
-  yield10-rest, ...    the same, but whoever finds that a yield took YIELD_S only sleeps, for the next REST waits
+  semaphore-last       only the last to finish wakes it: the others take one of W - 1 tokens of a counting semaphore
+  pipe                 multiprocessing.Pipe, send_bytes and recv_bytes, the usual way; no timeout
+  spin20, spin50, ...  semaphore-backwards, but a waiter, or only the master, tries for that many us before it sleeps
+  yield10, yield30     semaphore-backwards, but a waiter tries that many times before it sleeps, with os.sched_yield in
+                       between: about 0.6 us on an idle core; on a busy one, until the other processes have run
+  yield10-rest, ...    the same, but after a yield that took YIELD_S a waiter only sleeps, for the next REST waits
 
-A token posted before its waiter sleeps is still there: no wake-up is lost. Who spins tries to take the very token that
-it would sleep for: no flag, no fence, and faster from Python than reading a flag in shared memory. All are memory
-barriers: data written before a post are seen after the wait. Every sleep but a pipe's ends after SLICE_S, as it must if
-deaths are to be noticed. Left out, as they gained nothing for few workers and lost for many: os.eventfd, unnamed
+A token posted before its waiter sleeps is still there, so no wake-up is lost. A spinning waiter tries to take the same
+token that it would sleep for: no flag, no fence, and faster from Python than reading a flag in shared memory. All are
+memory barriers: data written before a post are visible after the wait. Every sleep except a pipe's ends after SLICE_S,
+so that deaths are noticed. Left out, since they gained nothing for few workers and lost for many: os.eventfd, unnamed
 semaphores in a memfd (sem_init) and futexes (FUTEX_WAKE_OP counts those done), the latter two through ctypes.
 
-How. Workers are spawned for each W and pinned to the cores in turn; the master may run on all. A turn is some hundred
-steps of one way; the ways take turns, for `rounds` rounds, in each scenario: in a step each worker computes for `work`
-us of its CPU time, and between steps the master does so for `acting` us while they wait. A neighbour is a process that
-is no part of this and computes on the last core all the time. Printed are medians over the rounds, per step: the time
-over the ideal (acting + work * ceil(W / cores)), its lowest and highest, and the CPU time that workers, together, and
-the master burnt beside their work. Virtual machines wake an idle core far slower than real ones. Linux only.
+Method. Workers are spawned for each W and pinned to the cores in turn; the master may run on all. A turn is some
+hundred steps of one way; the ways take turns, for `rounds` rounds, in each scenario: in a step each worker computes
+for `work` us of its CPU time, and between steps the master does so for `acting` us while they wait. A neighbour is
+another process that computes on the last core all the time. The output has medians over the rounds, per step: the time
+over the ideal (acting + work * ceil(W / cores)), its lowest and highest, and the CPU time that all workers together,
+and the master, used besides their work. Virtual machines wake an idle core far slower than real ones. Linux only.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ import chz
 from benchmarks.parts.chosen import chosen
 
 SLICE_S = 0.2  # longest sleep
-YIELD_S, REST = 1e-3, 1000  # a neighbour keeps a core for 3 to 4 ms; so one such yield in REST waits costs 4 us a wait
-WARM_UP = 5  # steps of a turn that are not timed, without work
+YIELD_S, REST = 1e-3, 1000  # others keep a core for 3 to 4 ms, so one such yield in REST waits costs 4 us a wait
+WARM_UP = 5  # untimed steps of a turn, without work
 COLUMNS = ("steps/s", "over", "lowest", "highest", "workers", "master")
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class Signal(Protocol):
-    """Tokens that one process posts and another takes, asleep until there is one."""
+    """Tokens that one process posts and another takes; the taker sleeps until there is one."""
 
     def post(self) -> None: ...
     def wait(self) -> None: ...
 
 
 def patiently(take: Callable[[], bool]) -> None:
-    """Call `take`, which sleeps for SLICE_S at most, until it is true; between the calls one would look for deaths."""
+    """Call `take`, which sleeps for at most SLICE_S, until it is true; real code would check for deaths in between."""
     for _ in range(150):
         if take():
             return
@@ -75,7 +75,7 @@ def patiently(take: Callable[[], bool]) -> None:
 
 
 class Semaphore:
-    """Its name in /dev/shm goes when the master ends, or with the resource tracker's help when that is killed."""
+    """A multiprocessing semaphore. The master, or the resource tracker after a kill, removes it from /dev/shm."""
 
     def __init__(self) -> None:
         self.semaphore = SPAWN.Semaphore(0)
@@ -174,7 +174,7 @@ class LastWakes(Way):
     def wait(self) -> None:
         self.done[0].wait()
         for _ in self.done[1:]:
-            self.others.release()  # all are waiting for their next start: nobody takes one now
+            self.others.release()  # all workers wait for their next start and take none now
 
     def finish(self, i: int) -> None:
         if not self.others.acquire(False):
@@ -205,7 +205,7 @@ def compute(us: float) -> None:
 
 
 def serve(ways: dict[str, Way], i: int, connection: Connection) -> None:
-    """Worker i: takes part in a turn whenever told to, and answers with the CPU time it took [us]."""
+    """Worker i: takes part in a turn on request, and answers with its CPU time [us]."""
     while True:
         name, steps, work = connection.recv()
         way, begin = ways[name], time.process_time()
@@ -282,7 +282,7 @@ def main(
 
     Args:
         rounds: turns of each way.    seconds: about the length of a turn.    workers: W, separated by commas.
-        only: ways, separated by commas.    small: one very short round.    out: JSON file for all that was measured."""
+        only: ways, separated by commas.    small: one very short round.    out: JSON file for all results."""
     known = list(make_ways(1))
     groups = chosen(only, known)
     rounds, seconds, workers = (1, 0.001, "1,2") if small else (rounds, seconds, workers)

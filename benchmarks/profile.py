@@ -3,17 +3,17 @@
     python -m benchmarks.profile env=CartPole-v1 algo=ppo
     python -m benchmarks.profile experiment=mujoco/sac_halfcheetah algo.learn_from=1000 seconds=20 out=profile.json
 
-Takes the words of rlframe.launch that describe a run (not resume=, sweeps or ranks), trains as `launch` does, in a
-temporary run directory, and prints the parts of the time after the first update: in percent, and in microseconds of
-each env step. `seconds` is how long that is looked at, to the end of an iteration; replay algorithms come to it only
-after algo.learn_from env steps. What is measured is the main thread of the main process: what runs in others, such as
-workers that step or act, shows as the time it waits for them.
+It takes the keys of rlframe.launch that describe a run (not resume=, sweeps or ranks), trains as `launch` does, in a
+temporary run directory, and prints the parts of the time after the first update: in percent, and in microseconds for
+each env step. `seconds` is the length of the measurement, to the end of an iteration; replay algorithms begin it only
+after algo.learn_from env steps. Only the main thread of the main process is measured: work in other processes, such as
+workers that step or act, shows as the time that the main thread waits for them.
 
-How: a timer interrupts the main thread every millisecond, and the time since the interrupt before counts for the part
-that the stack is in (benchmarks/parts/stacks.py says which functions belong to which). A call into C or torch cannot
-be interrupted; it counts whole, for whoever made it. So parts of less than a millisecond are right in the mean over
-many, not one by one. What a look costs counts for the part looked at; printed beside it is
-the rate at which the training went meanwhile. On a GPU work is queued: its time shows where the loop waits for it.
+Method: a timer interrupts the main thread every millisecond, and the time since the last interrupt counts for the part
+that the stack is in (benchmarks/parts/stacks.py lists the functions of each part). A call into C or torch cannot be
+interrupted; it counts as a whole for its caller. So the times of parts shorter than a millisecond are right on average
+only. The cost of a sample counts for the part sampled; the output also has the rate of the training during the
+measurement. On a GPU work is queued: its time shows where the loop waits for it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ REFUSED = ("resume", "world_size", "dry_run", "tune_sampler", "log_dir", "runner
 
 
 class Enough(BaseException):
-    """It was looked at for long enough."""
+    """Raised when the measurement is long enough."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found."""
+    """The result of a profile."""
 
     seconds: dict[str, float]  # of each part
     env_steps: int
@@ -57,7 +57,7 @@ class Profile:
 
 
 def profile(words: dict[str, str], seconds: float) -> Profile:
-    """Train until so many seconds after the first update have been looked at."""
+    """Train until so many seconds after the first update have been profiled."""
     from benchmarks.parts.stacks import Stacks
     from rlframe.experiment import hardware
     from rlframe.experiment.build import build
@@ -102,14 +102,14 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Profile by the words of a command line.
+    """Profile the run that the words of a command line describe.
 
     Raises:
         ConfigError: a word is wrong.
     """
     words = Words(argv)
     if refused := [key for key in words.rest if key in REFUSED or key.startswith("sweep.")]:
-        raise ConfigError(f"{refused[0]}= cannot be profiled: one run is, from its config, in one process")
+        raise ConfigError(f"{refused[0]}= cannot be profiled; give the config of a single run in one process")
     out = words.text("out")
     try:
         seconds = float(words.text("seconds", "10"))

@@ -1,22 +1,22 @@
-"""How fast replay is sampled, next to other packages, and how much memory it takes.
+"""How fast replay is sampled compared with other packages, and how much memory it takes.
 
     python -m benchmarks.replay
     python -m benchmarks.replay rounds=9 only=cheetah,lz4 out=replay.json
-    python -m benchmarks.replay small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.replay small=true     a smoke test; its numbers mean nothing
 
 What is measured, all in one process on one torch thread:
 
-  cheetah       256 transitions of HalfCheetah (17 and 6 float32), uniform, out of 1,000,000
-  atari         32 transitions of stacked Atari frames (4 x 84 x 84), uniform, out of 50,000
-  prioritized   32 transitions of CartPole out of 1,000,000 sampled by priority, and theirs set anew
-  lz4           32 transitions of Pong and of Breakout played at random, compressed and not, out of 20,000, and the
-                bytes that a transition takes of each
+  cheetah       256 transitions of HalfCheetah (17 and 6 float32), uniform, from 1,000,000
+  atari         32 transitions of stacked Atari frames (4 x 84 x 84), uniform, from 50,000
+  prioritized   32 transitions of CartPole from 1,000,000, sampled by priority, and their priorities set
+  lz4           32 transitions of Pong and of Breakout played at random, compressed and not, from 20,000, and the
+                bytes of a transition
 
 against Stable-Baselines3 (which has no prioritized replay), Tianshou and TorchRL, those that are installed.
 
-How. Contenders take turns for `seconds` each, for `rounds` rounds, with malloc keeping memory as launch sets it for
-all. A time is the median over the rounds; a ratio is the median of the ratios within each round, so that drifting speed
-favours nobody: theirs over ours, above 1 means that rlframe is faster. Run it on a machine that has nothing else to do.
+Method. Contenders take turns for `seconds` each, for `rounds` rounds, with malloc set as launch sets it for all. A
+time is the median over the rounds; a ratio is the median of the ratios within each round, so that a drifting speed
+affects all alike: theirs over ours, so above 1 rlframe is faster. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ GROUPS = ("cheetah", "atari", "prioritized", "lz4")
 
 
 def cheetah(small: bool) -> dict[str, Unit]:
-    """Uniform, vectors."""
+    """Uniform sampling of vectors."""
     return uniform(*CHEETAH, 256, 2_000 if small else 1_000_000)
 
 
 def atari(small: bool) -> dict[str, Unit]:
-    """Uniform, frames."""
+    """Uniform sampling of frames."""
     return uniform(STACK, Discrete(6), 32, 2_000 if small else 50_000)
 
 
@@ -82,7 +82,7 @@ def prioritized(small: bool) -> dict[str, Unit]:
 
 
 def lz4(small: bool) -> tuple[dict[str, Unit], dict[str, float]]:
-    """What compression costs in time, and gains in bytes a transition."""
+    """The cost of compression in time, and its gain in bytes a transition."""
     units: dict[str, Unit] = {}
     n_bytes: dict[str, float] = {}
     for game in ("Pong", "Breakout"):
@@ -147,7 +147,7 @@ def main(rounds: int = 7, seconds: float = 0.5, only: str = "", small: bool = Fa
 
     Args:
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
-        small: one very short round.    out: JSON file for all that was measured."""
+        small: one very short round.    out: JSON file for all results."""
     limit_threads()
     torch.set_num_threads(1)
     keep_freed_memory()

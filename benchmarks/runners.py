@@ -1,23 +1,23 @@
-"""What it gains to sample and to learn side by side, where each takes as long as the other; and what it costs.
+"""The gain of AsyncRl, sampling and learning at the same time, where each takes as long as the other; and its cost.
 
     python -m benchmarks.runners
     python -m benchmarks.runners rounds=9 only=balanced out=runners.json
-    python -m benchmarks.runners small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.runners small=true     a smoke test; its numbers mean nothing
 
 What is compared, on two cores, with 8 environments whose step burns 200 us of CPU time and batches of 8 time steps:
 
   balanced   learning burns 200 us for each row, on one thread, as long as stepping; policy and value of 64x64 act.
              AsyncRl has SerialSampler's process on one core and the learner on the other. MinibatchRl has both cores:
-             with SerialSampler, which is the same work on one thread and uses one at a time; and with CpuSampler and
-             two workers, which steps on both, and then learns on one. If a row takes s to step and s to learn, these
-             take 2 s and 1.5 s, and AsyncRl takes s: so the ratios are 2 and 1.5 at best, where a core is as fast
-             beside a busy one as it is alone. Whether it is tells the bare work, on one core and split over both.
-  impala     IMPALA of the same network, whose learning takes a small part of that time: AsyncRl, next to SerialSampler
-             alone. What is lost is what the copy of batches, the posting of parameters and the hand-over cost.
+             with SerialSampler, which does the same work on one thread and uses one core at a time; and with CpuSampler
+             and two workers, which steps on both cores and then learns on one. If a row takes s to step and s to learn,
+             these take 2 s and 1.5 s, and AsyncRl takes s. So the ratios are at best 2 and 1.5, if a core is as fast
+             next to a busy one as alone. The bare work, on one core and split over both, shows whether it is.
+  impala     IMPALA with the same network, whose learning takes a small part of that time: AsyncRl against SerialSampler
+             alone. The loss is the cost of copying batches, publishing parameters and handing over.
 
-How: as in sampling.py. Each contender is built and warmed up in processes of its own, then they take turns of `seconds`
-for `rounds` rounds; a ratio is the median of the ratios within each round. Turns begin with full slots, two batches of
-the 150 of a turn. No row is logged, nothing is evaluated. Run it on a machine that has nothing else to do.
+Method: as in sampling.py. Each contender is built and warmed up in separate processes, then they take turns of
+`seconds` for `rounds` rounds; a ratio is the median of the ratios within each round. Turns begin with full slots, two
+batches of the 150 of a turn. No row is logged, nothing is evaluated. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = Fa
 
     Args:
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
-        small: one very short round.    out: JSON file for all that was measured."""
+        small: one very short round.    out: JSON file for all results."""
     limit_threads()
     groups = chosen(only, GROUPS)
     agree()

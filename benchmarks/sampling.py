@@ -1,8 +1,8 @@
-"""How fast the samplers fill batches, next to other packages and to the parts a sampler cannot do without.
+"""How fast the samplers fill batches, compared with other packages and with the limits that their parts set.
 
     python -m benchmarks.sampling
     python -m benchmarks.sampling rounds=9 only=cartpole64,pong out=sampling.json
-    python -m benchmarks.sampling small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.sampling small=true     a smoke test; its numbers mean nothing
 
 What is compared (ratios above 1 mean that rlframe is faster):
 
@@ -13,7 +13,7 @@ What is compared (ratios above 1 mean that rlframe is faster):
   synthetic               16 environments whose step burns 200 us of CPU time, policy and value of 64x64, two workers:
                           CpuSampler and GpuSampler, each against its limit
   cheetah                 HalfCheetah-v5, 16 Python environments, policy and value of 256x256, two workers: the same.
-                          Acting for 8 of them costs half as much as stepping them; n_cheetahs=8 makes it as much,
+                          Acting for 8 of them takes half as long as stepping them; with n_cheetahs=8 as long, with
                           n_cheetahs=32 a third
   pong                    ALE/Pong-v5, 8 environments in ALE's vector environment, two cores: SerialSampler with two
                           torch and two ALE threads, CpuSampler and GpuSampler with two workers of one ALE thread:
@@ -24,27 +24,28 @@ What is compared (ratios above 1 mean that rlframe is faster):
                           16 processes
   alternating             GpuSampler in two groups against one, where acting, on the first core, takes as long as
                           stepping, on the second: 200 us of CPU time for each of 8 environments, and for each row
-  worker                  no rates, but what a worker process that only steps costs: seconds until it is ready, which
-                          the first is not counted in, and memory beyond that of its environment in a bare process
+  worker                  no rates, but the cost of a worker process that only steps: seconds until it is ready, the
+                          first one not counted, and memory beyond that of its environment in a bare process
 
 A limit is the sum of two times: that of stepping the same environments in bare loops, and that of the bare forward
-passes, each alone, in as many processes as the sampler has for it and on the same cores. Where there are two processes,
-they start together and the slower one counts. "The fastest" is the sampler and the limit with the highest rates.
+passes, each alone, in as many processes as the sampler has for it and on the same cores. Where there are two
+processes, they start together and the slower one counts. "The fastest" is the sampler and the limit with the highest
+rates.
 
-How. Every contender lives in processes of its own, pinned to its cores, with its thread count; it is built and warmed
-up before anything is timed. Then they take turns, one at a time for `seconds` each while the others sleep, for `rounds`
-rounds, with OpenMP waiting and malloc keeping memory as launch sets them for all. A rate is the median over the rounds;
-a ratio is the median of the ratios within each round, so that drifting speed favours nobody. Run it on a machine that
-has nothing else to do.
+Method. Every contender runs in separate processes, pinned to its cores, with its thread count; it is built and warmed
+up before anything is timed. Then they take turns, one at a time for `seconds` each while the others sleep, for
+`rounds` rounds, with OpenMP and malloc set as launch sets them for all. A rate is the median over the rounds; a ratio
+is the median of the ratios within each round, so that a drifting speed of the machine affects all alike. Run it on an
+idle machine.
 
-What is equal. Both sides of the first three sample actions, store log-probabilities and values, and end each batch with
-the bootstrap value and GAE, for collect_rollouts does so; their networks are two of tanh and 64x64 at their first
-weights. Elsewhere the other side stores nothing, and acts in plain torch: the same networks, actions sampled with noise
-drawn beforehand, log-probabilities, values. Bare Python environments have no wrappers. Steps are those that an
-environment took: rlframe's rows in which it reset do not count, nor do AsyncVectorEnv's; those of bare Pong do, which
-is one in a thousand.
+Equal work. Both sides of the first three sample actions, store log-probabilities and values, and end each batch with
+the bootstrap value and GAE, as collect_rollouts does; each has two networks of 64x64 with tanh at their initial
+weights. In the other groups the other side stores nothing, and acts in plain torch: the same networks, actions sampled
+with noise drawn beforehand, log-probabilities, values. Bare Python environments have no wrappers. Steps are those that
+an environment took: rows of rlframe in which it reset do not count, nor do those of AsyncVectorEnv; those of bare Pong
+do, which is one in a thousand.
 
-Stable-Baselines3 is no dependency of rlframe: pip install stable-baselines3.
+Stable-Baselines3 is not a dependency of rlframe: pip install stable-baselines3.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def pong(T: int) -> Group:
 
 
 def subprocesses(T: int) -> Group:
-    """Fast environments, where others pay most for their processes."""
+    """Fast environments, for which worker processes cost most."""
     B = 16
     policy = Policy(partial(bare.Vectors, 4, 64, 2), act_discrete, 2)
     mine: dict[str, Make] = {
@@ -201,7 +202,7 @@ def subprocesses(T: int) -> Group:
 
 
 def alternating(T: int) -> Group:
-    """What a second group gains where it can hide acting behind stepping."""
+    """The gain of a second group if acting can overlap stepping."""
     named = {
         f"GpuSampler, {n} group{'s' if n > 1 else ''}": gpu.Config(batch_T=T, batch_B=8, n_workers=2, n_groups=n)
         for n in (1, 2)
@@ -212,7 +213,7 @@ def alternating(T: int) -> Group:
 
 
 def groups(T: int, n_cheetahs: int) -> dict[str, Group]:
-    """What can be measured in turns, by name, in batches of `T` time steps."""
+    """The groups that are measured in turns, by name, in batches of `T` time steps."""
     return {
         "cartpole8": beside_sb3(8, "python", T, 1.5),
         "cartpole64": beside_sb3(64, "python", T, 1.2),
@@ -227,7 +228,7 @@ def groups(T: int, n_cheetahs: int) -> dict[str, Group]:
 
 def check(chosen: list[str], known: dict[str, Group]) -> None:
     """Raises:
-    SystemExit: groups that there are not, or whose packages are missing.
+    SystemExit: a group is unknown, or its packages are missing.
     """
     if unknown := set(chosen) - {*known, WORKER}:
         raise SystemExit(f"only={','.join(sorted(unknown))}: not one of {', '.join([*known, WORKER])}")
@@ -244,7 +245,7 @@ def main(
 
     Args:
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
-        small: one very short round.    out: JSON file for all that was measured."""
+        small: one very short round.    out: JSON file for all results."""
     limit_threads()
     if n_cheetahs % N_WORKERS:
         raise SystemExit(f"n_cheetahs={n_cheetahs} must divide among {N_WORKERS} workers")

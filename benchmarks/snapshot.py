@@ -1,8 +1,8 @@
-"""What a snapshot costs: the time that training waits, and what is written, for the first and for those that follow.
+"""The cost of a snapshot: how long training waits and how much is written, for the first one and the following ones.
 
     python -m benchmarks.snapshot
     python -m benchmarks.snapshot following=9 only=cheetah,atari folder=/data/scratch out=snapshot.json
-    python -m benchmarks.snapshot small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.snapshot small=true     a smoke test; its numbers mean nothing
 
 What is measured, on one torch thread:
 
@@ -10,11 +10,11 @@ What is measured, on one torch thread:
   atari         DQN, the paper's network, with 100,000 frames of noise in stacks of four: nothing to compress
   lz4           the same, of Pong played at random, compressed
 
-How. Replay is full, by its own `append`. Then a snapshot is written as a run writes it, with snapshot_mode=last, of the
-complete state of algorithm and agent: the first with nothing before it, then `following` ones, each after 10,000 new
-env_steps (that age the parameters too, so that all of those are written again). Seconds are of the wall, from the
-asking for the state to the end of the rotation; bytes are those of files that did not exist before, links not counted.
-Run it on a machine that has nothing else to do, and let `folder` be on the disk of runs.
+Method. Replay is filled by its own `append`. Then a snapshot is written as a run writes it, with snapshot_mode=last,
+of the complete state of algorithm and agent: a first one, then `following` ones, each after 10,000 new env_steps
+(which change the parameters too, so that all of those are written again). Seconds are wall time, from `state_dict` to
+the removal of old snapshots; bytes are those of new files, without links. Run it on an idle machine, with `folder` on
+the disk of the runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GROUPS = ("cheetah", "atari", "lz4")
 
 
 class Learner(NamedTuple):
-    """What a snapshot holds, and where more of it comes from."""
+    """The state that is saved, and a source of new rows for it."""
 
     agent: Agent
     algo: Algorithm
@@ -64,7 +64,7 @@ class Learner(NamedTuple):
 def learner(
     module: Any, observation: Space, action: Space, replay: ReplayConfig, batches: Iterator[Samples]
 ) -> Learner:
-    """With a full replay, that has learned once."""
+    """A learner with a full replay, after one update."""
     config = module.Config(replay=replay, learn_from=NEW // 10)
     agent = config.make_agent(observation, action, ModelConfig(hidden=(256, 256)), 0)
     algo = config.make_algorithm(agent, BatchSpec(T, B), 10**7, 0)
@@ -95,7 +95,7 @@ def measure(made: Learner, folder: Path, following: int, new: int) -> list[dict[
 
 
 def run(group: str, folder: Path, following: int, small: bool) -> list[dict[str, float]]:
-    """One group, told in a line."""
+    """Measure one group, and print it in a line."""
     new = 800 if small else NEW
     if group == "cheetah":
         made = learner(sac, *CHEETAH, ReplayConfig(size=4_000 if small else 1_000_000), noise_batches(*CHEETAH))
@@ -124,8 +124,8 @@ def main(following: int = 7, only: str = "", folder: str = "", small: bool = Fal
 
     Args:
         following: snapshots after the first.    only: groups, separated by commas.
-        folder: on the disk to measure; default: the system's for temporary files.
-        small: small replays.    out: JSON file for all that was measured.
+        folder: on the disk to measure; default: the system's folder for temporary files.
+        small: small replays.    out: JSON file for all results.
     """
     limit_threads()
     torch.set_num_threads(1)

@@ -1,16 +1,16 @@
-"""What the launch queue costs, and what two slots gain over one.
+"""The cost of the queue of a study, and the gain of two slots over one.
 
     python -m benchmarks.study
     python -m benchmarks.study only=queue n_runs=200 out=study.json
-    python -m benchmarks.study small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.study small=true     a smoke test; its numbers mean nothing
 
-  queue  `n_runs` runs that do nothing, on two slots: CPU time of the queue's own process for each run (asked: under 50
-         ms), and the longest time from the end of a run to the first line of the next on its slot (under 0.5 s); the
-         interpreter's start, about 30 ms, is part of it
-  sweep  a 2x2x2 grid of short PPO runs on CartPole on two slots of a core, next to four of these runs one after another
-         on one slot: the ratio of the wall times (asked: at most 1.15)
+  queue  `n_runs` runs that do nothing, on two slots: CPU time of the queue's own process for each run (target: under
+         50 ms), and the longest time from the end of a run to the first line of the next on its slot (target: under
+         0.5 s), which includes the start of the interpreter, about 30 ms
+  sweep  a 2x2x2 grid of short PPO runs on CartPole on two slots of a core, against four of these runs one after another
+         on one slot: the ratio of the wall times (target: at most 1.15)
 
-Run it on a machine of two cores or more that has nothing else to do.
+Run it on an idle machine with two cores or more.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How many gradient updates a second the replay algorithms make, next to Stable-Baselines3.
+"""How many gradient updates a second the replay algorithms make, compared with Stable-Baselines3.
 
     python -m benchmarks.updates
     python -m benchmarks.updates rounds=15 only=sac,td3 out=updates.json
-    python -m benchmarks.updates small=true     a smoke run; its numbers mean nothing
+    python -m benchmarks.updates small=true     a smoke test; its numbers mean nothing
 
 What is compared (ratios above 1 mean that rlframe is faster), each side with one torch thread on one core; the other
-side is asked for several updates at once, which is what it does fastest:
+side makes several updates in a call, which is fastest for it:
 
   sac    17 observations and 6 actions, as HalfCheetah has them; two critics and an actor of 256x256, batches of 256
   td3    the same; an update of the actor and the targets for each two of the critics
@@ -13,17 +13,17 @@ side is asked for several updates at once, which is what it does fastest:
   dqn_atari     stacks of four 84x84 frames, 6 actions, the Nature CNN, batches of 32
 
 rlframe multiplies in the precision that launch chooses (precision=auto). On one core of an AMD EPYC with units for
-bfloat16, beside other work, the ratio was 2.9 (2.6 to 2.9) for sac and 2.5 (2.2 to 3.1) for td3.
+bfloat16, with other work at the same time, the ratio was 2.9 (2.6 to 2.9) for sac and 2.5 (2.2 to 3.1) for td3.
 
 An update begins with a batch drawn from replay, which holds 100,000 random rows (dqn_atari: 10,000), and ends with the
 targets moved; no environment is stepped. "steps" in the table are updates.
 
-How. Each side lives in a process of its own, pinned to the same core, built and warmed up before anything is timed.
-Then they take turns, one at a time for `seconds` each while the other sleeps, for `rounds` rounds, with OpenMP waiting
-and malloc keeping memory as launch sets them for all. A rate is the median over the rounds; a ratio is the median of
-the ratios within each round, so that drifting speed favours nobody. Run it on a machine that has nothing else to do.
+Method. Each side runs in a separate process, pinned to the same core, built and warmed up before anything is timed.
+Then they take turns, one at a time for `seconds` each while the other sleeps, for `rounds` rounds, with OpenMP and
+malloc set as launch sets them for all. A rate is the median over the rounds; a ratio is the median of the ratios
+within each round, so that a drifting speed of the machine affects both alike. Run it on an idle machine.
 
-Stable-Baselines3 is no dependency of rlframe: pip install stable-baselines3.
+Stable-Baselines3 is not a dependency of rlframe: pip install stable-baselines3.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SB3 = "stable_baselines3"
 
 
 def cases(small: bool) -> dict[str, Case]:
-    """What can be measured, by name."""
+    """The cases by name."""
     rows, frames = (1_000, 200) if small else (100_000, 10_000)
     return {
         "sac": Case("sac", (17,), 6, (256, 256), 256, rows),
@@ -71,7 +71,7 @@ def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = Fa
 
     Args:
         rounds: turns of each side.    seconds: length of a turn.    only: groups, separated by commas.
-        small: one very short round.    out: JSON file for all that was measured.
+        small: one very short round.    out: JSON file for all results.
     """
     limit_threads()
     known = {name: beside_sb3(name, case) for name, case in cases(small).items()}

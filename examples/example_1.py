@@ -1,10 +1,10 @@
-"""PPO on CartPole-v1, put together by hand: environments, agent, sampler, algorithm, runner and run directory.
+"""PPO on CartPole-v1: environments, agent, sampler, algorithm, runner and run directory, built one by one.
 
     python examples/example_1.py
     python examples/example_1.py n_steps=50_000 seed=1 run_ID=1 log_dir=data/cartpole
 
-Reports the returns of the training episodes. `--help` lists the arguments. Afterwards
-`python -m rlframe.evaluate RUN_DIR` and `python -m rlframe.plot RUN_DIR` read what it left.
+It reports the returns of the training episodes. `--help` lists the arguments. Evaluate and plot the run afterwards with
+`python -m rlframe.evaluate RUN_DIR` and `python -m rlframe.plot RUN_DIR`.
 """
 
 import chz
@@ -43,7 +43,7 @@ def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int 
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
     runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
 
-    # What params.json keeps, under the keys of the command line: so evaluate, plot and resume= understand this run too.
+    # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read this run.
     record = flatten(
         algo=config,
         env=env.id,

@@ -1,13 +1,13 @@
-"""IMPALA: a process of its own samples while this one learns, from batches that are an update or two behind.
+"""IMPALA with AsyncRl: a separate process samples while this one learns from batches that are an update or two old.
 
     python examples/example_10.py
     python examples/example_10.py n_steps=500_000 n_slots=4 seed=1 run_ID=1 log_dir=data/impala
 
-The learner and the sampler get a core each where there are two, the sampler all but one where there are more. The log
-tells how stale batches were (`async/staleness_mean`, in updates), how many waited for the learner (`async/queue_mean`)
-and how much each side waited for the other (`time/fraction_sampling`, `time/fraction_sampler_waiting`). For another
-algorithm exchange the two lines with `impala`: A3C is `a2c.Config()`. `--help` lists the arguments; docs/async.md says
-when this pays.
+On two cores the learner and the sampler get one each; on more cores the sampler gets all but one. The log shows how
+old batches were (`async/staleness_mean`, in updates), how many were waiting for the learner (`async/queue_mean`) and
+how much each side waited for the other (`time/fraction_sampling`, `time/fraction_sampler_waiting`). For another
+algorithm replace the two lines with `impala`: A3C is `a2c.Config()`. `--help` lists the arguments;
+docs/guides/async.md says when to use it.
 """
 
 import chz
@@ -24,7 +24,7 @@ from rlframe.system.affinity import pin, plan, read_topology
 
 
 def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
-    """Train IMPALA on CartPole for `n_steps` env steps, with room for `n_slots` batches between sampler and learner."""
+    """Train IMPALA on CartPole for `n_steps` env steps, with `n_slots` batches between sampler and learner."""
     torch.set_num_threads(1)  # enough for a network of this size
     env, model, log_interval_steps = EnvConfig("CartPole-v1"), ModelConfig(), max(1, n_steps // 10)
     config = impala.Config(learning_rate=7e-4, entropy_coef=0.0)

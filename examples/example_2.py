@@ -1,10 +1,10 @@
-"""PPO on an Atari game, with evaluation: MinibatchRlEval scores the agent before training and at every report.
+"""PPO on an Atari game with evaluation: MinibatchRlEval evaluates before training and at every log interval.
 
     python examples/example_2.py
     python examples/example_2.py game=ALE/Breakout-v5 n_steps=10_000_000 log_dir=data/breakout
 
-Training learns from clipped rewards and takes a lost life for an end; scores, in training and in evaluation, are
-those of whole games. Needs the extra `atari`. `--help` lists the arguments.
+Learning sees clipped rewards, and a lost life as the end of an episode. Returns, in training and in evaluation, are
+those of whole games. It needs the extra `atari`. `--help` lists the arguments.
 """
 
 import chz
@@ -32,7 +32,7 @@ def train(
     log_dir: str = "",
     run_ID: int = 0,
 ) -> None:
-    """Train PPO on `game`; a game is cut after `max_frames` frames, 60 to the second and 4 to the env step."""
+    """Train PPO on `game`; a game is truncated after `max_frames` frames (60 per second, 4 per env step)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, config = ModelConfig(), ppo.Config()  # the defaults are the paper's for Atari
     evaluation = EvalConfig(n_envs=8, n_episodes=n_eval_episodes, explore=True)

@@ -1,8 +1,8 @@
-"""An environment, a model and an algorithm of your own in one file: REINFORCE learns to catch a falling ball.
+"""Your own environment, model and algorithm in one file: REINFORCE learns to catch a falling ball.
 
     python examples/example_3.py n_steps=50_000 seed=0 run_ID=0 log_dir=data/catch
 
-All arguments are optional. Random play catches one ball in five and returns -0.6; the best return is 1.
+All arguments are optional. Random play catches one ball in five, a mean return of -0.6; the best return is 1.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from rlframe.samplers import SerialSampler
 
 
 class Catch(gymnasium.Env):
-    """A ball falls down a grid; the paddle in the last row goes left, stays or goes right. 1 caught, -1 missed."""
+    """Catch a falling ball with the paddle in the last row: move left, stay, move right. Caught 1, missed -1."""
 
     rows, columns = 6, 5
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (rows, columns), np.float32)
@@ -52,7 +52,7 @@ class Catch(gymnasium.Env):
 
 
 class Network(PolicyModel):
-    """One hidden layer, then the actions' logits and the baseline."""
+    """One hidden layer, then the logits of the actions and the baseline."""
 
     def __init__(self, n_inputs: int, n_actions: int) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class Network(PolicyModel):
 
     def forward(self, inputs: AgentInputs, state: Any) -> tuple[Tensor, Tensor, Any]:
         out = self.net(inputs.observation)
-        return out[..., :-1], out[..., -1], state  # no memory: the state passes through
+        return out[..., :-1], out[..., -1], state  # without memory the state is ()
 
 
 class Reinforce(Algorithm):
     """Simple Statistical Gradient-Following Algorithms for Connectionist RL. Williams, 1992. Machine Learning 8.
 
-    Δw = α (r - b) ∂ ln g / ∂w: r is the return after the action, g its probability, b a baseline, learned towards r.
+    Δw = α (r - b) ∂ ln g / ∂w: r is the return after the action, g its probability, b a learned baseline.
     """
 
     def __init__(self, agent: PolicyAgent, learning_rate: float, discount: float) -> None:
@@ -83,7 +83,7 @@ class Reinforce(Algorithm):
 
     def update(self) -> UpdateMetrics:
         s = self.samples.pop()
-        params, b, _ = self.agent(s.inputs, s.state)  # [T+1, B]; the last row completes what the batch's end cuts off
+        params, b, _ = self.agent(s.inputs, s.state)  # [T+1, B]; row T bootstraps unfinished episodes
         r = discounted_return(s.reward, b.detach(), s.terminated, s.truncated, s.valid, self.discount)
         ln_g = self.agent.distribution.log_prob(params[:-1], s.action)
         policy_loss = -masked_mean((r - b[:-1].detach()) * ln_g, s.valid)
@@ -104,7 +104,7 @@ class Reinforce(Algorithm):
 
 def train(n_steps: int = 50_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
     """Train REINFORCE on Catch for `n_steps` env steps."""
-    torch.manual_seed(seed)  # decides the agent's first weights
+    torch.manual_seed(seed)  # for the agent's initial weights
     envs = make_envs(EnvConfig(Catch), 8, env_seeds(seed, Role.ENV, 8))
     agent = PolicyAgent(Network(Catch.rows * Catch.columns, 3), Categorical(3))
     sampler = SerialSampler(envs, agent, batch_T=30, seed=seed)

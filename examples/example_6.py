@@ -1,10 +1,10 @@
-"""DQN on an Atari game, and offline evaluation: trained without a break, scored afterwards from the snapshot alone.
+"""DQN on an Atari game, evaluated after training from the snapshot alone.
 
     python examples/example_6.py
     python examples/example_6.py game=ALE/Breakout-v5 n_steps=10_000_000 replay_size=1_000_000 log_dir=data/breakout
 
-Replay keeps every frame once and stacks are rebuilt as they are read: 7.1 kB for a transition, and a tenth of it where
-`compress` is set. Needs the extra `atari`, and `lz4` to compress. `--help` lists the arguments.
+Replay stores every frame once and stacks them when it reads: 7.1 kB for a transition, and a tenth of it with
+`compress`. It needs the extra `atari`, and `lz4` to compress. `--help` lists the arguments.
 """
 
 from contextlib import closing
@@ -39,7 +39,7 @@ def train(
     log_dir: str = "",
     run_ID: int = 0,
 ) -> None:
-    """Train DQN on `game`; a game is cut after `max_frames` frames, 60 to the second and 4 to the env step."""
+    """Train DQN on `game`; a game is truncated after `max_frames` frames (60 per second, 4 per env step)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     env, model = EnvConfig(game, {"max_num_frames_per_episode": max_frames}), ModelConfig()
     config = dqn.Config(
@@ -74,7 +74,7 @@ def train(
 
 
 def score(directory: Path, agent: QAgent, env: EnvConfig, n_episodes: int) -> None:
-    """Play whole games greedily, with the weights of the run's last snapshot, on environments of their own."""
+    """Play whole games greedily with the weights of the run's last snapshot, in separate environments."""
     weights, meta = load_snapshot(directory, of="agent")
     agent.load_state_dict(weights)
     with closing(Evaluator(env, agent, EvalConfig(n_envs=8, n_episodes=n_episodes))) as evaluator:

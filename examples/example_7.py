@@ -3,8 +3,9 @@
     python examples/example_7.py
     python examples/example_7.py env=Hopper-v5 n_steps=300_000 seed=1 run_ID=1 log_dir=data/hopper
 
-Needs `pip install "rlframe[mujoco]"`. The first 5,000 env steps act at random; `eval/return_mean` is that of greedy
-episodes in environments of their own. `--help` lists the arguments; experiments/mujoco has the same as a preset.
+It needs `pip install "rlframe[mujoco]"`. The first 5,000 env steps act at random. `eval/return_mean` is the mean
+return of greedy episodes in separate environments. `--help` lists the arguments; experiments/mujoco has the same as a
+preset.
 """
 
 import chz
@@ -29,7 +30,7 @@ def train(
     log_dir: str = "",
     run_ID: int = 0,
 ) -> None:
-    """Train SAC for `n_steps` env steps, the first `learn_from` of them with random actions."""
+    """Train SAC for `n_steps` env steps, with random actions for the first `learn_from` of them."""
     torch.set_num_threads(1)  # enough for networks of this size
     env_config, log_interval_steps = EnvConfig(env), max(1, n_steps // 20)
     model = ModelConfig(hidden=(256, 256), activation="relu")
@@ -43,7 +44,7 @@ def train(
     evaluator = Evaluator(env_config, agent, evaluation, seed)
     runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
-    # What params.json keeps, under the keys of the command line: so evaluate, plot and resume= understand this run too.
+    # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read this run.
     record = flatten(
         algo=config,
         env=env,

@@ -1,12 +1,13 @@
-"""A study of one's own: this script queues its runs on slots of the machine, and is what each of them runs.
+"""A study in a script: it queues runs on slots of the machine, and each run is this script with the word `train`.
 
     python examples/example_8.py
     python examples/example_8.py affinity=2cpr n_seeds=5 n_steps=100_000 log_dir=data/clips
     python examples/example_8.py train clip=0.1 hidden=64,64 seed=3 log_dir=data/one
 
-The first trains PPO on CartPole-v1 with two clips and two networks, three seeds each: twelve runs, a slot a core. The
-same command with a log_dir again goes on with what Ctrl-C has left. `python -m rlframe.plot DIR` draws a curve for each
-of the four; docs/studies.md says more. `--help` lists the arguments. The command line alone can do much the same:
+The first command trains PPO on CartPole-v1 with two clips and two networks, three seeds each: twelve runs, one slot
+for each core. The same command with the same log_dir continues a study that was interrupted. A plot of the study,
+`python -m rlframe.plot DIR`, has a curve for each of the four settings. docs/guides/studies.md says more, and `--help`
+lists the arguments. The command line alone can do nearly the same:
 
     python -m rlframe.launch sweep.algo.clip=0.1,0.2 sweep.model.hidden=[16,16],[64,64] sweep.seed=0,1,2 retries=1
 """
@@ -36,7 +37,7 @@ from rlframe.system.affinity import plan, read_topology
 def study(n_seeds: int = 3, n_steps: int = 50_000, log_dir: str = "", affinity: str = "auto", retries: int = 1) -> int:
     """Train every variant with every seed; returns the exit status."""
     variants = [
-        {"clip": clip, "hidden": hidden, "n_steps": n_steps}  # what `train` is given, as key=value
+        {"clip": clip, "hidden": hidden, "n_steps": n_steps}  # arguments of `train`, as key=value
         for clip, hidden in product((0.1, 0.2), ((16, 16), (64, 64)))
     ]
     command = [sys.executable, str(Path(__file__).resolve()), "train"]
@@ -53,8 +54,8 @@ def train(
     affinity: str = "auto",
     resume: bool = False,
 ) -> None:
-    """One run; `seed` and the words after it are what the queue gives to every run."""
-    slot = plan(affinity, read_topology())  # to whose cores the queue has pinned us already; its GPU is ours to choose
+    """One run. The queue passes `seed` and the arguments after it to every run."""
+    slot = plan(affinity, read_topology())  # the queue has pinned this process to its cores
     device = choose_device("auto", slot.gpus)
     torch.set_num_threads(1)  # enough for a network of this size
     T, B, log_interval_steps = 32, 8, max(1, n_steps // 20)

@@ -1,12 +1,12 @@
-"""SyncRl: PPO on CartPole-v1 in several processes, each with its own environments, whose gradients are averaged.
+"""PPO on CartPole-v1 with SyncRl: several processes, each with its own environments, average their gradients.
 
     python examples/example_9.py
     python examples/example_9.py world_size=4 n_steps=50_000 log_dir=data/ranks
     torchrun --standalone --nproc-per-node 2 examples/example_9.py log_dir=data/ranks run_ID=1
 
-`train` runs once in each process. What it builds counts, draws and averages as one of the ranks that it has joined;
-only the first of them writes the run directory. `--help` lists the arguments; docs/scaling.md says how sizes and
-learning rates go with the number of ranks.
+`train` runs in each process. Within `join`, counts, seeds and gradients are those of one rank among all; only the
+first rank writes the run directory. `--help` lists the arguments; docs/guides/scaling.md says how to choose sizes and
+learning rates for a number of ranks.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from rlframe.system.distributed import Place, in_ranks, join
 
 
 def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: Place) -> None:
-    """Train for `n_steps` env steps of all ranks together, as one of them."""
+    """Train as one rank, for `n_steps` env steps of all ranks together."""
     torch.set_num_threads(1)  # enough for a network of this size
     T, B, log_interval_steps = 32, 8 // place.world_size, max(1, n_steps // 10)  # B: environments of each rank
     env, model, evaluation = EnvConfig("CartPole-v1"), ModelConfig(hidden=(64, 64)), EvalConfig(n_episodes=20)
@@ -41,7 +41,7 @@ def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: Place) -> N
         evaluator = Evaluator(env, agent, evaluation, seed)
         runner = SyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
-        # What params.json keeps, under the keys of the command line: so evaluate, plot and resume= understand it too.
+        # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read it.
         record = flatten(
             algo=config,
             env=env.id,
@@ -59,7 +59,7 @@ def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: Place) -> N
 
 
 def main(world_size: int = 2, n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
-    """Train in `world_size` processes, or in those that torchrun has started."""
+    """Train in `world_size` processes, or in those that torchrun started."""
     in_ranks(partial(train, n_steps, seed, log_dir, run_ID), world_size)
 
 

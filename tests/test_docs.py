@@ -1,5 +1,10 @@
-"""The documents keep their word: code blocks run, commands parse, links lead somewhere, tables are the code's."""
+"""The docs are correct: code blocks run, commands parse, links lead to files, and the site builds.
 
+Blocks marked `python` are executed, one after another on each page. Blocks marked `py` are not: other libraries' code,
+and code that cannot run here. A block that begins with `# NAME.py` is also saved as that file, for the page's commands.
+"""
+
+import importlib.util
 import os
 import re
 import shlex
@@ -13,15 +18,18 @@ import pytest
 from rlframe import evaluate, launch, plot
 from rlframe.envs import atari
 from rlframe.experiment.presets import preset_names
-from rlframe.record import METRICS, metrics_table
+from rlframe.record import METRICS
 from rlframe.record.writers import read_csv
 
 ROOT = Path(__file__).parents[1]
-EXTEND = ROOT / "docs/extend.md"
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+TUTORIALS = [
+    ROOT / f"docs/{name}.md" for name in ("tutorials/own_environment", "tutorials/own_network", "guides/extend")
+]
 SMALL = {"runner.n_steps": "900", "runner.log_interval_steps": "900", "eval.n_episodes": "1", "sampler.batch_T": "8"}
-SMALL |= {"sampler": "serial"}  # spared the timing
-name = pytest.mark.parametrize("document", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
+SMALL |= {"sampler": "serial"}  # sampler=auto would spend time on measuring
+name = pytest.mark.parametrize("document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -29,63 +37,73 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def commands(document: Path, module: str) -> list[list[str]]:
-    """The words after `python -m MODULE` of every command line in the document's sh blocks, comments left out."""
+    """The words after `python -m MODULE` of every command line in the document's sh blocks, without comments."""
     lines = [line for block in blocks(document, "sh") for line in block.splitlines()]
     words = [shlex.split(line, comments=True) for line in lines]
     return [found[3:] for found in words if found[:3] == ["python", "-m", module]]
 
 
-def save_mine(directory: Path) -> None:
-    """Write mine.py as a reader of extend.md does: the blocks that begin with its name, one after another."""
-    own = [block for block in blocks(EXTEND, "python") if block.startswith("# mine.py\n")]
-    (directory / "mine.py").write_text("\n".join(own), encoding="utf-8")
+def save_files(document: Path, directory: Path) -> None:
+    """Write the files that the document tells its readers to save: blocks of one name are one file."""
+    for block in blocks(document, "python"):
+        if file := re.match(r"# (\w+\.py)\n", block):
+            with (directory / file[1]).open("a", encoding="utf-8") as out:
+                out.write(f"{block}\n\n")
 
 
-@pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def run_dir_with(directory: Path, run_dir: Path) -> Path:
+    """A directory in which the document's commands find a run under the name RUN_DIR."""
+    (directory / "RUN_DIR").symlink_to(run_dir)
+    return directory
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run, in a directory of the name that the documents use."""
     folder = tmp_path_factory.mktemp("docs")
     words = [f"{key}={value}" for key, value in SMALL.items()]
     assert launch.main(["env=CartPole-v1", *words, f"log_dir={folder}"]) == 0
-    return (folder / "run_0").rename(folder / "RUN_DIR")
+    return folder / "run_0"
 
 
 @name
-def test_python_blocks_run(document: Path, in_tmp: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (in_tmp / "RUN_DIR").symlink_to(run_dir)
+def test_python_blocks_run(document: Path, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
     module = types.ModuleType(f"blocks_of_{document.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number, block in enumerate(blocks(document, "python")):
-        exec(compile(block, f"{document.name}, python block {number}", "exec"), vars(module))
+        short = block.replace("n_steps=50_000", "n_steps=2_000")  # of the README's first lines
+        exec(compile(short, f"{document.name}, python block {number}", "exec"), vars(module))
 
 
 @name
 def test_launch_commands_make_a_configuration(
-    document: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    document: Path,
+    tmp_path: Path,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(run_dir.parent)
-    save_mine(run_dir.parent)
-    monkeypatch.setattr(sys, "path", [str(run_dir.parent), *sys.path])
+    monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
+    save_files(document, tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for words in commands(document, "rlframe.launch"):
         assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
-    sys.modules.pop("mine", None)
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
-def test_commands_of_extend_train(in_tmp: Path) -> None:
-    save_mine(in_tmp)
-    given = [dict(word.split("=", 1) for word in words) for words in commands(EXTEND, "rlframe.launch")]
+def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
+    given = []
+    for document in TUTORIALS:
+        save_files(document, tmp_path)
+        given += [dict(word.split("=", 1) for word in words) for words in commands(document, "rlframe.launch")]
     runs = [{**keys, **SMALL, "log_dir": "runs", "run_ID": str(index)} for index, keys in enumerate(given)]
     program = (
         "import sys; from rlframe.launch import main; sys.exit(sum(main(words.split()) for words in sys.argv[1:]))"
     )
-    done = subprocess.run(  # of its own, for mine.py is imported; python -m finds it in the working directory, as here
+    done = subprocess.run(  # a separate process finds the files in its working directory, as python -m does
         [sys.executable, "-c", program, *[" ".join(f"{k}={v}" for k, v in keys.items()) for keys in runs]],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -93,37 +111,63 @@ def test_commands_of_extend_train(in_tmp: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(runs) == 3
-    assert "env/place" in (in_tmp / "runs/run_0/progress.csv").read_text()
+    assert "env/place" in (tmp_path / "runs/run_0/progress.csv").read_text()
 
 
-def test_evaluate_commands_of_the_readme_run(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_evaluate_commands_run(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(run_dir.parent)
-    for words in commands(ROOT / "README.md", "rlframe.evaluate"):
+    monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
+    for words in commands(ROOT / "docs/getting_started.md", "rlframe.evaluate"):
         if any(word.startswith("video=") for word in words):
             pytest.importorskip("imageio")
             pytest.importorskip("pygame")
         assert evaluate.main(words) == 0, capsys.readouterr().err
-    assert (run_dir.parent / "summary.json").is_file()
+    assert (tmp_path / "summary.json").is_file()
 
 
-def test_plot_commands_of_the_readme_parse(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run_dir.parent)
+def test_plot_commands_parse(tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
     found = commands(ROOT / "README.md", "rlframe.plot")
     assert [plot.parse(words).dirs for words in found] == [(Path("RUN_DIR"),)]
 
 
 @name
 def test_links_lead_to_files(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-def test_the_metrics_page_is_the_table_of_the_code() -> None:
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    assert page[page.index("| name |") :] == metrics_table(), "write metrics_table() into docs/metrics.md again"
+def test_the_test_files_of_the_fault_matrix_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(tests/[\w/]+\.py)`", text)
+    assert len(found) > 30
+    assert [path for path in found if not (ROOT / path).exists()] == []
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install -e '.[docs]'")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?([^\"' >]+)", text)
+        loaded += re.findall(r"<link\b[^>]*\bhref=[\"']?([^\"' >]+)", text)
+        assert [target for target in loaded if re.match(r"(https?:)?//", target)] == [], page.name
+        assert "<!-- keys" not in text, page.name
+    assert "algo.gae_lambda" in (tmp_path / "site/algorithms/ppo.html").read_text(encoding="utf-8")
+    assert "MinibatchRlEval" in (tmp_path / "site/reference/runners.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
@@ -136,7 +180,8 @@ def test_every_metric_of_a_run_is_explained(algo: str, tmp_path: Path) -> None:
 
 
 def test_the_atari_page_has_every_option_with_its_default() -> None:
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", (ROOT / "docs/atari.md").read_text(encoding="utf-8"), re.MULTILINE)
+    page_text = (ROOT / "docs/guides/atari.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", page_text, re.MULTILINE)
     page = {
         option.strip("` "): default
         for options, defaults in rows[1:]
@@ -149,6 +194,11 @@ def test_the_atari_page_has_every_option_with_its_default() -> None:
     assert page == code
 
 
-def test_the_readme_names_every_preset() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_results_name_every_preset() -> None:
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert [preset for preset in preset_names() if f"`{preset}`" not in text] == []
+
+
+def test_the_readme_has_at_most_ten_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert sum(f"| `{preset}` |" in text for preset in preset_names()) <= 10

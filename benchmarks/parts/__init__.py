@@ -1,1 +1,1 @@
-"""What the benchmarks are made of: who is measured, and how."""
+"""Parts of the benchmarks: the contenders, and how they are measured."""

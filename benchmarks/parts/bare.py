@@ -1,4 +1,4 @@
-"""What a sampler cannot do without, and nothing else: plain environments stepped in a loop, plain torch that acts."""
+"""The parts of a sampler's limit: plain environments stepped in a loop, and acting in plain torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mlp(n_in: int, hidden: int, n_out: int) -> nn.Sequential:
 
 
 class Vectors(nn.Module):
-    """Two networks, for policy and value; normals have a standard deviation that does not depend on the observation."""
+    """Two networks, for policy and value; the standard deviation of a Gaussian does not depend on the observation."""
 
     def __init__(self, n_in: int, hidden: int, n_out: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def act_discrete(network: nn.Module, observation: Tensor, noise: Tensor) -> tupl
 
 @torch.inference_mode()
 def act_gaussian(network: Vectors, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for normals [B, actions]; `noise` is standard normal."""
+    """The same for Gaussian actions [B, actions]; `noise` is standard normal."""
     mean, value = network(observation)
     log_std = network.log_std
     return mean + log_std.exp() * noise, (-0.5 * noise**2 - log_std - _HALF_LOG_TWO_PI).sum(-1), value
@@ -88,7 +88,7 @@ def act_gaussian(network: Vectors, observation: Tensor, noise: Tensor) -> tuple[
 
 @dataclass(frozen=True)
 class Policy:
-    """A network at its first weights, and how it acts. Noise is drawn beforehand."""
+    """A network at its initial weights, and how it acts. Noise is drawn beforehand."""
 
     network: Callable[[], Any]
     act: Acting
@@ -102,7 +102,7 @@ class Policy:
 
 
 def forward(policy: Policy, n: int, T: int, stack: ExitStack) -> Unit:
-    """Act for observations that stay."""
+    """Act for fixed observations."""
     network, act, noise = policy.network(), policy.act, policy.noise(T, n).unbind()
     observation = network.example(n)
 
@@ -116,7 +116,7 @@ def forward(policy: Policy, n: int, T: int, stack: ExitStack) -> Unit:
 
 @dataclass(frozen=True)
 class Steps:
-    """Plain environments, and the actions that they are stepped with."""
+    """Plain environments, and the actions to step them with."""
 
     make: Callable[[], gymnasium.Env]
     draw: Callable[[np.random.Generator, tuple[int, int]], np.ndarray]  # for T time steps of n
@@ -145,7 +145,7 @@ def stepping(steps: Steps, n: int, T: int, stack: ExitStack) -> Unit:
 
 
 def burning_actions(rng: np.random.Generator, lead: tuple[int, int]) -> np.ndarray:
-    """Any will do."""
+    """The environment ignores them."""
     return rng.integers(N_ACTIONS, size=lead)
 
 
@@ -155,7 +155,7 @@ def cheetah() -> gymnasium.Env:
 
 
 def cheetah_actions(rng: np.random.Generator, lead: tuple[int, int]) -> np.ndarray:
-    """As a new policy samples and rlframe clips them."""
+    """Sampled like those of a new policy, and clipped as rlframe does."""
     return rng.standard_normal((*lead, N_CHEETAH)).clip(-1, 1).astype(np.float32)
 
 

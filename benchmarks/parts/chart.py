@@ -9,7 +9,7 @@ from benchmarks.parts.turns import Line
 
 
 def relative(rates: Sequence[Line]) -> dict[str, dict[str, float]]:
-    """Rates over that of a row's first peer, by row and name: Stable-Baselines3's, where it is measured.
+    """Rates over that of a row's first peer, by row and name; that is Stable-Baselines3, if it is measured.
 
     Limits of parts are left out; with no peer, over rlframe's.
     """

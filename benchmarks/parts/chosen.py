@@ -1,4 +1,4 @@
-"""Which groups of a benchmark are measured: what `only=` says, or another key."""
+"""Which groups of a benchmark are measured, by `only=` or another key."""
 
 from collections.abc import Iterable
 

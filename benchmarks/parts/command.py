@@ -10,7 +10,7 @@ Words = Mapping[str, str]
 
 
 def words_of(row: Row, more: Words) -> dict[str, str]:
-    """The command line that trains a row; `more` wins over it."""
+    """The command line that trains a row; `more` overrides it."""
     work = row.work
     common = {
         "env": row.env,

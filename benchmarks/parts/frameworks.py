@@ -1,4 +1,4 @@
-"""Whom `benchmarks.compare` measures, by their names on its command line, and how a process of theirs trains."""
+"""The frameworks of `benchmarks.compare` by their names on its command line, and how a process of each trains."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ OURS = "rlframe"
 
 @dataclass(frozen=True)
 class Framework:
-    """One of them."""
+    """A framework to measure."""
 
     title: str
     package: str  # as it is imported
-    distributions: tuple[str, ...]  # whose versions are told
+    distributions: tuple[str, ...]  # whose versions are reported
     install: str
     module: str  # with `train(*arguments, row, gate)`, imported in the framework's own process only
     arguments: tuple[Any, ...] = ()
     variables: Callable[[Row], Mapping[str, str]] = lambda row: {}  # of the environment that a process starts with
 
     def installed(self) -> bool:
-        """Whether it can be measured here."""
+        """Whether it is installed here."""
         return importlib.util.find_spec(self.package) is not None
 
     def contender(self, row: Row) -> Contender[Train]:
-        """Its process for a row."""
+        """The process that measures it on a row."""
         return Contender(
             self.title,
             partial(_train, self.module, self.arguments, row),
@@ -48,7 +48,7 @@ class Framework:
 
 
 def threads_variables(n_threads: int) -> dict[str, str]:
-    """What tells numerical libraries how many threads to have; JAX goes by the cores that its process may use."""
+    """Environment variables for the number of threads of numerical libraries; JAX uses the cores of its process."""
     return {"OMP_NUM_THREADS": str(n_threads), "MKL_NUM_THREADS": str(n_threads), "JAX_PLATFORMS": "cpu"}
 
 
@@ -57,7 +57,7 @@ def _train(module: str, arguments: tuple[Any, ...], row: Row, gate: Gate) -> Non
 
 
 def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
-    """All that can be measured. `words`: keys of rlframe's command line, that win over a row's."""
+    """All frameworks. `words`: keys of rlframe's command line, which override a row's."""
     of_sb3 = "benchmarks.parts.train_sb3"
     return {
         OURS: Framework(

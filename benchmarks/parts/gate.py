@@ -1,4 +1,4 @@
-"""Turns of a training that never ends: a framework's own loop is timed, and waits while others have theirs."""
+"""Turns of an endless training: a framework's own loop is timed in its turns, and waits while others have theirs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from benchmarks.parts.turns import Contender, Ready
 
 
 class Closed(BaseException):
-    """The last turn is over: the training is to end."""
+    """Raised after the last turn, to end the training."""
 
 
 class Gate:
-    """What the loop passes through between its iterations; there it waits, in a read, while others have their turns."""
+    """The loop calls this between its iterations, and waits here, in a read, while others have their turns."""
 
     def __init__(self, connection: Connection, warm_up: int) -> None:
         """warm_up: env steps before the first turn."""
         self.connection, self.warm_up = connection, warm_up
-        self.facts = ""  # for the training to set: what it chose itself
+        self.facts = ""  # set by the training: what it chose itself
         self._seconds = self._start = 0.0
         self._steps = 0
 
     def __call__(self, env_steps: int) -> None:
-        """The loop has made so many since its start, and whatever is to be learned from them.
+        """Report the env steps made since the start, whose updates are done.
 
         Raises:
-            Closed: nobody wants another turn.
+            Closed: there is no other turn.
         """
         if not self._seconds:
             if env_steps >= self.warm_up:
@@ -49,16 +49,16 @@ class Gate:
         self._start, self._steps = time.perf_counter(), env_steps
 
 
-Train = Callable[[Gate], None]  # trains for ever, passing the gate
+Train = Callable[[Gate], None]  # trains without end, calling the gate
 
 
 def serve(contender: Contender[Train], cores: list[int], connection: Connection) -> None:
-    """A framework's process: trains beyond the warm-up, then for a turn whenever asked to."""
+    """A framework's process: train past the warm-up, then for one turn on each request."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(contender.n_threads)
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # what frameworks print is no part of the table
+        os.dup2(nowhere.fileno(), 1)  # keep what frameworks print out of the table
     try:
         contender.make(Gate(connection, contender.warm_up))
     except Closed:

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: hardware and versions."""
+"""The machine of a benchmark: hardware and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BF16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")  # flags of x86 an
 
 
 def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
-    """The processor, its units for bfloat16, the cores that this process may use, and versions of what is installed."""
+    """The processor, its units for bfloat16, the cores this process may use, and versions of installed packages."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
     facts = {name.strip(): value.strip() for name, _, value in (row.partition(":") for row in text.splitlines())}

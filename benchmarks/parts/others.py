@@ -1,4 +1,4 @@
-"""What other packages sample with: Stable-Baselines3, and the worker processes of Gymnasium and Stable-Baselines3."""
+"""Sampling by other packages: Stable-Baselines3, and the worker processes of Gymnasium and Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def collect_rollouts(n: int, T: int, stack: ExitStack) -> Unit:
 
 
 def async_vector_env(policy: Policy, n: int, T: int, stack: ExitStack) -> Unit:
-    """Gymnasium's worker processes, one an environment, acted for here. Resets, which take a step, do not count."""
+    """Gymnasium's worker processes, one for each environment; this process acts. Steps that reset do not count."""
     env = stack.enter_context(closing(AsyncVectorEnv([CARTPOLE] * n)))
     network, noise = policy.network(), policy.noise(T, n)
     observation, _ = env.reset(seed=0)
@@ -53,7 +53,7 @@ def async_vector_env(policy: Policy, n: int, T: int, stack: ExitStack) -> Unit:
 
 
 def subproc_vec_env(policy: Policy, n: int, T: int, stack: ExitStack) -> Unit:
-    """Stable-Baselines3's worker processes, one an environment, acted for here."""
+    """Stable-Baselines3's worker processes, one for each environment; this process acts."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     env = stack.enter_context(closing(SubprocVecEnv([CARTPOLE] * n)))

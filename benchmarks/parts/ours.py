@@ -29,13 +29,13 @@ SomeConfig = Any  # serial.Config | cpu.Config | gpu.Config, whose `make_envs` a
 
 
 def worker_cpus(n_workers: int) -> list[list[int]]:
-    """Of the cores that this process may use, one for each worker; nothing where no system pins."""
+    """One core for each worker, of those that this process may use; empty if the system cannot pin."""
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     return [[cores[i % len(cores)]] for i in range(n_workers)] if cores else []
 
 
 def sampling(config: SomeConfig, env: EnvConfig, model: ModelConfig, stack: ExitStack) -> Unit:
-    """Collect batches; counts valid rows, which those of resets are not."""
+    """Collect batches; counts valid rows only."""
     envs = config.make_envs(env, 0, worker_cpus(config.n_workers) if isinstance(config, WorkersConfig) else [])
     stack.callback(envs.close)
     agent = make_policy_agent(envs.observation_space, envs.action_space, model)
@@ -90,7 +90,7 @@ class BurningAgent(Agent):
 
 
 def alternating(config: gpu.Config, stack: ExitStack) -> Unit:
-    """Acting on the first core, all workers on the last, so that neither waits for the other's core."""
+    """Acting on the first core and all workers on the last, so that neither waits for the other's core."""
     if sys.platform == "linux":
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[:1])

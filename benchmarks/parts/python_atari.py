@@ -1,4 +1,4 @@
-"""Atari games in Gymnasium's own Python wrappers, for frameworks that bring no preprocessing of their own."""
+"""Atari games in Gymnasium's own Python wrappers, for frameworks without preprocessing of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other packages' replay, filled and ready to be sampled; none where a package is not installed."""
+"""Replay of other packages, filled and ready to be sampled; packages that are not installed are left out."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def uniform(observation: Space, action: Space, n: int, size: int) -> dict[str, U
 
 
 def prioritized(observation: Space, action: Space, n: int, size: int) -> dict[str, Unit]:
-    """Sampling of n by priority, and setting theirs anew."""
+    """Sampling of n by priority, and setting their priorities."""
     units: dict[str, Unit] = {}
     if installed("tianshou"):
         units[TIANSHOU] = tianshou_prioritized(observation, action, n, size)
     if installed("torchrl"):
         try:
             units[TORCHRL] = torchrl_prioritized(observation, action, n, size)
-        except RuntimeError as error:  # its compiled trees want another torch
+        except RuntimeError as error:  # its compiled trees need another version of torch
             print(f"without {TORCHRL}'s priorities: {error}")
     return units
 
 
 def installed(package: str) -> bool:
-    """Whether it can be imported."""
+    """Whether the package can be imported."""
     return importlib.util.find_spec(package) is not None
 
 
 def sb3(observation: Space, action: Space, n: int, size: int) -> Unit:
-    """Its buffer with whole stacks; next observations as the rows after, to take half the memory."""
+    """Stable-Baselines3's buffer of whole stacks; next observations are the next rows, to take half the memory."""
     from stable_baselines3.common.buffers import ReplayBuffer
 
     buffer = ReplayBuffer(
@@ -62,14 +62,14 @@ def sb3(observation: Space, action: Space, n: int, size: int) -> Unit:
 
 
 def noise(observation: Space, size: int) -> np.ndarray:
-    """Rows [size, ...] of noise, repeating: filled memory and not the kernel's page of zeros."""
+    """Rows [size, ...] of repeating noise, so that memory is really filled, and not the kernel's page of zeros."""
     example = zeros(observation)
     rows = np.random.default_rng(0).integers(1, 255, (min(size, 1_000), *example.shape)).astype(example.dtype)
     return np.resize(rows, (size, *example.shape))
 
 
 def tianshou(observation: Space, action: Space, n: int, size: int) -> Unit:
-    """Frames once each, stacked when sampled; next observations are the rows after."""
+    """Tianshou's buffer: frames stored once and stacked when sampled; next observations are the next rows."""
     from tianshou.data import ReplayBuffer
 
     buffer = fill_tianshou(ReplayBuffer(size, **frames(observation)), observation, action, size)
@@ -94,14 +94,14 @@ def tianshou_prioritized(observation: Space, action: Space, n: int, size: int) -
 
 
 def frames(observation: Space) -> dict[str, Any]:
-    """Its options."""
+    """Options of a buffer of frames."""
     if isinstance(observation, FrameStack):
         return {"stack_num": observation.n_frames, "ignore_obs_next": True, "save_only_last_obs": True}
     return {"ignore_obs_next": True}
 
 
 def fill_tianshou(buffer: Any, observation: Space, action: Space, size: int) -> Any:
-    """At once, as its `from_data` does: by `add` a million rows take minutes."""
+    """Fill it at once, as its `from_data` does: a million rows by `add` take minutes."""
     from tianshou.data import Batch
 
     newest = Box(0, 255, observation.shape[1:], np.uint8) if isinstance(observation, FrameStack) else observation
@@ -113,13 +113,13 @@ def fill_tianshou(buffer: Any, observation: Space, action: Space, size: int) -> 
 
 
 def on_torch(batch: Any) -> Any:
-    """What its algorithms do first."""
+    """Convert to torch, as Tianshou's algorithms do first."""
     batch.to_torch_()
     return batch
 
 
 def torchrl(observation: Space, action: Space, n: int, size: int) -> Unit:
-    """Rows of a TensorDict; stacks as they are."""
+    """TorchRL's buffer of rows of a TensorDict; stacks are stored as they are."""
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=n)
@@ -143,7 +143,7 @@ def torchrl_prioritized(observation: Space, action: Space, n: int, size: int) ->
 
 
 def fill_torchrl(buffer: Any, observation: Space, action: Space, size: int) -> Any:
-    """In batches."""
+    """Fill it in batches."""
     from tensordict import TensorDict
 
     n = min(BATCH, size)

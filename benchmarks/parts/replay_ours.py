@@ -25,14 +25,14 @@ DISCOUNT = 0.99
 
 
 class Filled(NamedTuple):
-    """A full replay, and what it holds."""
+    """A full replay, and the kind of its content."""
 
     replay: ReplayBuffer[Transitions]
     state: dict[str, Any]
 
 
 def of_noise(observation: Space, action: Space, config: ReplayConfig, alpha: float = 0.0) -> ReplayBuffer[Transitions]:
-    """Full of noise that never ends."""
+    """Replay full of noise without episode ends."""
     replay = make_replay(config, observation, action, BatchSpec(T, B), NStep(DISCOUNT), alpha=alpha)
     for batch in islice(noise_batches(observation, action), config.size // (T * B) + 1):
         replay.append(batch)
@@ -40,7 +40,7 @@ def of_noise(observation: Space, action: Space, config: ReplayConfig, alpha: flo
 
 
 def noise_batches(observation: Space, action: Space) -> Iterator[Samples]:
-    """Batches that go on from each other, for ever, in one memory."""
+    """Endless batches, each continuing the last, in one memory."""
     rng = np.random.default_rng(0)
     rows = empty_rows(observation, action, T, B)
     n_frames = observation.n_frames if isinstance(observation, FrameStack) else 1
@@ -55,14 +55,14 @@ def noise_batches(observation: Space, action: Space) -> Iterator[Samples]:
 
 
 def noise(observation: Space, n: int, rng: np.random.Generator) -> np.ndarray:
-    """n time steps of newest frames, or of vectors."""
+    """Noise for n time steps: newest frames, or vectors."""
     if isinstance(observation, FrameStack):
         return rng.integers(0, 256, (n, B, *(observation.shape or ())[1:]), dtype=np.uint8)
     return rng.random((n, B, *(observation.shape or ())), dtype=np.float32)
 
 
 def of_play(game: str, size: int, compress: bool) -> Filled:
-    """Full of a game played at random."""
+    """Replay full of a game played at random."""
     config = ReplayConfig(size=size, compress=compress)
     with closing(make_envs(EnvConfig(game, n_threads=1), B, list(range(B)))) as envs:
         replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(DISCOUNT))
@@ -72,7 +72,7 @@ def of_play(game: str, size: int, compress: bool) -> Filled:
 
 
 def play_batches(envs: Envs) -> Iterator[Samples]:
-    """Batches of random play, for ever, in one memory."""
+    """Endless batches of random play, in one memory."""
     rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
     stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
     stepper.reset()
@@ -88,7 +88,7 @@ def play_batches(envs: Envs) -> Iterator[Samples]:
 
 
 def as_samples(rows: Any) -> Samples:
-    """What a sampler makes of them."""
+    """The same as Samples of a sampler."""
     return Samples(
         inputs=AgentInputs(rows.observation, rows.action, rows.reward, rows.first),
         action=rows.action[1:],
@@ -96,23 +96,23 @@ def as_samples(rows: Any) -> Samples:
         terminated=rows.terminated,
         truncated=rows.truncated,
         valid=rows.valid,
-        info=Samples,  # type: ignore[arg-type]  # replay does not look
+        info=Samples,  # type: ignore[arg-type]  # replay does not read it
         state=(),
         final_state=(),
     )
 
 
 def transition_bytes(filled: Filled) -> float:
-    """All arrays of a full replay, over its rows; lz4's blocks are bytes objects, of 41 more than they hold."""
+    """Bytes of a full replay's arrays, divided by its rows; a block of lz4 takes 41 bytes more than its content."""
     storage = filled.state["storage"]
     return count_bytes(filled.state) / (len(storage["valid"]) * B) if storage["t"] else 0.0
 
 
 def count_bytes(state: Any) -> int:
-    """Of all arrays in a state."""
+    """The bytes of all arrays in a state."""
     match state:
         case dict():
-            own = 33 * len(state["length"]) if "length" in state else 0  # and 8 for where it is, as many as its length
+            own = 33 * len(state["length"]) if "length" in state else 0  # and 8 for its pointer, as in `length`
             return own + sum(map(count_bytes, state.values()))
         case list() | tuple():
             return sum(map(count_bytes, state))

@@ -1,4 +1,4 @@
-"""What `benchmarks.compare` trains: the hyperparameters of its rows, one set for all frameworks, and what is asked."""
+"""The rows of `benchmarks.compare`: hyperparameters, one set for all frameworks, and the ratios to reach."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 CARTPOLE, CHEETAH, PONG = "CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"
-NEEDS = {CHEETAH: {"mujoco": '"gymnasium[mujoco]"'}, PONG: {"ale_py": "ale-py", "cv2": "opencv-python"}}  # pip's names
+NEEDS = {CHEETAH: {"mujoco": '"gymnasium[mujoco]"'}, PONG: {"ale_py": "ale-py", "cv2": "opencv-python"}}  # pip names
 
 
 @dataclass(frozen=True)
 class PPO:
-    """CleanRL's, whose learning rate goes down linearly. Minibatches are n_envs * T / minibatches rows."""
+    """PPO with CleanRL's hyperparameters, the learning rate linear. Minibatches are n_envs * T / minibatches rows."""
 
     n_envs: int
     clip: float
@@ -37,7 +37,7 @@ class PPO:
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """From replay, one environment. Replay begins with `learn_from` random steps."""
+    """SAC, TD3 or DQN with one environment. Training begins with `learn_from` random steps."""
 
     algo: str  # sac | td3 | dqn
     batch_size: int
@@ -46,12 +46,12 @@ class OffPolicy:
     hidden: tuple[int, ...]  # of relu; images: the Nature CNN
     replay_rows: int
     target_every: int = 0  # env steps between copies to the target network of dqn; sac and td3 move theirs by tau
-    epsilon: float = 0.0  # of dqn, as at the end of its schedule: so that acting costs what it mostly does
+    epsilon: float = 0.0  # of dqn, as at the end of its schedule, so that acting costs as much as in most of a run
     tau: float = 0.005
     discount: float = 0.99
     learn_from: int = 1_000
     max_grad_norm: float = 10.0  # of dqn
-    noise: float = 0.1  # standard deviation that explores, of td3
+    noise: float = 0.1  # of td3: standard deviation of the exploration noise
 
     def warm_up(self) -> int:
         """Env steps before anything is timed: those before learning, and a hundred updates."""
@@ -60,14 +60,14 @@ class OffPolicy:
 
 @dataclass(frozen=True)
 class Row:
-    """A training that all frameworks do, in a process each."""
+    """One training that every framework does, in a separate process."""
 
     env: str
     n_threads: int  # and cores
     work: PPO | OffPolicy
-    asked: Mapping[str, float] = field(default_factory=dict)  # rlframe's rate over a framework's, at least
+    asked: Mapping[str, float] = field(default_factory=dict)  # least rate of rlframe over a framework's
     differs: Mapping[str, str] = field(default_factory=dict)  # why a framework's work is not the same
-    of_limit: float = 0.0  # rlframe's rate over what its parts alone allow, at least; 0: that is not measured
+    of_limit: float = 0.0  # target: the least ratio of rlframe's rate to its limit; 0: not measured
 
 
 _SAC = OffPolicy("sac", 256, 1, 3e-4, (256, 256), 1_000_000)

@@ -22,11 +22,11 @@ from rlframe.runners import AsyncRl, MinibatchRl, Runner
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator
 from rlframe.samplers.base import WorkersConfig
 
-ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # which no turn comes to the end of
+ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # more than any turn needs
 
 
 class Studying(Algorithm):
-    """Learns nothing, for as long as a step of `Burning` for each row."""
+    """An algorithm that learns nothing, and takes as long as a step of `Burning` for each row."""
 
     def __init__(self, batch_spec: BatchSpec) -> None:
         self.progress, self.n_turns, self.due = Progress(), turns(STEP_S) * batch_spec.size, 0
@@ -60,7 +60,7 @@ def impala_of(agent: Any, batch_spec: BatchSpec) -> Algorithm:
 
 
 def in_turn(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
-    """MinibatchRl, which has all cores, and its workers one each."""
+    """MinibatchRl on all cores, with one core for each worker."""
     envs = config.make_envs(ENV, 0, worker_cpus(config.n_workers) if isinstance(config, WorkersConfig) else [])
     stack.callback(envs.close)
     agent = make_policy_agent(envs.observation_space, envs.action_space, MODEL)
@@ -82,7 +82,7 @@ def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
 
 
 def loop(stack: ExitStack) -> Unit:
-    """The work of a step and of learning from it, and nothing around it."""
+    """The work of a step and of learning from it, without anything else."""
 
     def unit() -> int:
         burn(2 * turns(STEP_S))

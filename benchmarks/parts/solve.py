@@ -1,8 +1,8 @@
-"""Seconds from the start of a process to a solved CartPole-v1: what `benchmarks.compare` calls solve_cartpole.
+"""The row solve_cartpole of `benchmarks.compare`: seconds from the start of a process to a solved CartPole-v1.
 
 Both sides have the tuned settings that rl-zoo publishes for Stable-Baselines3 (8 environments x 32, batches of 256, 20
-epochs, 100,000 env steps, everything annealed), evaluate 100 episodes every 10,000 env steps without exploring, and are
-done when these return 475 in the mean. Neither saves anything. One torch thread each.
+epochs, 100,000 env steps, learning rate and clip annealed), evaluate 100 episodes every 10,000 env steps without
+exploring, and are done when their mean return is 475. Neither saves anything. Each has one torch thread.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ EPISODES = 100
 EVERY = 10_000  # env steps between evaluations
 N_CORES = 2
 KEYS = ("rlframe", "sb3")
-ASKED_S = 6.0  # at most, of rlframe's median
-ASKED_RATIO = 2.0  # at least, of Stable-Baselines3's seconds over rlframe's
+ASKED_S = 6.0  # target for rlframe's median, at most
+ASKED_RATIO = 2.0  # target for Stable-Baselines3's seconds over rlframe's, at least
 _POLL_S = 0.01
 
-Command = tuple[list[str], Callable[[], bool]]  # and whether it has solved
+Command = tuple[list[str], Callable[[], bool]]  # a command line, and a function that returns whether the task is solved
 
 
 def ours(seed: int, folder: Path, words: Mapping[str, str]) -> Command:
@@ -54,7 +54,7 @@ def theirs(seed: int, folder: Path) -> Command:
 
 
 def _best(progress: Path) -> float:
-    """The best mean return of the rows that are written so far."""
+    """The best mean return of the rows written so far."""
     if not progress.is_file():
         return -math.inf
     with progress.open(encoding="utf-8", newline="") as file:
@@ -65,12 +65,12 @@ def _best(progress: Path) -> float:
 def _number(text: str) -> float:
     try:
         return float(text)
-    except ValueError:  # a row that is being written
+    except ValueError:  # a row that is not completely written yet
         return math.nan
 
 
 def seconds(command: Command, variables: Mapping[str, str]) -> float:
-    """Wall time until it has solved; inf if it ends before. The process is ended."""
+    """Wall time until the task is solved, or inf if the process ends before. It ends the process."""
     words, solved = command
     cores = sorted(os.sched_getaffinity(0))[:N_CORES] if sys.platform == "linux" else []
     start = time.perf_counter()

@@ -13,7 +13,7 @@ N_ENVS = 8
 
 
 def main(seed: int, found: Path) -> None:
-    """Train until solved, and make the file `found` then."""
+    """Train until the task is solved, then create the file `found`."""
     env = make_vec_env("CartPole-v1", N_ENVS, seed=seed)
     model = PPO(
         "MlpPolicy",

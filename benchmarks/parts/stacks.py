@@ -1,4 +1,4 @@
-"""Where a thread's time goes, by looking at its stack every millisecond: a sampling profiler with names for parts."""
+"""A sampling profiler: it samples a thread's stack every millisecond, and adds up the time of named parts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from types import FrameType
 from typing import Any
 
 OTHER = "anything else"
-_LATE_S = 0.01  # after the last tick: another thread may just be taking it, which is for this handler, not the former
+_LATE_S = 0.01  # after the last tick, which another thread may still handle; the former handler must not get it
 
 
 @dataclass(frozen=True)
 class Part:
-    """A name for all that runs below some functions."""
+    """A name for everything that some functions call."""
 
     name: str
     file: str  # the end of a file's path; or a folder, with a / at its end
     functions: tuple[str, ...] = ()  # of the file; none: all
 
     def holds(self, file: str, function: str) -> bool:
-        """Whether a frame of this file and function belongs to it."""
+        """Whether a frame of this file and function belongs to the part."""
         inside = f"/{self.file}" in file if self.file.endswith("/") else file.endswith(f"/{self.file}")
         return inside and (not self.functions or function in self.functions)
 
 
-# The first that holds any frame of a stack names it; so what may happen within another part comes before that.
+# The first part that has any frame of a stack wins, so an inner part stands before the parts that may call it.
 PARTS: Sequence[Part] = (
     Part("snapshots", "rlframe/runners/base.py", ("_snapshot",)),
     Part("evaluation", "rlframe/samplers/evaluator.py"),
@@ -54,42 +54,42 @@ PARTS: Sequence[Part] = (
 
 
 def part_of(stack: Sequence[tuple[str, str]]) -> str:
-    """The name of a stack of (file, function)."""
+    """The part of a stack of (file, function)."""
     return next((part.name for part in PARTS if any(part.holds(*frame) for frame in stack)), OTHER)
 
 
 class Stacks:
-    """Looks at the main thread's stack at every tick of a timer, and counts the time since the look before for it.
+    """Samples the main thread's stack at every tick of a timer, and adds the time since the last sample to its part.
 
-    Python looks between instructions, so a call into C counts for whoever made it, however long it takes. Sets the
-    handler of SIGALRM and puts a former one back; where there was none, its own stays and does nothing, as a late tick
-    would end the process. To be used in the main thread, and not on Windows.
+    Python handles signals between instructions, so a call into C counts for its caller, however long it takes. Sets the
+    handler of SIGALRM and restores a former one. Without a former one its own stays and does nothing, since a late tick
+    would end the process. For the main thread only, and not on Windows.
     """
 
     def __init__(self, interval_s: float = 1e-3) -> None:
         self.interval_s, self.seconds = interval_s, dict[str, float]()
-        self._names: dict[tuple[object, ...], str] = {}  # of stacks seen, by their code objects
+        self._names: dict[tuple[object, ...], str] = {}  # parts of the stacks seen, by their code objects
         self._before: Any = signal.SIG_DFL
         self._last = 0.0
         self.running = self._looking = False
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start sampling."""
         self.running = True
         self._last = time.perf_counter()
         self._before = signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, self.interval_s, self.interval_s)
 
     def stop(self) -> None:
-        """Count no longer."""
-        signal.setitimer(signal.ITIMER_REAL, 0.0)  # first: what ticks until then take is counted
+        """Stop sampling."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # first, so that the time of a last tick is counted
         self.running = False
         if callable(self._before):
             time.sleep(_LATE_S)
             signal.signal(signal.SIGALRM, self._before)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        # A tick during a look that takes longer than from tick to tick, whose time the next one counts; or a late one.
+        # A tick during a sample that takes longer than a period (the next sample counts its time), or a late tick.
         if self._looking or not self.running:
             return
         self._looking = True

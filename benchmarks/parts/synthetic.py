@@ -13,17 +13,17 @@ import numpy as np
 STEP_S = 200e-6  # of a step of `Burning`
 SIZE, N_ACTIONS = 16, 4  # of its observations and actions
 _VARIABLE = "RLFRAME_BENCHMARK_TURNS_PER_S"
-_TRIES, _TOLERANCE = 50, 0.05  # for finding the number of turns
+_TRIES, _TOLERANCE = 50, 0.05  # for measuring the number of turns
 
 
 def burn(n_turns: int) -> None:
-    """Compute for so many turns of a plain loop."""
+    """Compute for this many turns of a plain loop."""
     for _ in range(n_turns):
         pass
 
 
 def _seconds(n_turns: int) -> float:
-    """The fastest of many tries: others may have computed during some."""
+    """The fastest of many tries, since other processes may have run during some."""
     times = []
     for _ in range(_TRIES):
         start = time.perf_counter()
@@ -33,16 +33,16 @@ def _seconds(n_turns: int) -> float:
 
 
 def agree() -> None:
-    """Find the loop's speed once, for all processes that are started from here: each would find another."""
+    """Measure the loop's speed once, for all processes started from here; each alone would measure another."""
     os.environ[_VARIABLE] = str(turns(STEP_S) / STEP_S)
 
 
 @functools.cache
 def turns(seconds: float) -> int:
-    """How many turns of the loop take that long: as agreed, else as found in this process.
+    """How many turns of the loop take that long, by the agreed speed or else as measured in this process.
 
     Raises:
-        RuntimeError: its speed is not the same for long enough to tell.
+        RuntimeError: the speed changes too fast to be measured.
     """
     if _VARIABLE in os.environ:
         return round(float(os.environ[_VARIABLE]) * seconds)

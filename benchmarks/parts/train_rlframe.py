@@ -1,4 +1,4 @@
-"""rlframe's side of `benchmarks.compare`: what `launch` runs, from the words of a command line."""
+"""rlframe's side of `benchmarks.compare`: trains as `launch` does, by the words of a command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlframe.system.machine import keep_freed_memory
 
 
 def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:
-    """The objects of a training, and what was chosen, in words."""
+    """The objects of a training, and a description of what was chosen."""
     keep_freed_memory()
     words = words_of(row, more)
     settled = hardware.settle(from_flat(words))
@@ -34,7 +34,7 @@ def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:
 
 
 def train(more: Words, row: Row, gate: Gate) -> None:
-    """MinibatchRl.train, recording a run as always, but without snapshots."""
+    """MinibatchRl.train with a run directory, but without snapshots."""
     with ExitStack() as stack:
         built, gate.facts = _built(row, more, stack)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -51,7 +51,7 @@ def train(more: Words, row: Row, gate: Gate) -> None:
 
 
 def acting(row: Row, more: Words, stack: ExitStack) -> Unit:
-    """The agent's steps alone, for observations that stay."""
+    """The agent's steps alone, for fixed observations."""
     built, _ = _built(row, more, stack)
     agent, (T, B) = built.runner.agent, built.runner.sampler.batch_spec
     with closing(serial.Config(batch_T=T, batch_B=B).make_envs(EnvConfig(row.env), 0, ())) as envs:
@@ -67,7 +67,7 @@ def acting(row: Row, more: Words, stack: ExitStack) -> Unit:
 
 
 def learning(row: Row, more: Words, stack: ExitStack) -> Unit:
-    """All that is learned from a batch, again and again from the same one."""
+    """All updates of one batch, repeated with the same batch."""
     built, _ = _built(row, more, stack)
     runner = built.runner
     samples = runner.sampler.collect()

@@ -19,7 +19,7 @@ ENDLESS = 10**9  # env steps
 
 
 class Passing(BaseCallback):
-    """Passes the gate before every rollout, which follows the updates of the one before."""
+    """Callback that calls the gate before every rollout, after the updates of the last one."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Passing(BaseCallback):
 
 
 def environments(row: Row, n: int) -> VecEnv:
-    """As its users make them: Python environments in one process."""
+    """Python environments in one process, as its users make them."""
     if row.env != PONG:
         return make_vec_env(row.env, n, seed=0, vec_env_cls=DummyVecEnv)
     return VecFrameStack(make_atari_env(row.env, n, seed=0, env_kwargs=UNPROCESSED), 4)

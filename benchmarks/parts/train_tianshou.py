@@ -42,9 +42,9 @@ def environments(row: Row, n: int) -> DummyVectorEnv:
 
 
 def train(row: Row, gate: Gate) -> None:
-    """Collect and update, passing the gate before each time.
+    """Collect and update; calls the gate before each iteration.
 
-    Its trainer would do the same, but looks through all of replay for NaN at every step (version 2.0.1).
+    Tianshou's trainer does the same, but also searches all of replay for NaN at every step (version 2.0.1).
     """
     work = row.work
     envs = environments(row, work.n_envs if isinstance(work, rows.PPO) else 1)

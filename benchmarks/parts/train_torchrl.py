@@ -51,7 +51,7 @@ def _pong(env: str) -> GymWrapper:
 
 
 def train(row: Row, gate: Gate) -> None:
-    """Collect and learn, passing the gate before each batch."""
+    """Collect and learn; calls the gate before each batch."""
     warnings.simplefilter("ignore")
     work = row.work
     (_on_policy if isinstance(work, PPO) else _off_policy)(work, row, gate)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Measuring contenders in turns: each in processes of its own, built and warmed up before anything is timed."""
+"""Measure contenders in turns: each in separate processes, built and warmed up before anything is timed."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ DEADLINE_S = 300  # for one answer of a contender
 CLOSE_S = 30  # for its end
 
 Unit = Callable[[], int]  # does some work; returns the env steps in it
-Make = Callable[[ExitStack], Unit]  # what it opens, it leaves to the stack to close
+Make = Callable[[ExitStack], Unit]  # the stack closes what it opens
 Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Contender(Generic[Made]):
-    """Who is measured, and on what. Several processes do the same side by side, and the slowest counts for all."""
+    """What is measured, and where. Several processes do the same in parallel, and the slowest counts for all."""
 
     name: str
-    make: Made  # Make, or what another `serve` than the one here calls
+    make: Made  # Make, or the argument of another `serve`
     n_threads: int = 1  # torch threads of a process
     n_cores: int = 1  # that a process is pinned to, with those that it starts
     n_processes: int = 1  # on cores of their own
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment that a process starts with
-    warm_up: int = 0  # env steps that come before the first turn, where it trains
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of the process
+    warm_up: int = 0  # env steps before the first turn, if it trains
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a process says once it is built and warmed up."""
+    """The answer of a process that is built and warmed up."""
 
     n_threads: int  # torch threads
     facts: str = ""  # what it chose itself
@@ -52,7 +52,7 @@ class Ready:
 class Comparison:
     """The rate of the fastest of ours over that of the fastest of theirs.
 
-    Each of theirs is made of parts that are measured one by one, and whose times for a step add up.
+    Each of theirs consists of parts that are measured one by one; their times for a step are added.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Comparison:
     asked: float = 0.0  # at least; 0: nothing
 
     def ratios(self, rounds: Sequence[Mapping[str, float]]) -> list[float]:
-        """One for each round; who is fastest is what all rounds say together."""
+        """One ratio for each round; the fastest contender is that over all rounds."""
         ours = [[row[name] for row in rounds] for name in self.ours]
         theirs = [[1 / sum(1 / row[part] for part in parts) for row in rounds] for parts in self.theirs]
         best = (max(each, key=statistics.median) for each in (ours, theirs))
@@ -70,7 +70,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Group:
-    """What is measured together."""
+    """Contenders that are measured together, and their comparisons."""
 
     contenders: list[Contender]
     comparisons: list[Comparison]
@@ -95,7 +95,7 @@ def line(group: str, name: str, rounds: list[float], where: str = "", asked: flo
 
 
 def serve(contender: Contender[Make], cores: list[int], connection: Connection) -> None:
-    """A contender's process: build, warm up, then measure whenever asked to; ends when the connection does."""
+    """A contender's process: build, warm up, then measure on each request; ends when the connection closes."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(contender.n_threads)
@@ -115,14 +115,14 @@ _OF_LIBRARIES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's, and `variables`, without what else it says of how numerical libraries compute: the kernels and
-    threads that they choose by themselves are what a user has."""
+    """The environment variables of this process, and `variables`, without others that tune numerical libraries: users
+    have the kernels and threads that these choose by themselves."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OF_LIBRARIES)} | dict(variables)
 
 
 @contextlib.contextmanager
 def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """In that environment, which processes inherit."""
+    """Set that environment for the processes started within."""
     before, inside = dict(os.environ), environment(variables)
     os.environ.clear()
     os.environ.update(inside)
@@ -137,7 +137,7 @@ class Remote:
     """The processes of one contender."""
 
     def __init__(self, contender: Contender, target: Callable[..., None] = serve) -> None:
-        """target: what a process does, with the contender, its cores and its end of a connection."""
+        """target: function that a process runs, with the contender, its cores and its end of a connection."""
         self.name, self._target = contender.name, target
         allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
         self.cores: list[list[int]] = []
@@ -175,7 +175,7 @@ class Remote:
             raise SystemExit(f"{self.name}: its process ended, see above") from None
 
     def measure(self, seconds: float) -> float:
-        """Steps per second over at least `seconds`, of all processes if each were as slow as the slowest."""
+        """Steps per second over at least `seconds`, of all processes, each counted as slow as the slowest."""
         for connection in self._connections:
             connection.send(seconds)
         return len(self._connections) * min(self._answers())
@@ -189,7 +189,7 @@ class Remote:
     def close(self) -> None:
         """End the processes."""
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 connection.send(0.0)
         for process in self._processes:
             process.join(CLOSE_S)
@@ -206,13 +206,13 @@ def run_group(group: Group, name: str, n_rounds: int, seconds: float) -> tuple[l
 
 
 def measured(remote: Remote, seconds: float) -> float:
-    """One turn, after a pause in which the threads of the turn before fall asleep."""
+    """One turn, after a pause in which the threads of the last turn fall asleep."""
     time.sleep(min(0.3, seconds))
     return remote.measure(seconds)
 
 
 def show(rates: list[Line], ratios: list[Line], facts: list[Line]) -> None:
-    """Print what there is of the three tables."""
+    """Print the tables of rates, ratios and facts that are not empty."""
     if rates:
         _head("contender", "steps/s", "where")
     for x in rates:

@@ -13,7 +13,7 @@ from benchmarks.parts.updates_ours import UPDATES, Case, random_observations
 
 
 class Nowhere(gymnasium.Env):
-    """Spaces alone."""
+    """An environment that has spaces only."""
 
     def __init__(self, case: Case) -> None:
         space = case.observation_space()
@@ -27,7 +27,7 @@ class Nowhere(gymnasium.Env):
 
 
 def stable_baselines3(case: Case, stack: ExitStack) -> Unit:
-    """`train` as `learn` calls it, with replay full of random rows."""
+    """Updates by `train`, as `learn` calls it, with replay full of random rows."""
     from stable_baselines3 import DQN, SAC, TD3
 
     cls = {"sac": SAC, "td3": TD3, "dqn": DQN}[case.algo]

@@ -35,18 +35,18 @@ class Case:
     rows: int  # in replay
 
     def observation_space(self) -> Box:
-        """Floats without bounds, or bytes."""
+        """The space: floats without bounds, or bytes."""
         if len(self.observation_shape) == 3:
             return FrameStack(Box(0, 255, self.observation_shape, np.uint8), _FRAMES)
         return Box(-np.inf, np.inf, self.observation_shape, np.float32)
 
     def action_space(self) -> Space:
-        """Canonical."""
+        """The canonical action space."""
         return Discrete(self.n_actions) if self.algo == "dqn" else Box(-1, 1, (self.n_actions,), np.float32)
 
 
 def updates(case: Case, stack: ExitStack) -> Unit:
-    """Sample, and update everything, in the precision that launch chooses."""
+    """Updates, sampling included, in the precision that launch chooses."""
     stack.enter_context(learning_in(choose_precision("auto", torch.device("cpu"))))
     replay = ReplayConfig(size=case.rows + 100)
     settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learn_from": 0}
@@ -65,7 +65,7 @@ def updates(case: Case, stack: ExitStack) -> Unit:
 
 
 def random_observations(case: Case, n: int) -> np.ndarray:
-    """[n, 1, *observation]; frames in stacks that go on."""
+    """Random observations [n, 1, *observation]; stacks of frames continue each other."""
     rng = np.random.default_rng(0)
     if len(case.observation_shape) == 3:
         frames = rng.integers(0, 256, (n + _FRAMES - 1, *case.observation_shape[1:]), np.uint8)
@@ -75,7 +75,7 @@ def random_observations(case: Case, n: int) -> np.ndarray:
 
 
 def random_samples(case: Case) -> Samples:
-    """One batch of one environment, without ends."""
+    """One batch of one environment, without episode ends."""
     rng, rows = np.random.default_rng(0), case.rows
     action = torch.from_numpy(random_action(case.action_space(), rng, rows + 1))[:, None]
     reward = torch.from_numpy(rng.standard_normal((rows + 1, 1), np.float32))
@@ -88,7 +88,7 @@ def random_samples(case: Case) -> Samples:
         terminated=never[1:],
         truncated=never[1:],
         valid=~never[1:],
-        info=(),  # type: ignore[arg-type]  # of acting, which nobody does
+        info=(),  # type: ignore[arg-type]  # for acting, which is unused
         state=(),
         final_state=(),
     )

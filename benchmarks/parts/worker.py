@@ -1,4 +1,4 @@
-"""What a worker that only steps costs to have: how soon it is ready, and how much memory it holds."""
+"""The cost of a worker that only steps: seconds until it is ready, and its memory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ sys.stdin.read()
 
 
 def megabytes(pid: int) -> tuple[float, float]:
-    """Resident memory of a process, and that part of it which it shares with no other."""
+    """Resident memory of a process, and the part of it that is not shared."""
     found = psutil.Process(pid).memory_full_info()
     return found.rss / 1e6, found.uss / 1e6
 
 
 def bare_environment() -> tuple[float, float]:
-    """The memory of a process that has NumPy, Gymnasium and the environment, which has stepped."""
+    """The memory of a process with NumPy, Gymnasium and an environment that has stepped."""
     with subprocess.Popen([sys.executable, "-c", _BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -66,7 +66,7 @@ def _facts(n_rounds: int, measure: Callable[[], tuple[float, ...]]) -> list[list
 
 
 def facts(group: str, n_rounds: int) -> list[Line]:
-    """The facts of the worker after the first, which alone must start the server of forks, for each start method."""
+    """The facts of the second worker, for each start method; only the first one starts the fork server."""
     resident, private = _facts(n_rounds, bare_environment)
     found = [
         line(group, "bare environment: resident", resident, "MB"),

@@ -1,0 +1,108 @@
+"""Fill in what the docs take from the code: tables of keys and metrics, the examples, and CONTRIBUTING.md.
+
+A page names it in a comment on a line of its own, such as `<!-- keys: ppo -->`. mkdocs calls `on_page_markdown` for
+every page (mkdocs.yml lists this file under `hooks`).
+"""
+
+import ast
+import html
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from rlframe.experiment.config import Experiment
+from rlframe.record import METRICS, metrics_table
+from rlframe.replay import ReplayConfig
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("algo", "sampler", "runner", "model", "eval")  # keys of Experiment that have keys of their own
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace every `<!-- name: argument -->` line whose name is in FILLERS."""
+    return re.sub(r"^<!-- (\w+):? ?(.*?) -->$", _filled, markdown, flags=re.MULTILINE)
+
+
+def _filled(match: re.Match[str]) -> str:
+    name, argument = match.groups()
+    return FILLERS[name](argument) if name in FILLERS else match[0]
+
+
+def keys(config: str) -> str:
+    """A table of a config's keys: an algorithm by its name, or `package.module:Class PREFIX`."""
+    target, _, prefix = config.partition(" ")
+    module, _, name = target.partition(":") if ":" in target else (f"rlframe.algos.{target}", ":", "Config")
+    return _table(getattr(importlib.import_module(module), name), prefix or "algo.")
+
+
+def experiment_keys(_: str) -> str:
+    """A table of the keys of a run that belong to no part."""
+    return _table(Experiment, "", skip=PARTS)
+
+
+def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in chz.chz_fields(config).items():
+        if name in skip:
+            continue
+        if field.final_type is ReplayConfig:
+            lines.append(f"| `{prefix}{name}.*` | | keys of replay: see [Replay](../guides/replay.md) |")
+            continue
+        lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)} |")
+    return "\n".join(lines)
+
+
+def _default(field: Any) -> str:
+    value = field._default
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`[{','.join(map(str, value))}]`"
+    if isinstance(value, int | float | str) and value != "":
+        return f"`{'auto' if value == -1 else value}`"
+    return ""
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=False).replace("|", "\\|")
+
+
+def metrics(names: str) -> str:
+    """A table of some metrics, named without their group `algo/`."""
+    rows = [f"| `algo/{name}` | {METRICS[f'algo/{name}']} |" for name in names.split(", ")]
+    return "\n".join(["| metric | meaning |", "|---|---|", *rows])
+
+
+def examples(_: str) -> str:
+    """Every example: what its docstring says, and its code."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("examples/*.py"), key=_number)]
+    return "\n\n".join(map(_example, range(1, len(texts) + 1), texts))
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
+
+
+def _example(number: int, text: str) -> str:
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    code = text.split('"""', 2)[2].strip()
+    return f"## example_{number}.py\n\n{docstring}\n\n```python\n{code}\n```"
+
+
+def include(path: str) -> str:
+    """A file of the repository's root, with links to the docs as a page of the docs has them."""
+    return (ROOT / path).read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+FILLERS: dict[str, Callable[[str], str]] = {
+    "keys": keys,
+    "experiment_keys": experiment_keys,
+    "metrics": metrics,
+    "metrics_table": lambda _: metrics_table(),
+    "examples": examples,
+    "include": include,
+}
