@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["kernels"] = {"kernels", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
+ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__init__"] = {"deploy"}  # when it is asked for
