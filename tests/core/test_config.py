@@ -144,7 +144,7 @@ class TestFindModule:
             find_module("parts_here.needy", "parts_here")
 
     def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="there is no file"):
+        with pytest.raises(ConfigError, match="does not exist"):
             find_module(str(tmp_path / "nothing.py"), "rlframe.core")
 
     @pytest.mark.parametrize("name", ["json", "torch"])

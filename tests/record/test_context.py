@@ -125,7 +125,7 @@ def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigError, match=f"cannot make {tmp_path / 'file' / 'run_0'}"),
+        pytest.raises(ConfigError, match=f"cannot create {tmp_path / 'file' / 'run_0'}"),
         logger_context(tmp_path / "file"),
     ):
         pass
@@ -245,7 +245,7 @@ def test_importing_record_loads_no_backend() -> None:
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path, resume: bool) -> None:
     with logger_context(tmp_path, console=False) as run:
         again = logger_context(tmp_path, console=False, resume=resume)
-        with pytest.raises(ConfigError, match="goes on" if resume else "not empty"), again:
+        with pytest.raises(ConfigError, match="is in use" if resume else "not empty"), again:
             pass
         run.log({"env_steps": 1})
     with logger_context(tmp_path, console=False, resume=True):

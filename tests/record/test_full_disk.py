@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlframe.core.files import NotRecorded
+from rlframe.core.errors import RecordError
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_newest
 from rlframe.record.writers import read_csv
@@ -21,7 +21,7 @@ import logging, os, sys
 from pathlib import Path
 import numpy as np
 from rlframe.record import logger_context
-from rlframe.core.files import NotRecorded
+from rlframe.core.errors import RecordError
 from rlframe.record.snapshot import list_snapshots, load_newest
 from rlframe.record.writers import read_csv
 
@@ -67,11 +67,11 @@ with logger_context(disk, console=False) as run:
     run.snapshot(state(2), 2)
     try:
         run.snapshot(state(3), 3)
-    except NotRecorded as error:
+    except RecordError as error:
         message = str(error)
 free = int(message.split(" bytes and ")[1].split(" are free")[0].replace(",", ""))
 assert "needs 2,000,0" in message and free < 2_000_000, message
-assert f"go on with resume={run.directory}" in message, message
+assert f"continue with resume={run.directory}" in message, message
 assert names(run.directory / "snapshot") == ["last", "step_000000000001", "step_000000000002"]
 assert load_newest(run.directory)[1]["n"] == 2
 """,
@@ -112,7 +112,7 @@ with logger_context(disk, snapshot_errors="continue", console=False) as run:
     fill()
     try:
         run.snapshot(state(1), 1, final=True)
-    except NotRecorded:
+    except RecordError:
         sys.exit(0)
 sys.exit("nothing was raised")
 """,
@@ -130,7 +130,7 @@ try:
         for step in range(1, 2_000):
             run.log({"env_steps": step, "x": 0.5})
     sys.exit("nothing was raised")
-except NotRecorded as error:
+except RecordError as error:
     assert "the row of env_steps" in str(error) and "are free in" in str(error), error
 lines = (run.directory / "progress.csv").read_text()
 assert lines.endswith("\\n") and all(line.count(",") == 1 for line in lines.splitlines()), lines
@@ -148,7 +148,7 @@ with logger_context(disk, console=False) as run:
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
     try:
         run.snapshot(state(2), 2)
-    except NotRecorded as error:
+    except RecordError as error:
         assert "File too large; it needs 2,000," in str(error), error
 assert names(run.directory / "snapshot") == ["last", "step_000000000001"]
 assert load_newest(run.directory)[1]["n"] == 1
@@ -166,7 +166,7 @@ def test_a_directory_that_is_gone_is_told_at_once_and_not_made_again(lose: objec
         run.log({"env_steps": 1})
         lose(run.directory)  # type: ignore[operator]
         for record in (lambda: run.log({"env_steps": 2}), lambda: run.snapshot(dict, 2)):
-            with pytest.raises(NotRecorded, match="was deleted or moved"):
+            with pytest.raises(RecordError, match="was deleted or moved"):
                 record()
     assert not run.directory.exists()
 

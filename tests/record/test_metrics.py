@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from rlframe.record.metrics import METRICS, Clock, Metrics, metrics_table
+from rlframe.record.metrics import METRICS, Metrics, Timers, metrics_table
 
 
 def test_flush_means_over_the_interval_and_starts_anew() -> None:
@@ -97,7 +97,7 @@ def busy(seconds: float) -> None:
 
 
 def test_evaluation_does_not_count_in_throughput() -> None:
-    clock = Clock()
+    clock = Timers()
     clock.begin(1_000, 0)
     with clock("sampling"):
         busy(0.01)
@@ -111,7 +111,7 @@ def test_evaluation_does_not_count_in_throughput() -> None:
 
 
 def test_a_part_inside_another_is_not_counted_twice() -> None:
-    clock = Clock()
+    clock = Timers()
     with clock("learning"):
         busy(0.005)
         with clock("evaluating"):
@@ -121,7 +121,7 @@ def test_a_part_inside_another_is_not_counted_twice() -> None:
 
 
 def test_a_part_that_raises_is_counted_and_closed() -> None:
-    clock = Clock()
+    clock = Timers()
     with pytest.raises(KeyError), clock("sampling"):
         raise KeyError
     with clock("learning"):
@@ -130,7 +130,7 @@ def test_a_part_that_raises_is_counted_and_closed() -> None:
 
 
 def test_a_new_interval_starts_at_zero_and_elapsed_goes_on_from_a_resume() -> None:
-    clock = Clock(elapsed_s=100.0)
+    clock = Timers(elapsed_s=100.0)
     with clock("sampling"):
         busy(0.005)
     assert clock.flush(10, 1)["time/elapsed_s"] > 100.0

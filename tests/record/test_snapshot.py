@@ -22,7 +22,7 @@ from rlframe.record.snapshot import (
     resolve_snapshot,
     save_snapshot,
     self_hash,
-    write_part,
+    write_rank_state,
 )
 
 EMPTY: dict[str, Any] = {}
@@ -178,7 +178,7 @@ def rewritten(path: Path, rank: dict[str, Any] = EMPTY, **changes: Any) -> None:
 
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     rewritten(saved(tmp_path), format=101, rlframe="9.0")
-    with pytest.raises(SnapshotError, match=r"format 101, written by rlframe 9\.0; rlframe .* reads formats 1 to 2"):
+    with pytest.raises(SnapshotError, match=r"format 101, written by rlframe 9\.0; rlframe .* reads format 3 only"):
         load_snapshot(tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_a_symlink_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     file = saved(tmp_path) / "arrays.safetensors"
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SnapshotError, match="not a plain file"):
+    with pytest.raises(SnapshotError, match="not a regular file"):
         load_snapshot(tmp_path)
 
 
@@ -254,9 +254,9 @@ def test_a_run_without_its_links_still_resolves(tmp_path: Path) -> None:
 def test_what_is_not_there_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp/run_0").mkdir(parents=True)
     (tmp_path / "exp/run_0/params.json").write_text("{}")
-    with pytest.raises(SnapshotError, match="there is no"):
+    with pytest.raises(SnapshotError, match="does not exist"):
         resolve_snapshot(tmp_path / "nowhere")
-    with pytest.raises(SnapshotError, match="it holds run_0: name one"):
+    with pytest.raises(SnapshotError, match="it holds run_0: give one of them"):
         resolve_snapshot(tmp_path / "exp")
     with pytest.raises(SnapshotError, match="a run without a snapshot"):
         resolve_snapshot(tmp_path / "exp/run_0")
@@ -328,13 +328,13 @@ def test_a_run_goes_on_wherever_its_snapshot_was_killed(case: str, tmp_path: Pat
 
 def test_every_rank_finds_its_own_state_and_no_other(tmp_path):
     def others(folder):
-        return [write_part(folder, rank, {"x": torch.full((2,), float(rank)), "rank": rank}) for rank in (1, 2)]
+        return [write_rank_state(folder, rank, {"x": torch.full((2,), float(rank)), "rank": rank}) for rank in (1, 2)]
 
     path = save_snapshot(tmp_path, {"x": torch.zeros(2), "rank": 0}, {"env_steps": 3}, others)
     for rank in range(3):
         state, meta = load_snapshot(path, rank)
         assert (state["rank"], state["x"].tolist(), meta["env_steps"]) == (rank, [rank, rank], 3)
-    with pytest.raises(SnapshotError, match="written by 3 ranks: it holds nothing of rank 3"):
+    with pytest.raises(SnapshotError, match="written by 3 ranks: it has no state of rank 3"):
         load_snapshot(path, 3)
     (path / "rank_2.safetensors").unlink()
     assert load_snapshot(path, 1)[0]["rank"] == 1

@@ -17,8 +17,8 @@ import torch
 from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
-from rlframe.rollout.env_pool import Supervision, WorkersFailed
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, cpu, gpu, serial
+from rlframe.system.supervision import Supervision, WorkersFailed
 from tests.processes import is_running, until
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory, without_diagnostics

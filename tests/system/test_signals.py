@@ -64,7 +64,7 @@ def test_work_that_does_not_stop_within_its_grace_is_broken_in_upon_and_tells_th
 
 def test_what_is_protected_outlasts_the_grace():
     with stop_request(grace_s=0.1) as stop:
-        with stop.undisturbed():
+        with stop.protect():
             send(signal.SIGTERM)
             time.sleep(0.7)
         with pytest.raises(Interrupted):

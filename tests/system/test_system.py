@@ -14,7 +14,7 @@ import pytest
 
 from rlframe.core.errors import Interrupted
 from rlframe.launch import beside
-from rlframe.system.machine import keep_freed_memory, limit_threads, loading, variables
+from rlframe.system.machine import gc_paused, limit_threads, retain_freed_memory, thread_variables
 from rlframe.system.signals import stop_request
 
 
@@ -62,7 +62,9 @@ def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
 
 
 def test_torch_waits_awake_as_long_as_nothing_else_wants_the_cores(tmp_path):
-    alone, processes, threads = (variables(each).get("GOMP_SPINCOUNT") for each in ("nothing", "processes", "threads"))
+    alone, processes, threads = (
+        thread_variables(each).get("GOMP_SPINCOUNT") for each in ("nothing", "processes", "threads")
+    )
     assert alone is None
     assert int(processes) > int(threads)
     one = {"sampler.batch_B": "1"}
@@ -80,16 +82,16 @@ def test_torch_waits_awake_as_long_as_nothing_else_wants_the_cores(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
 def test_what_is_loaded_is_not_searched_for_garbage_and_what_comes_later_is(monkeypatch):
-    with loading():
+    with gc_paused():
         assert gc.isenabled(), "where torch is loaded there is little to gain"
     monkeypatch.delitem(sys.modules, "torch")
     try:
-        with loading():
+        with gc_paused():
             assert not gc.isenabled()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
         gc.disable()
-        with loading():
+        with gc_paused():
             pass
         assert not gc.isenabled(), "who has turned it off keeps it so"
     finally:
@@ -98,12 +100,12 @@ def test_what_is_loaded_is_not_searched_for_garbage_and_what_comes_later_is(monk
 
 
 def test_freed_memory_is_kept_where_the_c_library_can():
-    assert keep_freed_memory()
+    assert retain_freed_memory()
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no large pages")
 def test_kept_memory_asks_for_large_pages():
-    assert keep_freed_memory()
+    assert retain_freed_memory()
     libc, n_bytes = ctypes.CDLL(None), 128 << 20
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]
     block = libc.malloc(n_bytes)

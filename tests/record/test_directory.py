@@ -17,13 +17,13 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
-from rlframe.record.lock import FILE, Owner, Ownership, read_owner, this_process
+from rlframe.record.directory import LOCK_FILE, DirectoryLock, LockHolder, read_lock, this_process
 
 HOLD = """
 import sys
 from pathlib import Path
-from rlframe.record.lock import Ownership
-owned = Ownership(Path(sys.argv[1]), "a run", "log_dir")
+from rlframe.record.directory import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]), "a run", "log_dir")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -42,18 +42,18 @@ def held(directory: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def own(directory: Path) -> Ownership:
-    return Ownership(directory, "a run", "run_ID or log_dir")
+def lock(directory: Path) -> DirectoryLock:
+    return DirectoryLock(directory, "a run", "run_ID or log_dir")
 
 
 def test_a_second_process_is_refused_with_who_holds_it_and_the_file_goes_with_the_owner(tmp_path: Path) -> None:
     with held(tmp_path) as process:
-        with pytest.raises(ConfigError, match="a run goes on there") as caught:
-            own(tmp_path)
+        with pytest.raises(ConfigError, match="is in use by a run") as caught:
+            lock(tmp_path)
         for word in (f"process {process.pid} on {socket.gethostname()}", "since 20", "-c", "use another run_ID"):
             assert word in str(caught.value)
-    own(tmp_path).close()
-    assert not (tmp_path / FILE).exists()
+    lock(tmp_path).close()
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
 def test_a_run_goes_on_where_its_owner_was_killed_and_says_so(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_a_run_goes_on_where_its_owner_was_killed_and_says_so(tmp_path: Path) ->
             pass
         process.kill()
         process.wait()
-        assert read_owner(run.directory / FILE)
+        assert read_lock(run.directory / LOCK_FILE)
     with logger_context(run.directory, resume=True, console=False):
-        assert read_owner(run.directory / FILE) == this_process()
-    assert not (run.directory / FILE).exists()
+        assert read_lock(run.directory / LOCK_FILE) == this_process()
+    assert not (run.directory / LOCK_FILE).exists()
 
 
 def test_a_directory_with_nothing_but_a_dead_owners_file_is_empty(tmp_path: Path) -> None:
@@ -92,55 +92,63 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_locks_a_process_of_this_host_is_looked_for(tmp_path: Path) -> None:
     with held(tmp_path) as process:
         with pytest.raises(ConfigError, match=f"process {process.pid}"):
-            own(tmp_path)
+            lock(tmp_path)
         process.kill()
         process.wait()
-        own(tmp_path).close()
+        lock(tmp_path).close()
 
 
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_another_host_is_believed_and_named_with_the_file_to_remove(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(json.dumps(asdict(Owner("elsewhere", 1, 0.0, "python -m rlframe.launch"))))
-    with pytest.raises(ConfigError, match=rf"can be seen on elsewhere alone.*remove {tmp_path / FILE}"):
-        own(tmp_path)
-    (tmp_path / FILE).unlink()
-    own(tmp_path).close()
+    (tmp_path / LOCK_FILE).write_text(json.dumps(asdict(LockHolder("elsewhere", 1, 0.0, "python -m rlframe.launch"))))
+    with pytest.raises(ConfigError, match=rf"only elsewhere can tell.*remove {tmp_path / LOCK_FILE}"):
+        lock(tmp_path)
+    (tmp_path / LOCK_FILE).unlink()
+    lock(tmp_path).close()
 
 
 def test_a_process_id_that_was_given_again_is_not_the_owner() -> None:
     me = this_process()
     assert me.is_running()
-    assert not Owner(me.host, me.pid, me.began - 100, me.command).is_running()
+    assert not LockHolder(me.host, me.pid, me.started - 100, me.command).is_running()
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"host": 1}', b"\xff", b"x" * 100_000])
 def test_a_damaged_file_names_nobody(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / FILE).write_bytes(content)
-    assert read_owner(tmp_path / FILE) is None
-    own(tmp_path).close()
+    (tmp_path / LOCK_FILE).write_bytes(content)
+    assert read_lock(tmp_path / LOCK_FILE) is None
+    lock(tmp_path).close()
 
 
 def test_what_is_said_of_an_owner_cannot_steer_a_terminal() -> None:
-    assert "\x1b" not in str(Owner("\x1b[2J", 1, 0.0, "\x1b]0;x\x07"))
+    assert "\x1b" not in str(LockHolder("\x1b[2J", 1, 0.0, "\x1b]0;x\x07"))
 
 
 @pytest.mark.parametrize(
     "told",
-    [{"pid": -1}, {"pid": 0}, {"pid": 1e400}, {"began": 1e400}, {"began": 1e18}, {"began": float("nan")}, {"pid": "x"}],
+    [
+        {"pid": -1},
+        {"pid": 0},
+        {"pid": 1e400},
+        {"started": 1e400},
+        {"started": 1e18},
+        {"started": float("nan")},
+        {"pid": "x"},
+    ],
     ids=str,
 )
 def test_an_owner_that_can_be_no_process_is_none(told: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(json.dumps(asdict(this_process()) | told))
-    assert read_owner(tmp_path / FILE) is None
-    own(tmp_path).close()
+    (tmp_path / LOCK_FILE).write_text(json.dumps(asdict(this_process()) | told))
+    assert read_lock(tmp_path / LOCK_FILE) is None
+    lock(tmp_path).close()
 
 
 def test_a_process_id_beyond_all_is_not_running() -> None:
-    assert not Owner("here", 10**30, 1e9, "").is_running()
+    assert not LockHolder("here", 10**30, 1e9, "").is_running()
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_has_no_end_is_not_read_for_an_owner(put: Any, tmp_path: Path) -> None:
-    put(tmp_path / FILE)
-    assert read_owner(tmp_path / FILE) is None
-    own(tmp_path).close()
+    put(tmp_path / LOCK_FILE)
+    assert read_lock(tmp_path / LOCK_FILE) is None
+    lock(tmp_path).close()
