@@ -50,14 +50,11 @@ def check_observation_space(space: Space, name: str = "observation") -> None:
     ValueError: a part of `space` is empty or not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple.
     """
     match space:
-        case spaces.Dict():
-            _check_not_empty(space.spaces, name, space)
-            for key, sub in space.spaces.items():
-                check_observation_space(sub, f"{name}[{key!r}]")
-        case spaces.Tuple():
-            _check_not_empty(space.spaces, name, space)
-            for index, sub in enumerate(space.spaces):
-                check_observation_space(sub, f"{name}[{index}]")
+        case spaces.Dict() | spaces.Tuple():
+            if not space.spaces:
+                raise ValueError(f"{name} space {space} has no elements")
+            for part_name, part in _parts(space, name):
+                check_observation_space(part, part_name)
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
             if 0 in (space.shape or ()):
                 raise ValueError(f"{name} space {space} has no elements")
@@ -68,9 +65,9 @@ def check_observation_space(space: Space, name: str = "observation") -> None:
             )
 
 
-def _check_not_empty(parts: Any, name: str, space: Space) -> None:
-    if not parts:
-        raise ValueError(f"{name} space {space} has no elements")
+def _parts(space: spaces.Dict | spaces.Tuple, name: str) -> list[tuple[str, Space]]:
+    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return [(f"{name}[{key!r}]", part) for key, part in items]
 
 
 def check_action_space(space: Space) -> None:
@@ -89,13 +86,9 @@ def check_action_space(space: Space) -> None:
 
 def action_parts(space: Space, name: str = "action") -> list[tuple[str, Space]]:
     """The elementary spaces inside `space` with their paths, in the order of `struct.leaves`."""
-    match space:
-        case spaces.Dict():
-            return [part for key, sub in space.spaces.items() for part in action_parts(sub, f"{name}[{key!r}]")]
-        case spaces.Tuple():
-            return [part for i, sub in enumerate(space.spaces) for part in action_parts(sub, f"{name}[{i}]")]
-        case _:
-            return [(name, space)]
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return [leaf for part_name, part in _parts(space, name) for leaf in action_parts(part, part_name)]
+    return [(name, space)]
 
 
 Decoder = Callable[[Tree], Tree]

@@ -229,6 +229,8 @@ def _store(array: np.ndarray | ChunkedArray, arrays: Arrays, path: str) -> str:
 def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
     """The inverse of `encode`, with tensors on the CPU. A ChunkedArray smaller than LARGE_BYTES comes back as an array.
 
+    `arrays` raises DecodeError for an unknown name.
+
     Raises:
         DecodeError: an unknown tag, dtype or array name, or an array of another shape.
     """
@@ -254,7 +256,7 @@ def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
         case {"scalar": str() as name, "dtype": str() as dtype, "shape": []}:
             return _decode_array(_fetch(arrays, name, []), dtype, [])[()]
         case {"chunked": str() as name}:
-            return _named(arrays, name)
+            return arrays[name]
         case _:
             raise DecodeError(f"unknown entry {str(node)[:80]}")
 
@@ -273,14 +275,8 @@ def _decode_pairs(pairs: list[Any], arrays: Mapping[str, np.ndarray | ChunkedArr
         raise DecodeError(f"pairs are not keys and values: {error}") from None
 
 
-def _named(arrays: Mapping[str, np.ndarray | ChunkedArray], name: str) -> np.ndarray | ChunkedArray:
-    if name not in arrays:
-        raise DecodeError(f"array {name!r} is missing")
-    return arrays[name]
-
-
 def _fetch(arrays: Mapping[str, np.ndarray | ChunkedArray], name: str, shape: list[int]) -> np.ndarray:
-    found = _named(arrays, name)
+    found = arrays[name]
     if isinstance(found, np.ndarray):
         return found
     flat = found.to_numpy()

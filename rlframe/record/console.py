@@ -79,10 +79,6 @@ class PlainConsole(Console):
         sys.stdout.flush()
 
 
-class SilentConsole(Console):
-    """Shows nothing."""
-
-
 def key_metrics(row: Mapping[str, float]) -> list[str]:
     """The names of a row's step, scores, losses and entropy, which fit on one line."""
     first = [name for name in ("env_steps", "episode/return_mean", "eval/return_mean") if name in row]

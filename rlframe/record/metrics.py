@@ -176,15 +176,6 @@ class Timers:
         """Count the time inside the `with` block for `part`."""
         return _Part(self, part)
 
-    def enter(self) -> None:
-        self._inner.append(0.0)
-
-    def leave(self, part: str, duration: float) -> None:
-        """End the innermost part after `duration` seconds."""
-        self._seconds[part] = self._seconds.get(part, 0.0) + duration - self._inner.pop()
-        if self._inner:
-            self._inner[-1] += duration
-
     def elapsed_s(self) -> float:
         """Wall time of the run in seconds, everything included."""
         return self._before_s + perf_counter() - self._start
@@ -226,8 +217,11 @@ class _Part(AbstractContextManager[None]):
         self.clock, self.name = clock, name
 
     def __enter__(self) -> None:
-        self.clock.enter()
+        self.clock._inner.append(0.0)
         self.start = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self.clock.leave(self.name, perf_counter() - self.start)
+        duration, clock = perf_counter() - self.start, self.clock
+        clock._seconds[self.name] = clock._seconds.get(self.name, 0.0) + duration - clock._inner.pop()
+        if clock._inner:
+            clock._inner[-1] += duration

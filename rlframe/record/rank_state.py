@@ -7,14 +7,14 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from rlframe.core.errors import SnapshotError
 from rlframe.core.files import as_bytes, check_file, check_free_space, disk_error, sync, write_file
@@ -171,9 +171,8 @@ def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") ->
     Raises:
         SnapshotError: a file differs from its manifest entry, or the entry is invalid; the message names the file.
     """
-    arrays = _StoredArrays(folder, rank, entry)
     try:
-        tree = entry["tree"]
+        arrays, tree = _StoredArrays(folder, rank, entry), entry["tree"]
         return decode(tree["dict"][key] if key else tree, arrays)
     except (DecodeError, RecursionError, MemoryError) as error:
         raise SnapshotError(f"{folder / MANIFEST} does not describe a state: {error}") from None
@@ -181,45 +180,27 @@ def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") ->
         raise SnapshotError(f"{folder / MANIFEST} does not describe a state" + f" with {key!r}" * bool(key)) from None
 
 
-class _StoredArrays(Mapping[str, np.ndarray | ChunkedArray]):
-    """The arrays of a rank, checked and read on first access."""
+class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
+    """The arrays of a rank: small ones are loaded at once, large ones opened and checked on first access."""
 
     def __init__(self, folder: Path, rank: int, entry: RankEntry) -> None:
         self._folder, self._large = folder / _folder_of(rank), entry["large"]
         file = folder / file_of(rank)
         check_file(file, entry["bytes"], entry["sha256"])
-        self._name = file
+        check_memory(entry["bytes"])
         try:
-            self._file = safe_open(file, framework="np")
-            self._small = frozenset(self._file.keys())
-        except (SafetensorError, ValueError, OSError) as error:
+            super().__init__(load_file(file))
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise SnapshotError(f"{file} is not a file of arrays: {error}", damaged=True) from None
-        self._found: dict[str, np.ndarray | ChunkedArray] = {}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self._small, *self._large])
-
-    def __len__(self) -> int:
-        return len(self._small) + len(self._large)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._large or name in self._small
-
-    def __getitem__(self, name: str) -> np.ndarray | ChunkedArray:
-        if name not in self._found:
-            self._found[name] = self._open(name) if name in self._large else self._get(name)
-        return self._found[name]
-
-    def _get(self, name: str) -> np.ndarray:
-        try:
-            check_memory(self._name.stat().st_size)
-            array: np.ndarray = self._file.get_tensor(name)
-        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise SnapshotError(f"{self._name} has an array that cannot be read: {error}") from None
+    def __missing__(self, name: str) -> ChunkedArray:
+        array = self[name] = self._open(name)
         return array
 
     def _open(self, name: str) -> ChunkedArray:
         """A large array. Its chunks are checked but not kept in memory."""
+        if name not in self._large:
+            raise DecodeError(f"array {name!r} is missing")
         dtype, row, chunks = _checked(name, self._large[name], self._folder)
         if self._folder.is_symlink():
             raise SnapshotError(f"{self._folder} is not a regular folder")

@@ -13,7 +13,7 @@ from typing import Any
 from rlframe.core.errors import ConfigError, RecordError
 from rlframe.core.files import disk_error, is_regular_file
 from rlframe.record.codec import dump
-from rlframe.record.console import Console, PlainConsole, SilentConsole
+from rlframe.record.console import Console, PlainConsole
 from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, write_params
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
@@ -121,7 +121,7 @@ class Run(BaseRun):
             if not resume:
                 check_directory(directory)  # again: another run may have started here meanwhile
             (append_resumed if resume else write_params)(directory / "params.json", config)
-            self._console: Console = _console(str(directory)) if console else SilentConsole()
+            self._console: Console = _console(str(directory)) if console else Console()
             opened.callback(self._console.close)
             self._writers: list[Writer] = []
             for writer in (CsvWriter(directory / "progress.csv"), TensorBoardWriter(directory)):

@@ -57,10 +57,11 @@ def read_manifest(folder: Path) -> Manifest:
         SnapshotError: missing, damaged, not a manifest, or of another format; the message names the file.
     """
     file = folder / MANIFEST
-    found = _parsed(file)
-    match found:
+    match _parsed(file):
         case {"meta": dict() as meta, "ranks": list() as ranks}:
-            return Manifest(_with_step(file, meta), [_checked(file, rank, facts) for rank, facts in enumerate(ranks)])
+            if type(meta.get("env_steps")) is not int or meta["env_steps"] < 0:
+                raise SnapshotError(f"{file} does not give its env_steps")
+            return Manifest(meta, [_checked(file, rank, entry) for rank, entry in enumerate(ranks)])
     raise SnapshotError(f"{file} lacks one of meta, ranks")
 
 
@@ -88,16 +89,10 @@ def _parsed(file: Path) -> dict[str, Any]:
     return manifest
 
 
-def _with_step(file: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    if type(meta.get("env_steps")) is not int or meta["env_steps"] < 0:
-        raise SnapshotError(f"{file} does not give its env_steps")
-    return meta
-
-
-def _checked(file: Path, rank: int, facts: Any) -> RankEntry:
-    match facts:
+def _checked(file: Path, rank: int, entry: Any) -> RankEntry:
+    match entry:
         case {"bytes": int(), "sha256": str(), "large": dict(), "tree": _}:
-            return dict(facts)
+            return dict(entry)
     raise SnapshotError(f"{file} lacks one of bytes, sha256, large, tree for rank {rank}")
 
 

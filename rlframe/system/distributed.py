@@ -69,20 +69,19 @@ def rank_from_environment() -> RankInfo:
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return RankInfo()
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
-    on_one_machine = "LOCAL_RANK" not in os.environ
     return RankInfo(
         rank,
         world_size,
-        rank if on_one_machine else _number("LOCAL_RANK"),
-        _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world_size,
+        _number("LOCAL_RANK", rank),
+        _number("LOCAL_WORLD_SIZE", world_size),
         job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        max_restarts=_number("TORCHELASTIC_MAX_RESTARTS") if "TORCHELASTIC_MAX_RESTARTS" in os.environ else 0,
+        max_restarts=_number("TORCHELASTIC_MAX_RESTARTS"),
     )
 
 
-def _number(name: str) -> int:
+def _number(name: str, default: int = 0) -> int:
     try:
-        return int(os.environ[name])
+        return int(os.environ.get(name, default))
     except ValueError:
         raise ConfigError(f"the environment variable {name}={os.environ[name]!r} is not a number") from None
 

@@ -198,17 +198,12 @@ def thread_variables(concurrent: str) -> Mapping[str, str]:
     OpenMP threads spin between the operations of an update and sleep some time after it. `concurrent` says what else
     needs the cores in between, and so how long they spin. Measured with two threads on two cores of an AMD EPYC:
 
-    - `nothing`, as with one environment in this process: they spin. TD3 on HalfCheetah trains 1.09 times as fast as
-    with
-      the setting of `processes`.
-    - `update`, part of which a thread computes while one environment steps (see algos.dqn): DQN on Pong takes 172
-    steps/s,
-      and 137 with the default.
-    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s, and 660 with the default. On one
-      HalfCheetah it takes 200 steps/s, and 140 with the setting of `threads`.
-    - `threads` that step environments, as Atari's and EnvPool's: PPO on Pong takes 910 steps/s, and 770 with the
-    setting of
-      `processes`.
+    - `nothing`, as with one environment in this process: they spin. TD3 on HalfCheetah is 1.09 times as fast.
+    - `update`, part of which a thread computes while an environment steps (see algos.dqn): DQN on Pong takes 172
+      steps/s instead of 137 with the default.
+    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s instead of 660 with the default;
+      on one HalfCheetah 200 instead of 140 with the setting of `threads`.
+    - `threads` that step environments (Atari, EnvPool): PPO on Pong takes 910 steps/s instead of 770 with `processes`.
     """
     spins = _SPINS[concurrent]
     return {"OPENBLAS_NUM_THREADS": "1"} | ({} if spins is None else {"GOMP_SPINCOUNT": str(spins)})

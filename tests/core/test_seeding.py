@@ -1,4 +1,4 @@
-"""Streams that never overlap, whoever draws."""
+"""Random streams never overlap."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def test_root_role_and_key_each_give_another_stream() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_ranks_draw_apart_what_is_not_shared_or_an_environments(role: Role) -> None:
+def test_ranks_have_separate_streams_for_per_rank_roles_only(role: Role) -> None:
     assert (draws(1, role, rank=0) == draws(1, role, rank=2)) == (role not in PER_RANK)
     assert draws(1, role, rank=0) == tuple(generator(1, role).random(4))
 

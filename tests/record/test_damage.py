@@ -1,4 +1,4 @@
-"""Damaged snapshots give way to the one before, and hostile ones are refused before memory is taken."""
+"""Damaged snapshots are skipped for the previous one; hostile ones are errors before memory is allocated."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def flip(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
 @pytest.mark.parametrize("which", range(3))  # arrays, a chunk, the manifest
-def test_the_one_before_is_used_and_both_are_named(
+def test_the_previous_snapshot_is_used_with_a_warning_naming_both(
     damage: Any, which: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, newest = run_of_two(tmp_path)
@@ -84,7 +84,7 @@ def test_a_damaged_snapshot_that_is_named_is_an_error(name: str, tmp_path: Path)
         assert load_newest(tmp_path)[2]["env_steps"] == 1
 
 
-def test_where_none_is_whole_the_newest_is_named(tmp_path: Path) -> None:
+def test_if_all_are_damaged_the_error_names_the_newest(tmp_path: Path) -> None:
     for snapshot in run_of_two(tmp_path):
         flip(snapshot / "arrays.safetensors")
     with pytest.raises(SnapshotError, match="step_000000000002/arrays"):
@@ -137,14 +137,14 @@ def rewrite(snapshot: Path, large: dict[str, Any] | None = None, **changes: Any)
         {"dtype": "float64"},
     ],
 )
-def test_a_large_array_that_cannot_be_is_refused_by_the_manifest_alone(large: dict[str, Any], tmp_path: Path) -> None:
+def test_an_impossible_large_array_is_refused_by_its_manifest_entry(large: dict[str, Any], tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
     rewrite(newest, large)
     with pytest.raises(SnapshotError, match=r"manifest\.json has an invalid entry for the large array 'state\.replay'"):
         load_snapshot(newest)
 
 
-def test_a_piece_repeated_beyond_memory_is_refused_before_memory_is_taken(
+def test_a_chunk_repeated_beyond_free_memory_is_an_error_before_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = run_of_two(tmp_path)[1]
@@ -175,7 +175,7 @@ def test_only_plain_files_are_read(put: Any, tmp_path: Path) -> None:
         load_snapshot(newest)
 
 
-def test_a_folder_of_pieces_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_linked_folder_of_chunks_is_an_error(tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
     (newest / "chunks").rename(tmp_path / "elsewhere")
     (newest / "chunks").symlink_to(tmp_path / "elsewhere")
@@ -190,7 +190,7 @@ def test_a_symlink_named_as_a_snapshot_is_none(tmp_path: Path) -> None:
     assert load_newest(tmp_path)[2]["env_steps"] == 1
 
 
-def test_a_piece_cut_off_after_it_was_checked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_truncated_after_its_check_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_state, "LARGE_BYTES", 8)
     array = ChunkedArray(np.dtype(np.float32), (), [100], lambda i: np.ones(100, np.float32), [""])
     path = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})
@@ -200,7 +200,7 @@ def test_a_piece_cut_off_after_it_was_checked_is_told(tmp_path: Path, monkeypatc
         loaded.to_numpy()
 
 
-def test_a_piece_cut_off_on_the_disk_is_written_anew_by_the_next_snapshot(tmp_path: Path) -> None:
+def test_a_truncated_chunk_is_rewritten_by_the_next_snapshot(tmp_path: Path) -> None:
     digests = [""]
     array = ChunkedArray(np.dtype(np.float32), (), [N], lambda i: np.ones(N, np.float32), digests)
     first = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})

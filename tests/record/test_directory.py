@@ -1,4 +1,4 @@
-"""Tests of one owner to a directory: with two real processes, one of them killed, and where there are no locks."""
+"""The directory lock: two real processes, one of them killed, and file systems without locks."""
 
 import errno
 import fcntl
@@ -46,7 +46,7 @@ def lock(directory: Path) -> DirectoryLock:
     return DirectoryLock(directory, "a run", "run_ID or log_dir")
 
 
-def test_a_second_process_is_refused_with_who_holds_it_and_the_file_goes_with_the_owner(tmp_path: Path) -> None:
+def test_a_second_process_gets_an_error_naming_the_holder_whose_file_is_removed_with_it(tmp_path: Path) -> None:
     with held(tmp_path) as process:
         with pytest.raises(ConfigError, match="is in use by a run") as caught:
             lock(tmp_path)
@@ -56,7 +56,7 @@ def test_a_second_process_is_refused_with_who_holds_it_and_the_file_goes_with_th
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_a_run_goes_on_where_its_owner_was_killed_and_says_so(tmp_path: Path) -> None:
+def test_a_run_resumes_with_a_warning_after_the_lock_holder_was_killed(tmp_path: Path) -> None:
     with logger_context(tmp_path, console=False) as run:
         pass
     with held(run.directory) as process:
@@ -70,7 +70,7 @@ def test_a_run_goes_on_where_its_owner_was_killed_and_says_so(tmp_path: Path) ->
     assert not (run.directory / LOCK_FILE).exists()
 
 
-def test_a_directory_with_nothing_but_a_dead_owners_file_is_empty(tmp_path: Path) -> None:
+def test_a_directory_with_only_a_stale_lock_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "run_0").mkdir()
     with held(tmp_path / "run_0"):
         pass
@@ -89,7 +89,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_a_process_of_this_host_is_looked_for(tmp_path: Path) -> None:
+def test_without_file_locks_a_process_of_this_host_is_looked_up(tmp_path: Path) -> None:
     with held(tmp_path) as process:
         with pytest.raises(ConfigError, match=f"process {process.pid}"):
             lock(tmp_path)
@@ -99,7 +99,7 @@ def test_without_locks_a_process_of_this_host_is_looked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_another_host_is_believed_and_named_with_the_file_to_remove(tmp_path: Path) -> None:
+def test_without_file_locks_another_host_is_trusted_and_the_file_to_remove_is_named(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text(json.dumps(asdict(LockHolder("elsewhere", 1, 0.0, "python -m rlframe.launch"))))
     with pytest.raises(ConfigError, match=rf"only elsewhere can tell.*remove {tmp_path / LOCK_FILE}"):
         lock(tmp_path)
@@ -107,20 +107,20 @@ def test_without_locks_another_host_is_believed_and_named_with_the_file_to_remov
     lock(tmp_path).close()
 
 
-def test_a_process_id_that_was_given_again_is_not_the_owner() -> None:
+def test_a_reused_process_id_is_not_the_lock_holder() -> None:
     me = this_process()
     assert me.is_running()
     assert not LockHolder(me.host, me.pid, me.started - 100, me.command).is_running()
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"host": 1}', b"\xff", b"x" * 100_000])
-def test_a_damaged_file_names_nobody(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_lock_file_names_no_holder(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK_FILE).write_bytes(content)
     assert read_lock(tmp_path / LOCK_FILE) is None
     lock(tmp_path).close()
 
 
-def test_what_is_said_of_an_owner_cannot_steer_a_terminal() -> None:
+def test_a_lock_holder_is_printed_without_control_characters() -> None:
     assert "\x1b" not in str(LockHolder("\x1b[2J", 1, 0.0, "\x1b]0;x\x07"))
 
 
@@ -137,18 +137,18 @@ def test_what_is_said_of_an_owner_cannot_steer_a_terminal() -> None:
     ],
     ids=str,
 )
-def test_an_owner_that_can_be_no_process_is_none(told: dict[str, Any], tmp_path: Path) -> None:
+def test_an_impossible_lock_holder_is_ignored(told: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text(json.dumps(asdict(this_process()) | told))
     assert read_lock(tmp_path / LOCK_FILE) is None
     lock(tmp_path).close()
 
 
-def test_a_process_id_beyond_all_is_not_running() -> None:
+def test_an_impossible_process_id_is_not_running() -> None:
     assert not LockHolder("here", 10**30, 1e9, "").is_running()
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_has_no_end_is_not_read_for_an_owner(put: Any, tmp_path: Path) -> None:
+def test_a_lock_file_that_is_a_pipe_or_device_is_not_read(put: Any, tmp_path: Path) -> None:
     put(tmp_path / LOCK_FILE)
     assert read_lock(tmp_path / LOCK_FILE) is None
     lock(tmp_path).close()

@@ -36,7 +36,7 @@ def test_values_and_meta_are_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_replay_goes_on_from_it(compress: bool) -> None:
+def test_replay_continues_from_it(compress: bool) -> None:
     if compress:
         pytest.importorskip("lz4")
     lived = stored.history()
@@ -55,7 +55,7 @@ def test_replay_goes_on_from_it(compress: bool) -> None:
     assert drawn.bootstrap.unique().tolist() == [0.5]
 
 
-def test_the_present_format_keeps_large_arrays_in_pieces() -> None:
+def test_large_arrays_are_stored_in_chunks() -> None:
     replay = load_snapshot(SNAPSHOT)[0]["replay"]
     frames = next(part for part in replay["storage"]["observation"] if "frames" in part)["frames"]
     assert isinstance(frames, ChunkedArray)

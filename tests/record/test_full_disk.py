@@ -1,4 +1,4 @@
-"""A disk that is really full, and a run's directory that is really gone: what stays, what is said, what goes on."""
+"""A disk that is really full and a directory that is really deleted: files, errors and continuation."""
 
 import math
 import os
@@ -78,7 +78,7 @@ assert load_newest(run.directory)[1]["n"] == 2
     )
 
 
-def test_training_goes_on_where_asked_and_what_was_refused_is_counted_and_made_good(tmp_path: Path) -> None:
+def test_with_continue_training_goes_on_and_disk_errors_are_counted_and_rows_written_later(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,
         """
@@ -104,7 +104,7 @@ assert "snapshot_errors=continue" in (run.directory / "debug.log").read_text()
     )
 
 
-def test_what_cannot_be_saved_in_the_end_is_an_error_whatever_was_asked(tmp_path: Path) -> None:
+def test_a_disk_error_in_the_final_snapshot_is_always_raised(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,
         """
@@ -119,7 +119,7 @@ sys.exit("nothing was raised")
     )
 
 
-def test_a_row_that_the_disk_refuses_stops_the_run_and_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_disk_error_in_a_row_stops_the_run_and_leaves_complete_lines(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,
         """
@@ -138,7 +138,7 @@ assert lines.endswith("\\n") and all(line.count(",") == 1 for line in lines.spli
     )
 
 
-def test_a_limit_on_files_met_while_writing_is_told_like_a_full_disk(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     script = (
         PRELUDE
         + """
@@ -161,7 +161,7 @@ assert load_newest(run.directory)[1]["n"] == 1
 
 
 @pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))])
-def test_a_directory_that_is_gone_is_told_at_once_and_not_made_again(lose: object, tmp_path: Path) -> None:
+def test_a_deleted_directory_is_an_error_and_not_created_again(lose: object, tmp_path: Path) -> None:
     with logger_context(tmp_path, snapshot_errors="continue", console=False) as run:
         run.log({"env_steps": 1})
         lose(run.directory)  # type: ignore[operator]

@@ -69,7 +69,7 @@ def test_integers_bools_and_one_element_tensors_count_as_numbers() -> None:
     assert metrics.flush() == {"a": 2.0, "b": 1.0, "c": 1.0}
 
 
-def test_nan_is_news_and_stays() -> None:
+def test_nan_is_kept() -> None:
     metrics = Metrics()
     metrics.add({"a": torch.tensor(math.nan), "b": 1.0})
     metrics.add({"a": 1.0})
@@ -129,7 +129,7 @@ def test_a_part_that_raises_is_counted_and_closed() -> None:
     assert clock.seconds()["sampling"] > 0
 
 
-def test_a_new_interval_starts_at_zero_and_elapsed_goes_on_from_a_resume() -> None:
+def test_a_new_interval_starts_at_zero_and_elapsed_includes_time_before_a_resume() -> None:
     clock = Timers(elapsed_s=100.0)
     with clock("sampling"):
         busy(0.005)

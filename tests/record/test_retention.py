@@ -83,7 +83,7 @@ def test_a_gap_is_counted_from_the_snapshot_resumed_from(tmp_path: Path) -> None
     assert not offered(Retention(tmp_path, SnapshotPolicy("gap", 100)), 150)
 
 
-def test_a_final_snapshot_that_stands_already_is_not_written_again(tmp_path: Path) -> None:
+def test_an_existing_final_snapshot_is_not_written_again(tmp_path: Path) -> None:
     retention = Retention(tmp_path, SnapshotPolicy("last", keep=1))
     path = retention.save_if_due(lambda: {"n": 1}, 10, 1.0, 0, False)
     assert retention.save_if_due(lambda: {"n": 2}, 10, 1.0, 0, True) == path

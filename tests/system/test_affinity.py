@@ -1,4 +1,4 @@
-"""Tests of affinity: known answers on recorded machines, what must hold on all of them, and refusals."""
+"""Affinity: known plans on recorded machines, properties on all of them, and errors."""
 
 import logging
 import math
@@ -182,7 +182,7 @@ def test_runs_without_gpus_stay_on_one_node_where_they_fit():
         ("64cpu_4gpu_4cpr", 16, 4, (3,)),
     ],
 )
-def test_what_a_code_means_on_the_server(code: str, n_slots: int, n_cores: int, gpus_of_last: tuple[int, ...]):
+def test_affinity_codes_on_the_server(code: str, n_slots: int, n_cores: int, gpus_of_last: tuple[int, ...]):
     runs = slots(code, SERVER)
     assert len(runs) == n_slots
     assert {len(cores_of(affinity, SERVER)) for affinity in runs} == {n_cores}
@@ -229,7 +229,7 @@ def test_the_order_of_tokens_does_not_matter():
         ("", LAPTOP, "'' is not a number"),
     ],
 )
-def test_what_does_not_work_out_is_refused_with_the_arithmetic(code: str, topology: Topology, message: str):
+def test_impossible_codes_are_errors_with_the_arithmetic(code: str, topology: Topology, message: str):
     with pytest.raises(ConfigError, match=f"^affinity={code}: .*{message}"):
         plan(code, topology)
 

@@ -1,4 +1,4 @@
-"""A child process: it answers, logs and fails to its parent, leaves nothing behind, and is not easily disturbed."""
+"""A child process: commands, log, exceptions, signals, and cleanup of everything it started."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_log_and_warnings_arrive_with_the_childs_name_as_soon_as_the_command_is_
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_a_child_at_work_or_closed_takes_no_command() -> None:
+def test_a_busy_or_closed_child_cannot_start_a_command() -> None:
     with child_for(serve) as child:
         child.start_command(2)
         with pytest.raises(RuntimeError, match="the child cannot start a command: it is busy"):
@@ -117,7 +117,7 @@ def test_a_child_at_work_or_closed_takes_no_command() -> None:
         child.stop()
 
 
-def test_a_way_to_start_that_there_is_not_is_refused() -> None:
+def test_an_unknown_start_method_is_an_error() -> None:
     with (
         pytest.raises(ConfigError, match="start_method='fork' is not one of forkserver, spawn"),
         child_for(serve, method="fork"),
@@ -151,7 +151,7 @@ def start_programs(parent: ParentLink, ignores: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "forget"])
-def test_what_a_child_has_started_ends_with_it(how: str) -> None:
+def test_processes_started_by_a_child_end_with_it(how: str) -> None:
     with child_for(start_programs, True) as child:
         pids = child.receive(10.0)
         assert all(map(is_running, pids))
@@ -165,7 +165,7 @@ def test_what_a_child_has_started_ends_with_it(how: str) -> None:
         until(lambda: not any(map(is_running, pids)))
 
 
-def test_what_a_child_has_started_hears_the_signals_that_the_child_leaves_to_its_parent(
+def test_processes_started_by_a_child_receive_the_signals_that_the_child_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GONE", str(tmp_path / "gone"))
@@ -181,7 +181,7 @@ def idle(parent: ParentLink, ballast: np.ndarray) -> None:
     parent.serve(lambda command, argument: None)
 
 
-def test_a_death_before_the_work_has_been_received_is_found_by_who_waits_for_it() -> None:
+def test_a_death_before_the_work_was_received_is_raised_by_receive() -> None:
     multiprocessing.resource_tracker.ensure_running()  # which is no newcomer then
     before = set(psutil.Process().children())
 
@@ -232,7 +232,7 @@ def test_a_child_may_have_children_which_end_with_it(how: str) -> None:
         until(lambda: not is_running(pid) and not is_running(child.pid))
 
 
-def test_a_forgotten_child_ends() -> None:
+def test_an_unreferenced_child_ends() -> None:
     child = ChildProcess("the child", serve, (), preload=PRELOAD)
     pid = child.pid
     answer(child, 0)
@@ -318,7 +318,7 @@ def test_shared_memory_is_one_memory_for_both() -> None:
     assert tree["b"][1] == 2**41
 
 
-def test_memory_that_the_machine_has_not_is_refused_with_the_remedy() -> None:
+def test_too_little_free_memory_is_an_error_with_the_remedy() -> None:
     huge = np.broadcast_to(np.uint8(0), (10**15,))
     with pytest.raises(ConfigError, match=r"rows needs 1000000\.0 GB of memory and [\d.]+ GB are free; .*batch_B"):
         share_zeros(huge, "rows")
@@ -346,7 +346,7 @@ def post_all(parent: ParentLink) -> None:
         post_parameters(posted, {"a": np.full(3000, number), "b": np.full(3000, number)})
 
 
-def test_a_board_is_never_read_half_written() -> None:
+def test_parameters_are_never_read_half_written() -> None:
     shared = make_shared_parameters({"a": np.zeros(3000), "b": np.zeros(3000)})
     values = {"a": np.zeros(3000), "b": np.zeros(3000)}
     version, seen = -1, set()
@@ -359,7 +359,7 @@ def test_a_board_is_never_read_half_written() -> None:
         child.kill()
 
 
-def test_a_posting_that_was_interrupted_is_made_good_by_the_next() -> None:
+def test_an_interrupted_write_of_parameters_is_repaired_by_the_next() -> None:
     shared = make_shared_parameters({"a": np.zeros(2)})
     shared.tree["version"][0] += 1  # as an exception within `post` would leave it
     values = {"a": np.zeros(2)}

@@ -1,4 +1,4 @@
-"""A ring of slots: filled ahead and in order, never beyond its room, and sound however the child ends."""
+"""A ring of slots: order, blocking when full, and deaths of the child."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def taken(ring: Ring, n: int, timeout_s: float = PATIENT_S) -> list[int]:
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 5])
-def test_slots_come_in_order_and_none_is_left_out(n_slots: int) -> None:
+def test_slots_are_returned_in_order_without_gaps(n_slots: int) -> None:
     with ring_for(n_slots, counting()) as (ring, _):
         assert taken(ring, 200) == list(range(200))
 
 
-def test_a_child_is_held_back_when_all_slots_are_filled_or_in_use() -> None:
+def test_a_child_waits_while_all_slots_are_filled_or_in_use() -> None:
     with ring_for(3, counting()) as (ring, child):
         until(lambda: ring.n_ready == 3, PATIENT_S)
         index = ring.get(PATIENT_S)
@@ -91,7 +91,7 @@ def test_a_child_is_held_back_when_all_slots_are_filled_or_in_use() -> None:
         assert taken(ring, 5) == [1, 2, 3, 4, 5]
 
 
-def test_what_was_filled_before_a_death_is_taken_and_then_the_death_told() -> None:
+def test_slots_filled_before_a_death_are_returned_before_the_error() -> None:
     def die(number: int) -> None:
         if number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_another_child_fills_all_slots_after_a_death() -> None:
             other.close(5.0)
 
 
-def test_what_was_filled_before_an_error_is_taken_and_then_the_error_raised() -> None:
+def test_slots_filled_before_an_exception_are_returned_before_it() -> None:
     def fail(number: int) -> None:
         if number == 2:
             raise ValueError("no third slot")
@@ -131,7 +131,7 @@ def test_what_was_filled_before_an_error_is_taken_and_then_the_error_raised() ->
             ring.get(PATIENT_S)
 
 
-def test_a_child_that_is_slow_but_gives_signs_is_let_be() -> None:
+def test_a_slow_child_with_progress_is_not_killed() -> None:
     def work_slowly(parent: ParentLink, n_steps: int) -> None:
         def fill(slot: Any) -> None:
             for step in range(n_steps):
