@@ -26,7 +26,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlframe.core.command_line import Words, run_command
+from rlframe.core.command_line import KeyValues, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.launch import DEFAULT_PRESET, beside
 from rlframe.system.machine import limit_threads
@@ -65,11 +65,11 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
     from rlframe.experiment.presets import load_preset
     from rlframe.record import logger_context
     from rlframe.system.affinity import pin
-    from rlframe.system.machine import keep_freed_memory
+    from rlframe.system.machine import retain_freed_memory
 
     preset = words.pop("experiment", "" if {"env", "algo"} & set(words) else DEFAULT_PRESET)
     experiment = from_flat(*([load_preset(preset)] if preset else []), {**words, "runner.n_steps": "1e9"})
-    keep_freed_memory()
+    retain_freed_memory()
     settled = hardware.settle(experiment)
     pin(settled.affinity.master)
     stacks, begin = Stacks(), (0, 0)
@@ -107,8 +107,8 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: a word is wrong.
     """
-    words = Words(argv)
-    if refused := [key for key in words.rest if key in REFUSED or key.startswith("sweep.")]:
+    words = KeyValues(argv)
+    if refused := [key for key in words.remaining if key in REFUSED or key.startswith("sweep.")]:
         raise ConfigError(f"{refused[0]}= cannot be profiled; give the config of a single run in one process")
     out = words.text("out")
     try:
@@ -117,8 +117,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("seconds= must be a number") from None
     if not seconds > 0:
         raise ConfigError(f"seconds={seconds} must be above 0")
-    limit_threads(beside(words.rest))
-    found = profile(words.rest, seconds)
+    limit_threads(beside(words.remaining))
+    found = profile(words.remaining, seconds)
     print("\n".join(found.lines()))
     if out:
         Path(out).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")

@@ -40,7 +40,7 @@ from benchmarks.parts.chosen import chosen
 from benchmarks.parts.replay_ours import Filled, of_noise, of_play, transition_bytes
 from rlframe.core.spaces import FrameStack
 from rlframe.replay import ReplayBuffer, ReplayConfig
-from rlframe.system.machine import keep_freed_memory, limit_threads
+from rlframe.system.machine import limit_threads, retain_freed_memory
 
 Unit = Callable[[], object]
 OURS = "rlframe"
@@ -150,7 +150,7 @@ def main(rounds: int = 7, seconds: float = 0.5, only: str = "", small: bool = Fa
         small: one very short round.    out: JSON file for all results."""
     limit_threads()
     torch.set_num_threads(1)
-    keep_freed_memory()
+    retain_freed_memory()
     groups = chosen(only, GROUPS)
     for package, name in replay_others.PACKAGES.items():
         if importlib.util.find_spec(package) is None:

@@ -43,9 +43,9 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
-from rlframe.record.retention import Policy, Rotation
+from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.replay import ReplayConfig
-from rlframe.system.machine import keep_freed_memory, limit_threads
+from rlframe.system.machine import limit_threads, retain_freed_memory
 
 NEW = 10_000  # env_steps between snapshots
 CHEETAH = (Box(-np.inf, np.inf, (17,), np.float32), Box(-1, 1, (6,), np.float32))
@@ -76,14 +76,14 @@ def learner(
 
 def measure(made: Learner, folder: Path, following: int, new: int) -> list[dict[str, float]]:
     """Seconds and bytes of the first snapshot and of the others."""
-    rotation, found, known = Rotation(folder, Policy()), [], set[int]()
+    retention, found, known = Retention(folder, SnapshotPolicy()), [], set[int]()
     for number in range(1 + following):
         if number:
             for batch in islice(made.batches, -(-new // (T * B))):
                 made.algo.receive(batch)
             made.algo.update()
         start = time.perf_counter()
-        rotation.offer(
+        retention.save_if_due(
             lambda: {"agent": made.agent.state_dict(), "algo": made.algo.state_dict()}, number, 0.0, 0, False
         )
         seconds = time.perf_counter() - start
@@ -129,7 +129,7 @@ def main(following: int = 7, only: str = "", folder: str = "", small: bool = Fal
     """
     limit_threads()
     torch.set_num_threads(1)
-    keep_freed_memory()
+    retain_freed_memory()
     groups = chosen(only, GROUPS)
     found: dict[str, list[dict[str, float]]] = {}
     for group in groups:

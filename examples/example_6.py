@@ -75,7 +75,7 @@ def train(
 
 def score(directory: Path, agent: QAgent, env: EnvConfig, n_episodes: int) -> None:
     """Play whole games greedily with the weights of the run's last snapshot, in separate environments."""
-    weights, meta = load_snapshot(directory, of="agent")
+    weights, meta = load_snapshot(directory, key="agent")
     agent.load_state_dict(weights)
     with closing(Evaluator(env, agent, EvalConfig(n_envs=8, n_episodes=n_episodes))) as evaluator:
         returns = [trajectory.return_ for trajectory in evaluator.evaluate()]

@@ -23,10 +23,10 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.runners import SyncRl, sync_rl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
-from rlframe.system.distributed import Place, in_ranks, join
+from rlframe.system.distributed import RankInfo, join, launch_ranks
 
 
-def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: Place) -> None:
+def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: RankInfo) -> None:
     """Train as one rank, for `n_steps` env steps of all ranks together."""
     torch.set_num_threads(1)  # enough for a network of this size
     T, B, log_interval_steps = 32, 8 // place.world_size, max(1, n_steps // 10)  # B: environments of each rank
@@ -60,7 +60,7 @@ def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: Place) -> N
 
 def main(world_size: int = 2, n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
     """Train in `world_size` processes, or in those that torchrun started."""
-    in_ranks(partial(train, n_steps, seed, log_dir, run_ID), world_size)
+    launch_ranks(partial(train, n_steps, seed, log_dir, run_ID), world_size)
 
 
 if __name__ == "__main__":

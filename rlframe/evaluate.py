@@ -13,7 +13,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.command_line import Words, run_command
+from rlframe.core.command_line import KeyValues, run_command
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
@@ -50,13 +50,13 @@ def main(argv: list[str]) -> int:
 
 def _evaluate(argv: list[str]) -> int:
     path = Path(argv[0])
-    words = Words(argv[1:])
+    words = KeyValues(argv[1:])
     n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
     n_workers = words.count("n_workers", 0)
     explore, seed = words.flag("explore"), words.count("seed", 0)
     video, out, device = words.text("video"), words.text("out"), words.text("device", "auto")
     trust = words.flag("trust")
-    words.refuse_rest(_KEYS)
+    words.check_unknown(_KEYS)
     if n_episodes < 1 or n_envs < 1:
         raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from rlframe.core.command_line import Words, run_command
+from rlframe.core.command_line import KeyValues, run_command
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import as_numpy, leaves, map_tree
@@ -54,10 +54,10 @@ def main(argv: list[str]) -> int:
 
 
 def _export(argv: list[str]) -> int:
-    words = Words(argv[1:])
+    words = KeyValues(argv[1:])
     kind, trust = words.text("format", "torch"), words.flag("trust")
     out = Path(words.text("out", "policy.onnx" if kind == "onnx" else "policy.pt2"))
-    words.refuse_rest(_KEYS)
+    words.check_unknown(_KEYS)
     if kind not in ("torch", "onnx"):
         raise ConfigError(f"format={kind!r} is not one of torch, onnx")
     if kind == "onnx":

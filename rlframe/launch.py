@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlframe.core.command_line import Words, run_command
+from rlframe.core.command_line import KeyValues, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
 from rlframe.experiment.presets import load_preset, preset_names, presets_for
 from rlframe.system.affinity import pin
-from rlframe.system.machine import limit_threads, loading
+from rlframe.system.machine import gc_paused, limit_threads
 
 if TYPE_CHECKING:
     from rlframe.core.ranks import Ranks
     from rlframe.experiment.config import Experiment
-    from rlframe.system.distributed import Place
+    from rlframe.system.distributed import RankInfo
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # where the command line says neither env nor algo nor experiment
 _ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # by a resumed run
@@ -73,7 +73,7 @@ def beside(words: Mapping[str, str]) -> str:
 
 
 def _help() -> int:
-    with loading():
+    with gc_paused():
         import chz
 
         from rlframe.experiment.config import Experiment
@@ -85,21 +85,21 @@ def _help() -> int:
 
 
 def _launch(argv: list[str]) -> int:
-    words = Words(argv)  # before the imports that load torch: a mistyped word is refused at once
-    limit_threads(beside(words.rest))
-    with loading():
+    words = KeyValues(argv)  # before the imports that load torch: a mistyped word is refused at once
+    limit_threads(beside(words.remaining))
+    with gc_paused():
         from rlframe.experiment import config as experiments
         from rlframe.experiment import hardware
         from rlframe.study.sweep import is_study, run_sweep
         from rlframe.system import distributed
 
-    if is_study(words.rest):
+    if is_study(words.remaining):
         return run_sweep(words, _checked)
     dry_run, tune = words.flag("dry_run"), words.flag("tune_sampler")
     resume, trust = words.text("resume"), words.flag("trust")
-    layers, notes = _resumed(resume, words.rest, trust) if resume else _fresh(words, trust)
-    experiment = experiments.from_flat(*layers, words.rest)
-    place = distributed.place_from_environment()
+    layers, notes = _resumed(resume, words.remaining, trust) if resume else _fresh(words, trust)
+    experiment = experiments.from_flat(*layers, words.remaining)
+    place = distributed.rank_from_environment()
     started = place.world_size > 1
     experiment = experiments.for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.world_size
@@ -113,7 +113,7 @@ def _launch(argv: list[str]) -> int:
         print(json.dumps(experiments.to_flat(settled.experiment), indent=2))
         print(hardware.describe_processes(settled))
         return 0
-    distributed.in_ranks(partial(_train, experiment, resume, tuple(notes), tune), experiment.world_size)
+    distributed.launch_ranks(partial(_train, experiment, resume, tuple(notes), tune), experiment.world_size)
     return 0
 
 
@@ -121,12 +121,12 @@ def _checked(words: dict[str, str]) -> Experiment:
     """The config that a command line makes."""
     from rlframe.experiment.config import from_flat
 
-    of_run = Words(f"{key}={value}" for key, value in words.items())
+    of_run = KeyValues(f"{key}={value}" for key, value in words.items())
     layers, _ = _fresh(of_run, of_run.flag("trust"))
-    return from_flat(*layers, of_run.rest)
+    return from_flat(*layers, of_run.remaining)
 
 
-def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bool, place: Place) -> None:
+def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bool, place: RankInfo) -> None:
     """Train as one rank, mostly the only one."""
     import chz
 
@@ -134,10 +134,10 @@ def _train(experiment: Experiment, resume: str, notes: tuple[str, ...], tune: bo
     from rlframe.experiment import hardware
     from rlframe.experiment.build import build
     from rlframe.record import current_run, logger_context
-    from rlframe.system.machine import keep_freed_memory
+    from rlframe.system.machine import retain_freed_memory
 
     found = _newest_of(resume, experiment.snapshot_mode, place.rank) if resume else None
-    keep_freed_memory()
+    retain_freed_memory()
     settled = hardware.settle(experiment, tune, place.local_rank, place.local_world_size)
     config = experiments.to_flat(settled.experiment)
     pin(settled.affinity.master)
@@ -180,7 +180,7 @@ _Found = tuple[Path, Any, Mapping[str, Any]]
 
 def _newest_of(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     """The snapshot to go on from, with its state; none where the run ended before its first, and so begins anew."""
-    from rlframe.core.files import SnapshotError
+    from rlframe.core.errors import SnapshotError
     from rlframe.record.rank_state import list_snapshots
     from rlframe.record.snapshot import load_newest
 
@@ -206,7 +206,7 @@ def _tell(notes: Sequence[str], facts: Mapping[str, str], directory: Path) -> No
         logging.getLogger("rlframe").info(note)
 
 
-def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: Place) -> str:
+def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: RankInfo) -> str:
     """The run directory to go on with, where torchrun's ranks have run before; else empty.
 
     A job is known by its run directory and by what is fixed of its config: torchrun starts ranks anew for many reasons,
@@ -225,12 +225,12 @@ def _is_fixed(key: str) -> bool:
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
-def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _fresh(words: KeyValues, trust: bool) -> tuple[list[Mapping[str, Any]], list[str]]:
     """The layers below the command line, and what to tell about them."""
     from rlframe.experiment.trust import refuse_foreign
 
     preset = words.text("experiment")
-    if not preset and "env" not in words.rest and "algo" not in words.rest:
+    if not preset and "env" not in words.remaining and "algo" not in words.remaining:
         preset = DEFAULT_PRESET
     if preset:
         config = load_preset(preset)
@@ -238,7 +238,7 @@ def _fresh(words: Words, trust: bool) -> tuple[list[Mapping[str, Any]], list[str
             refuse_foreign(config, preset, trust)
             config.pop("log_dir", None)  # where that run is
         return [config], [f"experiment={preset}"]
-    others = presets_for(words.rest.get("env", "CartPole-v1"))
+    others = presets_for(words.remaining.get("env", "CartPole-v1"))
     return [], [f"presets for this environment: {', '.join(f'experiment={name}' for name in others)}"] if others else []
 
 

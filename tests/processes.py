@@ -1,4 +1,4 @@
-"""Processes that tests start and watch: whether they run, and runs of the launch command that are under way."""
+"""Helpers for tests that start processes: waiting, checking, and running the launch command."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PRELOAD = ("rlframe.rollout.cpu_worker",)  # the first child's server of forks s
 
 
 def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Wait for what another process does."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, "it does not come"
+        assert time.monotonic() < deadline, "deadline exceeded"
         time.sleep(0.005)
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether a process with this id runs."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -36,7 +36,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def launched(log_dir: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`rlframe.launch` in a process group of its own, once it has logged progress, and killed in the end."""
+    """Run `rlframe.launch` in its own process group; enter after its first progress, kill it on exit."""
     with subprocess.Popen(
         [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *words],
         stdout=subprocess.PIPE,

@@ -111,12 +111,12 @@ REFUSED = [
     (["snapshot_keep=0"], "snapshot_keep=0 must be at least 1"),
     (["snapshot_errors=continue", "world_size=2", "runner=sync_rl"], "snapshot_errors=continue needs world_size=1"),
     (["foo"], "key=value"),
-    (["seed=1", "seed=2"], "given twice"),
+    (["seed=1", "seed=2"], "set twice"),
     (["device=cuda:99"], "GPUs are visible"),
     (["log_dir=/proc/nowhere"], "use another log_dir"),
     (["resume=/nowhere"], "name a run directory"),
     (["dry_run=maybe"], "true or false"),
-    (["algo=./nothere.py"], "there is no file"),
+    (["algo=./nothere.py"], "does not exist"),
 ]
 
 

@@ -44,7 +44,7 @@ def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
     until(lambda: not any(is_running(child.pid) for child in children), 5.0)
     run = log_dir / "run_0"
     assert load_snapshot(resolve_snapshot(run))[1]["env_steps"] > 0
-    assert not (run / "owner.json").exists()
+    assert not (run / "lock.json").exists()
 
 
 @pytest.mark.slow

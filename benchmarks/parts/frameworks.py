@@ -67,7 +67,7 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
             "pip install rlframe",
             "benchmarks.parts.train_rlframe",
             (words,),
-            lambda row: machine.variables(beside(words_of(row, words))),  # which launch sets before it loads torch
+            lambda row: machine.thread_variables(beside(words_of(row, words))),
         ),
         "sb3": Framework(
             "Stable-Baselines3",

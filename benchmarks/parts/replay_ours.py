@@ -14,7 +14,7 @@ from rlframe.core import spaces
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, Envs, make_envs
-from rlframe.record.codec import Chunked
+from rlframe.record.codec import ChunkedArray
 from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import LocalStepper
@@ -116,7 +116,7 @@ def count_bytes(state: Any) -> int:
             return own + sum(map(count_bytes, state.values()))
         case list() | tuple():
             return sum(map(count_bytes, state))
-        case np.ndarray() | Chunked():
+        case np.ndarray() | ChunkedArray():
             return state.nbytes
         case _:
             return 0

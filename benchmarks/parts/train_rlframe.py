@@ -18,12 +18,12 @@ from rlframe.kernels.precision import learning_in
 from rlframe.record import logger_context
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import serial
-from rlframe.system.machine import keep_freed_memory
+from rlframe.system.machine import retain_freed_memory
 
 
 def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:
     """The objects of a training, and a description of what was chosen."""
-    keep_freed_memory()
+    retain_freed_memory()
     words = words_of(row, more)
     settled = hardware.settle(from_flat(words))
     built = build(settled.experiment, settled.affinity)

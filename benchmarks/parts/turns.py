@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rlframe.core.errors import counted
-from rlframe.system.machine import keep_freed_memory
+from rlframe.core.errors import pluralize
+from rlframe.system.machine import retain_freed_memory
 
 DEADLINE_S = 300  # for one answer of a contender
 CLOSE_S = 30  # for its end
@@ -99,7 +99,7 @@ def serve(contender: Contender[Make], cores: list[int], connection: Connection) 
     if sys.platform == "linux":
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(contender.n_threads)
-    keep_freed_memory()
+    retain_freed_memory()
     with ExitStack() as stack:
         unit = contender.make(stack)
         unit()
@@ -183,7 +183,10 @@ class Remote:
     def where(self) -> str:
         """Cores and threads, in words."""
         cores = " | ".join(",".join(map(str, each)) for each in self.cores)
-        facts = [f"cores {cores}" if cores.strip(" |") else "not pinned", counted(self.ready.n_threads, "torch thread")]
+        facts = [
+            f"cores {cores}" if cores.strip(" |") else "not pinned",
+            pluralize(self.ready.n_threads, "torch thread"),
+        ]
         return "; ".join([*facts, self.ready.facts] if self.ready.facts else facts)
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class A2C(Algorithm):
         ends = (samples.terminated, samples.truncated, valid)
         advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, c.discount, c.gae_lambda)
         if c.normalize_advantage:
-            advantage = masked_normalize(advantage, valid, self.progress.ranks.total)
+            advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
         loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
         loss.backward()
         grad_norm = self.optimizer.apply_gradients(loss, samples, valid)

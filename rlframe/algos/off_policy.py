@@ -64,7 +64,7 @@ class ReplayRatio:
         """Whole updates that are due; 0 before every rank has rows to sample (`n_rows` in this one's replay)."""
         due = self._pending // self._whole
         if due and not self.ready:
-            self.ready = self.ranks.every(n_rows > 0)
+            self.ready = self.ranks.all(n_rows > 0)
         return due if self.ready else 0
 
     def count_update(self) -> None:

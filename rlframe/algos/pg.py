@@ -71,7 +71,7 @@ class PolicyGradient(Algorithm):
         return_ = discounted_return(samples.reward, baseline, *ends, c.discount)
         advantage = return_ - baseline[:-1]
         if c.normalize_advantage:
-            advantage = masked_normalize(advantage, valid, self.progress.ranks.total)
+            advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
         loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
         loss.backward()
         grad_norm = self.optimizer.apply_gradients(loss, samples, valid)

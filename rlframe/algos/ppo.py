@@ -152,7 +152,7 @@ class PPO(Algorithm):
         """The advantages [minibatches, rows] to learn from."""
         if not self.config.normalize_advantage:
             return advantage
-        return masked_normalize(advantage, valid, self.progress.ranks.total, dim=1)
+        return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
 
     def _learn(self, inputs: tuple[Batch, Tree, float]) -> tuple[Rows, Tensor, bool]:
         """One gradient step on a minibatch; False if the KL says stop instead."""
@@ -175,7 +175,7 @@ class PPO(Algorithm):
         if not math.isfinite(self.config.target_kl):
             return False
         kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
-        return bool(ranks.total(kl) / ranks.world_size > 1.5 * self.config.target_kl)
+        return bool(ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.config.target_kl)
 
     @torch.no_grad()
     def _means(self, steps: list[tuple[Rows, Tensor]]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What the commands share: key=value words, readable refusals, and exit statuses."""
+"""Parsing of key=value arguments, and the exit status and error output shared by all commands."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 
 
-class Words:
-    """The words of a command line, key=value, taken out one after another; what is left over is unknown."""
+class KeyValues:
+    """The key=value arguments of a command line. Each getter removes its key; what remains is unknown."""
 
     def __init__(self, argv: Iterable[str]) -> None:
         """Raises:
-        ConfigError: a word of another form, or a key given twice.
+        ConfigError: an argument of another form, or a repeated key.
         """
-        self.rest: dict[str, str] = {}
+        self.remaining: dict[str, str] = {}
         for word in argv:
             key, equals, value = word.partition("=")
             if not equals or not key:
                 raise ConfigError(f"{word!r} is not of the form key=value; --help lists the keys")
-            if key in self.rest:
-                raise ConfigError(f"{key} is given twice: {self.rest[key]!r} and {value!r}")
-            self.rest[key] = value
+            if key in self.remaining:
+                raise ConfigError(f"{key} is set twice: {self.remaining[key]!r} and {value!r}")
+            self.remaining[key] = value
 
     def text(self, key: str, default: str = "") -> str:
-        """A word's value."""
-        return self.rest.pop(key, default)
+        """The value of a key."""
+        return self.remaining.pop(key, default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A word that is true or false."""
+        """The value of a key that is true or false."""
         value = self.text(key, str(default)).lower()
         if value not in ("true", "false"):
             raise ConfigError(f"{key}={value!r} must be true or false")
         return value == "true"
 
     def count(self, key: str, default: int) -> int:
-        """A word that is a whole number, 1e3 or 1_000 included."""
+        """The value of a key that is a whole number >= 0; 1e3 and 1_000 are accepted."""
         value = self.text(key, str(default))
         try:
             number = float(value.replace("_", ""))
@@ -49,19 +49,19 @@ class Words:
             raise ConfigError(f"{key}={value!r} must be a whole number, not negative")
         return int(number)
 
-    def refuse_rest(self, known: Iterable[str]) -> None:
+    def check_unknown(self, known: Iterable[str]) -> None:
         """Raises:
-        ConfigError: a word nobody took.
+        ConfigError: a key that no getter has removed.
         """
-        for key in self.rest:
+        for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
 
 
 def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run `body` and turn what it raises into one readable message and an exit status.
+    """Run `body(argv)`; turn what it raises into one readable message and return the exit status.
 
-    A ReadableError needs no traceback but that of foreign code behind it; `traceback=true` among the words shows it all
-    the same. Any other exception is a bug, ours or the user's, and keeps its traceback.
+    A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given. Any other
+    exception is a bug and keeps its traceback.
     """
     show_traceback = "traceback=true" in argv
     try:
@@ -76,13 +76,13 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
     except MemoryError as error:
         if show_traceback:
             traceback.print_exc()
-        print(printable(f"error: there is not enough memory: {error}"), file=sys.stderr)
+        print(printable(f"error: out of memory: {error}"), file=sys.stderr)
         return 1
     except Interrupted as stop:
         print(f"\n{stop}", file=sys.stderr)
         return stop.exit_status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output has gone, for example `head`
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # else the interpreter's last flush fails
+    except BrokenPipeError:  # the reader of our output has exited, for example `head`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # else the flush at exit fails
         return 128 + 13

@@ -1,4 +1,4 @@
-"""What config classes share: counts written as 1e6, lists written as [64,64], and parts named by their module."""
+"""Fields of config classes: counts written as 1e6, lists written as [64,64], and parts named by their module."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlframe.core.errors import ConfigError
 
 
 class _value(MetaFactory):
-    """A field's text is its value and nothing else; chz by itself would also import module:name, or eval a lambda."""
+    """Parses a field's text as a plain value. chz would also import module:name or evaluate a lambda."""
 
     def unspecified_factory(self) -> Callable[..., Any] | None:
         return None
 
     def from_string(self, factory: str) -> Callable[..., Any]:
-        raise MetaFromString(f"{factory!r} is taken for a value")
+        raise MetaFromString(f"{factory!r} is a plain value")
 
     def perform_cast(self, value: str) -> Any:
         return _simplistic_try_cast(value, self.field_annotation)
@@ -46,7 +46,7 @@ def count(default: int, doc: str) -> Any:
     return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count)
 
 
-AUTO = -1  # of a field that may be a count or `auto`
+AUTO = -1  # value of a `count_or_auto` field that is `auto`
 
 
 def _count_or_auto(text: str) -> int:
@@ -54,7 +54,7 @@ def _count_or_auto(text: str) -> int:
 
 
 def count_or_auto(doc: str, default: int = AUTO) -> Any:
-    """A field for a whole number, or `auto`: to be settled when the hardware is known."""
+    """A field for a whole number or `auto`, which is resolved once the hardware is known."""
     return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count_or_auto)
 
 
@@ -75,20 +75,19 @@ def sizes(default: tuple[int, ...], doc: str) -> Any:
     return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_sizes)
 
 
-def choice(default: str, among: tuple[str, ...], doc: str) -> Any:
-    """A field for one of a few names; another is refused with the list."""
+def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
+    """A field for one of a few names; any other name is an error that lists them."""
 
     def check(config: Any, name: str) -> None:
         value = getattr(config, name)
-        name = name.removeprefix("X_")  # where chz keeps the value it was given
-        if value not in among:
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(among)}{nearest(value, among)}")
+        name = name.removeprefix("X_")  # chz stores the given value as X_<name>
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}{nearest(value, choices)}")
 
-    return chz.field(meta_factory=_value(), default=default, doc=f"{' | '.join(among)}: {doc}", validator=check)
+    return chz.field(meta_factory=_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
 
 def fraction(default: float, doc: str) -> Any:
-    """A field for a number from 0 to 1."""
 
     def check(config: Any, name: str) -> None:
         value = getattr(config, name)
@@ -99,15 +98,15 @@ def fraction(default: float, doc: str) -> Any:
 
 
 def nearest(name: str, known: Any) -> str:
-    """`; did you mean ...?` with up to three names, or nothing."""
+    """`; did you mean ...?` with up to three similar names, or an empty string."""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 
 
 class module_part(MetaFactory):
-    """`algo=ppo` means the class `Config` of `rlframe.algos.ppo`; so there is no registry.
+    """A field for a part named by its module: `algo=ppo` is the class `Config` of `rlframe.algos.ppo`.
 
-    `algo=my_pkg.my_algo` and `algo=./mine.py` reach a user's own module in the same way.
+    `algo=my_pkg.my_algo` and `algo=./mine.py` name a user's own module. There is no registry.
     """
 
     def __init__(self, package: str, default: str) -> None:
@@ -128,14 +127,14 @@ class module_part(MetaFactory):
             raise MetaFromString(f"{factory!r} ({module.__name__}) has no class Config") from None
 
     def perform_cast(self, value: str) -> Any:
-        raise CastError(f"{value!r} names a module, not a value")
+        raise CastError(f"{value!r} is a module name, not a value")
 
 
 def find_module(name: str, package: str) -> ModuleType:
-    """The module that `name` means: `package.name`, a dotted path of the user's, or a file ending in .py.
+    """Import the module `package.name`, a user's dotted module, or a file ending in .py.
 
     Raises:
-        ConfigError: there is none, with the names there are.
+        ConfigError: it does not exist; the message lists the modules of `package`.
     """
     if name.endswith(".py"):
         return _load_file(Path(name))
@@ -152,15 +151,15 @@ def find_module(name: str, package: str) -> ModuleType:
 
 
 def module_names(package: str) -> list[str]:
-    """The modules of `package` that hold a part that can be named: those with a class Config."""
+    """The modules of `package` that define a class Config."""
     folder = Path(importlib.import_module(package).__path__[0])
     return sorted(path.stem for path in folder.glob("*.py") if "\nclass Config" in path.read_text(encoding="utf-8"))
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file by its name, from its folder: worker processes, which inherit sys.path, import it likewise."""
+    """Import a file by its stem, with its folder on sys.path, which worker processes inherit."""
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"{path} does not exist")
     if not path.stem.isidentifier():
         raise ConfigError(f"{path} cannot be imported: {path.stem!r} is not a Python name; rename the file")
     folder = str(path.resolve().parent)

@@ -1,4 +1,4 @@
-"""Errors whose message is all that a user needs, and the words of messages."""
+"""Exceptions whose message is enough for the user, and formatting of messages."""
 
 from __future__ import annotations
 
@@ -6,35 +6,45 @@ import signal
 
 
 class ReadableError(Exception):
-    """Base of refusals and failures that commands print without a traceback."""
+    """Base of errors that commands print without a traceback."""
 
     prefix = "error"
     exit_status = 1
-    shows_cause = False  # whether the traceback of its cause, somebody else's code, is part of what a user needs
+    shows_cause = False  # whether to print the traceback of its cause, which is user code
 
 
 class ConfigError(ReadableError):
-    """A refusal before anything starts."""
+    """An invalid setting, found before anything starts."""
 
     exit_status = 2
 
 
+class SnapshotError(ReadableError):
+    """A snapshot that cannot be used; the message names the file, the problem and the remedy."""
+
+    def __init__(self, message: str, damaged: bool = False) -> None:
+        """`damaged`: the file was valid once, so another snapshot of the run may be used instead."""
+        super().__init__(message)
+        self.damaged = damaged
+
+
+class RecordError(ReadableError):
+    """A snapshot or log row that could not be written; earlier ones are unchanged."""
+
+
 class Interrupted(KeyboardInterrupt):
-    """A run stopped because it was asked to. `exit_status` is the shell's: 128 + signal."""
+    """A run stopped by a signal. `exit_status` is the shell's: 128 + signal."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(f"{signal.Signals(signum).name}: {message}")
         self.exit_status = 128 + signum
 
 
-def counted(n: int, noun: str) -> str:
-    """A number and what it counts: 1 worker, 2 workers."""
+def pluralize(n: int, noun: str) -> str:
+    """A number with its noun: 1 worker, 2 workers."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def printable(text: str) -> str:
-    """The text with every character that a terminal would obey instead of showing written as its escape.
-
-    Line ends stay. What comes from files of somebody else is printed through this.
-    """
+    """Escape all characters that a terminal would interpret, except line ends. For text from untrusted files."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

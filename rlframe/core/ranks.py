@@ -1,4 +1,7 @@
-"""Ranks: the processes that train one agent together, each on samples of its own; usually a single one, alone."""
+"""Ranks: the processes that train one agent together, each on its own samples. Usually there is only one.
+
+`system.distributed` implements them over torch.distributed; `current_ranks` is used wherever ranks must agree.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ _T = TypeVar("_T")
 
 
 class RankLost(ReadableError):
-    """A rank is gone, or gave no sign in time, and the others cannot go on without it."""
+    """A rank has died or missed its deadline, and the others cannot continue."""
 
 
 class RanksDiffer(ReadableError):
-    """What must be equal on all ranks is not."""
+    """A value that must be equal on all ranks differs."""
 
 
 class Ranks(ABC):
-    """This process's place among the ranks, and what they do together. All must call the same, in the same order.
+    """This process's rank and its collective operations. All ranks must call them in the same order.
 
-    Raises (every method that exchanges something):
-        RankLost: a rank is gone, or did not come within the deadline.
+    Raises (every collective operation):
+        RankLost: another rank died or missed the deadline.
     """
 
     rank: int  # from 0
@@ -33,60 +36,62 @@ class Ranks(ABC):
 
     @abstractmethod
     def sum(self, number: int) -> int:
-        """Of the numbers of all ranks."""
+        """Sum of a number over all ranks."""
 
     @abstractmethod
-    def largest(self, number: int) -> int:
-        """Of the numbers of all ranks."""
+    def max(self, number: int) -> int:
+        """Maximum of a number over all ranks."""
 
     @abstractmethod
-    def total(self, tensor: Any) -> Any:
-        """The sum of a tensor over ranks, element by element."""
+    def sum_tensor(self, tensor: Any) -> Any:
+        """Elementwise sum of a tensor over all ranks."""
 
     @abstractmethod
     def stack(self, tensor: Any) -> Any:
-        """The tensors of all ranks, of one shape, in their order: [world_size, ...]."""
+        """The tensors of all ranks, which have equal shapes, in rank order: [world_size, ...]."""
 
     @abstractmethod
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
-        """Replace tensors by their mean over ranks, each rank weighted by its `weight` (a number or 0-d tensor)."""
+        """Replace tensors in place by their mean over ranks, weighted by each rank's `weight` (number or 0-d
+        tensor).
+        """
 
     @abstractmethod
     def gather(self, value: _T) -> list[_T]:
-        """The picklable values of all ranks, in their order; on every rank."""
+        """The picklable values of all ranks in rank order, on every rank."""
 
     @abstractmethod
     def broadcast(self, value: _T) -> _T:
-        """The value that rank 0 has."""
+        """The value of rank 0."""
 
     @abstractmethod
-    def pass_on(self, signum: int) -> None:
-        """Send a signal that came to this process to the ranks that are its children and would not hear of it."""
+    def forward_signal(self, signum: int) -> None:
+        """Send a signal on to ranks that are children of this process."""
 
-    def every(self, claim: bool) -> bool:
-        """Whether it holds on all ranks."""
-        return self.sum(int(claim)) == self.world_size
+    def all(self, condition: bool) -> bool:
+        """Whether the condition holds on all ranks."""
+        return self.sum(int(condition)) == self.world_size
 
 
-class Alone(Ranks):
-    """A single rank: whatever all ranks do together is done."""
+class SingleRank(Ranks):
+    """The only rank: every collective operation returns its input."""
 
     rank, world_size = 0, 1
 
     def sum(self, number: int) -> int:
         return number
 
-    def largest(self, number: int) -> int:
+    def max(self, number: int) -> int:
         return number
 
-    def total(self, tensor: Any) -> Any:
+    def sum_tensor(self, tensor: Any) -> Any:
         return tensor
 
     def stack(self, tensor: Any) -> Any:
         return tensor[None]
 
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
-        """Nothing: the mean of one."""
+        """Do nothing: the mean of one."""
 
     def gather(self, value: _T) -> list[_T]:
         return [value]
@@ -94,21 +99,21 @@ class Alone(Ranks):
     def broadcast(self, value: _T) -> _T:
         return value
 
-    def pass_on(self, signum: int) -> None:
-        """There is nobody."""
+    def forward_signal(self, signum: int) -> None:
+        """Do nothing: there are no other ranks."""
 
 
 _current: ContextVar[Ranks] = ContextVar("rlframe_ranks")
 
 
 def current_ranks() -> Ranks:
-    """The ranks that this process has joined, or none but itself."""
-    return _current.get(Alone())
+    """The ranks that this process has joined; a SingleRank if none."""
+    return _current.get(SingleRank())
 
 
 @contextmanager
-def as_current(ranks: Ranks) -> Iterator[None]:
-    """Inside, these are the current ranks: what is built here counts, draws and averages as one of them."""
+def use_ranks(ranks: Ranks) -> Iterator[None]:
+    """Make these the current ranks inside the `with` block."""
     token = _current.set(ranks)
     try:
         yield
@@ -116,6 +121,6 @@ def as_current(ranks: Ranks) -> Iterator[None]:
         _current.reset(token)
 
 
-def first_of_rank(n: int) -> int:
-    """The index, over all ranks, of the first of this rank's environments, where every rank has n."""
+def first_env_of_rank(n: int) -> int:
+    """Index over all ranks of this rank's first environment, if every rank has n."""
     return current_ranks().rank * n

@@ -1,7 +1,7 @@
-"""Gymnasium spaces as arrays: canonical zeros, canonical actions and their way back, refusal of the unsupported.
+"""Gymnasium spaces as arrays: zeros, conversion of actions, and checks for supported spaces.
 
-Canonical means what agents see: Discrete counts from 0, Box actions with finite bounds span [-1, 1], float64 is
-float32. The environments' side decodes (clips and rescales), so a log-probability is always that of what was sampled.
+Agents see canonical values: Discrete counts from 0, Box actions with finite bounds span [-1, 1], float64 becomes
+float32. Actions are clipped and rescaled on the environment's side, so a log-probability is that of the sampled action.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from rlframe.core.struct import Tree
 
 
 class FrameStack(spaces.Box):
-    """Images that hold the last `n_frames` frames along axis 0, oldest first: what replay may keep once per frame."""
+    """Images that stack the last `n_frames` frames along axis 0, oldest first. Replay may store each frame once."""
 
     def __init__(self, box: spaces.Box, n_frames: int) -> None:
         if box.dtype != np.uint8 or len(box.shape) != 3 or box.shape[0] % n_frames:
-            raise ValueError(f"{box} is no stack of {n_frames} frames: uint8 [n_frames * channels, height, width]")
+            raise ValueError(f"{box} is not a stack of {n_frames} frames; use uint8 [n_frames * channels, H, W]")
         super().__init__(box.low, box.high, box.shape, np.uint8)
         self.n_frames = n_frames
 
@@ -47,17 +47,14 @@ def _canonical_dtype(space: Space) -> Any:
 
 def check_observation_space(space: Space, name: str = "observation") -> None:
     """Raises:
-    ValueError: a part of `space` is none of Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple, or is empty.
+    ValueError: a part of `space` is empty or not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple.
     """
     match space:
-        case spaces.Dict():
-            _check_not_empty(space.spaces, name, space)
-            for key, sub in space.spaces.items():
-                check_observation_space(sub, f"{name}[{key!r}]")
-        case spaces.Tuple():
-            _check_not_empty(space.spaces, name, space)
-            for index, sub in enumerate(space.spaces):
-                check_observation_space(sub, f"{name}[{index}]")
+        case spaces.Dict() | spaces.Tuple():
+            if not space.spaces:
+                raise ValueError(f"{name} space {space} has no elements")
+            for part_name, part in _parts(space, name):
+                check_observation_space(part, part_name)
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
             if 0 in (space.shape or ()):
                 raise ValueError(f"{name} space {space} has no elements")
@@ -68,14 +65,14 @@ def check_observation_space(space: Space, name: str = "observation") -> None:
             )
 
 
-def _check_not_empty(parts: Any, name: str, space: Space) -> None:
-    if not parts:
-        raise ValueError(f"{name} space {space} has no elements")
+def _parts(space: spaces.Dict | spaces.Tuple, name: str) -> list[tuple[str, Space]]:
+    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return [(f"{name}[{key!r}]", part) for key, part in items]
 
 
 def check_action_space(space: Space) -> None:
     """Raises:
-    ValueError: as `check_observation_space`, or a Box of integers, or a Box with a bound that is NaN or low >= high.
+    ValueError: as `check_observation_space`, or a Box of integers, or a Box with a NaN bound or low >= high.
     """
     check_observation_space(space, "action")
     for name, box in action_parts(space, "action"):
@@ -88,24 +85,20 @@ def check_action_space(space: Space) -> None:
 
 
 def action_parts(space: Space, name: str = "action") -> list[tuple[str, Space]]:
-    """The elementary spaces inside `space`, with their paths, in the order of `struct.leaves`."""
-    match space:
-        case spaces.Dict():
-            return [part for key, sub in space.spaces.items() for part in action_parts(sub, f"{name}[{key!r}]")]
-        case spaces.Tuple():
-            return [part for i, sub in enumerate(space.spaces) for part in action_parts(sub, f"{name}[{i}]")]
-        case _:
-            return [(name, space)]
+    """The elementary spaces inside `space` with their paths, in the order of `struct.leaves`."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return [leaf for part_name, part in _parts(space, name) for leaf in action_parts(part, part_name)]
+    return [(name, space)]
 
 
 Decoder = Callable[[Tree], Tree]
 
 
 def action_decoder(space: Space) -> Decoder:
-    """A function from a batch of canonical actions [B, ...] to a batch of the environment's own, freshly allocated.
+    """A function from a batch of canonical actions [B, ...] to newly allocated actions of the environment.
 
-    Box dimensions with two finite bounds are clipped to [-1, 1] and rescaled, with one finite bound clipped to it,
-    with none passed through. Discrete gets its `start` back.
+    Box dimensions with two finite bounds are clipped to [-1, 1] and rescaled; those with one finite bound are clipped
+    to it. Discrete actions are shifted by `start`.
     """
     match space:
         case spaces.Dict():
@@ -124,7 +117,9 @@ def action_decoder(space: Space) -> Decoder:
 
 
 def box_scaling(box: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Scale and offset from canonical actions to those of `box`, and the canonical bounds low and high; float32."""
+    """scale, offset, canonical low and canonical high of `box`, float32 of its shape: action = scale * canonical +
+    offset.
+    """
     low, high = box.low.astype(np.float64), box.high.astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     scale = np.where(bounded, high - np.where(bounded, low, 0), 2.0) / 2.0
@@ -137,17 +132,17 @@ def box_scaling(box: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 
 def _box_decoder(box: spaces.Box) -> Decoder:
     scale, offset, canonical_low, canonical_high = box_scaling(box)
-    as_is = bool((scale == 1).all() and (offset == 0).all())  # the box is canonical already
+    as_is = bool((scale == 1).all() and (offset == 0).all())  # no rescaling needed
 
     def decode(action: np.ndarray) -> np.ndarray:
-        decoded = np.maximum(action, canonical_low)  # ufuncs: np.clip takes 3 us more
+        decoded = np.maximum(action, canonical_low)  # np.clip takes 3 us more
         np.minimum(decoded, canonical_high, out=decoded)
         if as_is:
             return decoded.astype(box.dtype, copy=False)
         decoded *= scale
         decoded += offset
         decoded = decoded.astype(box.dtype, copy=False)
-        np.maximum(decoded, box.low, out=decoded)  # rounding may have left the box
+        np.maximum(decoded, box.low, out=decoded)  # rounding may exceed the bounds
         np.minimum(decoded, box.high, out=decoded)
         return decoded
 
@@ -155,7 +150,7 @@ def _box_decoder(box: spaces.Box) -> Decoder:
 
 
 def unbatch(space: Space) -> Callable[[Tree], list[Any]]:
-    """A function from a batch of decoded actions to a list of single ones, as an environment's `step` wants them."""
+    """A function from a batch of decoded actions to a list of single actions for an environment's `step`."""
     match space:
         case spaces.Dict():
             by_key = {key: unbatch(sub) for key, sub in space.spaces.items()}
@@ -175,7 +170,7 @@ def unbatch(space: Space) -> Callable[[Tree], list[Any]]:
 
 
 def random_action(space: Space, rng: np.random.Generator, n: int) -> Tree:
-    """Uniform canonical actions [n, ...]: Box in [-1, 1] where bounded, standard normal where not."""
+    """Uniform canonical actions [n, ...]; standard normal in Box dimensions without two finite bounds."""
     match space:
         case spaces.Dict():
             return {key: random_action(sub, rng, n) for key, sub in space.spaces.items()}

@@ -43,7 +43,7 @@ def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: in
     Raises:
         ConfigError, SnapshotError: there is none, it is damaged, or it needs trust.
     """
-    snapshot, weights, meta = load_newest(path, of="agent")
+    snapshot, weights, meta = load_newest(path, key="agent")
     config = read_config(params_of(snapshot), trust)
     experiment = chz.replace(from_flat(config), seed=seed, init="")
     env = experiment.eval_env_config()

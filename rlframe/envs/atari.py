@@ -13,8 +13,8 @@ from gymnasium.vector import VectorEnv
 
 from rlframe.core import spaces
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, counted
-from rlframe.core.seeding import seed_of_round
+from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, env_error
 from rlframe.envs.gymnasium_vector import check_next_step
@@ -67,7 +67,7 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
         )
     except (TypeError, ValueError, RuntimeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
-    backend = f"native {type(env.unwrapped).__name__}, {counted(n_threads, 'thread')}"
+    backend = f"native {type(env.unwrapped).__name__}, {pluralize(n_threads, 'thread')}"
     return AtariEnvs(env, list(seeds), backend, episodic_life=bool(episodic_life), clip=bool(clip))
 
 
@@ -115,7 +115,7 @@ class AtariEnvs(Envs):
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
         self._round = round_
-        seeds = np.asarray([seed_of_round(seed, round_) for seed in self._seeds])
+        seeds = np.asarray([round_seed(seed, round_) for seed in self._seeds])
         self._observation, info = self._env.reset(seed=seeds)
         self._lives[:], self._ended[:] = info["lives"], False
         self._write(out)

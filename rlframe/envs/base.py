@@ -73,7 +73,7 @@ class Envs(ABC):
     def reset(self, out: EnvStep, round_: int = 0) -> None:
         """Reset every environment from its seed; writes `observation` and sets `first`.
 
-        Round 0 uses the environments' own seeds, every other round seeds derived from them (see `seed_of_round`).
+        Round 0 uses the environments' own seeds, every other round seeds derived from them (see `round_seed`).
         """
 
     @abstractmethod

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, counted
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.struct import Tree, map_tree
 from rlframe.envs.gymnasium_vector import NativeEnvs
 
@@ -66,7 +66,7 @@ def make_envpool(id_: str, kwargs: Mapping[str, Any], seeds: Sequence[int], firs
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"EnvPool's {id_} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
     with _without_precision_warnings():
-        return NativeEnvs(pool, list(seeds), list(seeds), f"envpool, {counted(n_threads, 'thread')}", first)
+        return NativeEnvs(pool, list(seeds), list(seeds), f"envpool, {pluralize(n_threads, 'thread')}", first)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlframe.core.seeding import EpisodeSeeds, seed_of_round
+from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import object_codec
 from rlframe.envs.object_codec import Codecs, StateError, type_name
@@ -54,8 +54,8 @@ class EpisodeStates:
         return self.action_log is not None and self._ales[index] is None
 
     def start_round(self, number: int) -> None:
-        """Make the next resets start the episodes of another round (see `seed_of_round`)."""
-        self._seeds = [EpisodeSeeds(seed_of_round(seed, number)) for seed in self._own_seeds]
+        """Make the next resets start the episodes of another round (see `round_seed`)."""
+        self._seeds = [EpisodeSeeds(round_seed(seed, number)) for seed in self._own_seeds]
         self.episodes = [-1] * len(self._envs)
 
     def reset(self, index: int) -> Any:
@@ -81,7 +81,7 @@ class EpisodeStates:
             return
         rng = vars(self._inner[index]).get("_np_random")  # None until Gymnasium first needs it
         if type(rng) is np.random.Generator and type(rng.bit_generator) is np.random.PCG64:
-            self._seeds[index].move(rng, self.episodes[index])
+            self._seeds[index].seek(rng, self.episodes[index])
 
     def log_action(self, action: Tree) -> None:
         """Log the actions of the coming step. Call only while `action_log` is not None.

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core import spaces
 from rlframe.core.errors import ConfigError
-from rlframe.core.seeding import seed_of_round
+from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, env_error
 from rlframe.envs.episode_state import load_env, save_env
@@ -82,8 +82,8 @@ class NativeEnvs(Envs):
 
     def _seed_of(self, round_: int) -> Any:
         if isinstance(self._seed, list):
-            return [seed_of_round(seed, round_) for seed in self._seed]
-        return seed_of_round(self._seed, round_)
+            return [round_seed(seed, round_) for seed in self._seed]
+        return round_seed(self._seed, round_)
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._decode(action)

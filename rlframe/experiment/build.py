@@ -11,16 +11,16 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ConfigError, counted
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.experiment.config import Experiment
 from rlframe.kernels.precision import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
-from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import Runner, async_rl
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler, gpu
 from rlframe.samplers.base import WorkersConfig
 from rlframe.system.affinity import Affinity
+from rlframe.system.supervision import Supervision
 
 
 def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
@@ -90,7 +90,8 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     parameters, (T, B) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
     facts = {
         "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
-        "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, {counted(threads, 'torch thread')}",
+        "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, "
+        f"{pluralize(threads, 'torch thread')}",
         "precision": f"{precision}, of learning's matrix products",
         **algo.facts(),
     }
@@ -131,7 +132,7 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     """The experiment's agent, with weights from its seed, or from `init`."""
     agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
     if experiment.init:
-        load_weights(agent, load_snapshot(Path(experiment.init), of="agent")[0], experiment.init)
+        load_weights(agent, load_snapshot(Path(experiment.init), key="agent")[0], experiment.init)
     return agent.to(device)
 
 

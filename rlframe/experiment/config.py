@@ -12,7 +12,7 @@ import chz
 import yaml
 
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
-from rlframe.core.errors import ConfigError, counted
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
 from rlframe.kernels.precision import PRECISIONS
 from rlframe.models import ModelConfig
@@ -206,7 +206,7 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         ConfigError: it wants another number of ranks, or a runner that trains in one process.
     """
     if experiment.world_size not in (1, world_size):
-        raise ConfigError(f"world_size={experiment.world_size}, but {counted(world_size, 'rank')} were started")
+        raise ConfigError(f"world_size={experiment.world_size}, but {pluralize(world_size, 'rank')} were started")
     runner = experiment.runner
     if world_size > 1 and isinstance(runner, minibatch_rl.Config | minibatch_rl_eval.Config):
         runner = sync_rl.Config(**{name: getattr(runner, name) for name in chz.chz_fields(RunnerConfig)})

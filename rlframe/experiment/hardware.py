@@ -16,20 +16,21 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
-from rlframe.core.errors import ConfigError, counted
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.ranks import Ranks
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, make_agent, torch_threads
 from rlframe.experiment.config import Experiment
 from rlframe.kernels.precision import choose_precision, learning_in
-from rlframe.rollout.env_pool import Supervision, split
+from rlframe.rollout.env_pool import split
 from rlframe.rollout.inference import empty_batch
 from rlframe.runners import async_rl, sync_rl
 from rlframe.samplers import auto, cpu, serial
 from rlframe.samplers.base import Sampler, WorkersConfig
-from rlframe.system.affinity import Affinity, plan, read_topology, share
-from rlframe.system.distributed import TIMEOUT_S, Place, join
+from rlframe.system.affinity import Affinity, affinity_share, plan, read_topology
+from rlframe.system.distributed import TIMEOUT_S, RankInfo, join
+from rlframe.system.supervision import Supervision
 
 _ROUNDS = 3  # of one measurement with each number of threads
 _LEAST_S = 0.1  # of a measurement
@@ -58,7 +59,7 @@ def fastest_threads(experiment: Experiment, affinity: Affinity) -> tuple[int, st
                     seconds[n].append(taken)
     medians = {n: statistics.median(found) for n, found in seconds.items()}
     best = min(medians, key=lambda n: medians[n])
-    told = ", ".join(f"{1e6 * s:.3g} us with {counted(n, 'thread')}" for n, s in medians.items())
+    told = ", ".join(f"{1e6 * s:.3g} us with {pluralize(n, 'thread')}" for n, s in medians.items())
     return best, f"threads: {best}, an env_step and what is learned from it takes {told}"
 
 
@@ -182,10 +183,10 @@ def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) 
     affinity = plan(experiment.affinity, topology, n_workers)
     if isinstance(experiment.runner, async_rl.Config):
         return plan(experiment.affinity, topology, n_workers, learner_cores=_learner_cores(experiment, affinity))
-    return share(affinity, topology, n_workers, local_rank, local_world_size)
+    return affinity_share(affinity, topology, n_workers, local_rank, local_world_size)
 
 
-def joined(settled: Settled, place: Place) -> AbstractContextManager[Ranks]:
+def joined(settled: Settled, place: RankInfo) -> AbstractContextManager[Ranks]:
     """The meeting of a run's ranks: on their GPUs, where each has one of its own.
 
     Raises:
@@ -270,22 +271,22 @@ def describe_processes(settled: Settled) -> str:
     sampling = "steps and acts" if not n_workers else "acts" if acts else "follows its workers"
     work = "learns" if apart or not acts else "acts and learns" if n_workers else "steps, acts and learns"
     lines = [*settled.notes, affinity.describe(), "processes:"]
-    of_torch = counted(threads, "torch thread")
+    of_torch = pluralize(threads, "torch thread")
     lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {_size(batch_bytes)}")
     if apart:
-        lines.append(f"  sampler       {sampling}; {counted(experiment.runner.n_slots, 'slot')} for batches")
+        lines.append(f"  sampler       {sampling}; {pluralize(experiment.runner.n_slots, 'slot')} for batches")
         batch_bytes *= experiment.runner.n_slots + 1
     for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
         does = "steps" if acts else "acts and steps"
         lines.append(f"  worker {index:<6} {does} environments {lo} to {hi - 1}; 1 thread")
     if n_eval:
-        lines.append(f"  evaluation    {counted(n_eval, 'worker')} to step {counted(n_eval_envs, 'environment')}")
+        lines.append(f"  evaluation    {pluralize(n_eval, 'worker')} to step {pluralize(n_eval_envs, 'environment')}")
     each = worker_mb * 1e6 + (0.0 if acts else _TORCH_BYTES)
     here = psutil.Process().memory_info().rss
     n_all = n_workers + n_eval  # evaluation's are forks of the same server
     parts = [f"main {_size(here)}", f"{'batches' if apart else 'the batch'} {_size(batch_bytes)}"]
     if n_all:
-        parts.append(f"{counted(n_all, 'worker')} {_size(n_all * each)}")
+        parts.append(f"{pluralize(n_all, 'worker')} {_size(n_all * each)}")
     lines.append(f"memory: about {_size(here + batch_bytes + n_all * each)}: {', '.join(parts)}")
     return "\n".join(lines)
 

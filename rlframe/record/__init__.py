@@ -1,16 +1,16 @@
 """Run directories: logs, metrics and snapshots."""
 
 from rlframe.record.context import current_run, logger_context
-from rlframe.record.metrics import METRICS, Clock, Metrics, metrics_table
-from rlframe.record.run import NullRun, Run, RunBase
+from rlframe.record.metrics import METRICS, Metrics, Timers, metrics_table
+from rlframe.record.run import BaseRun, NullRun, Run
 
 __all__ = [
     "METRICS",
-    "Clock",
+    "BaseRun",
     "Metrics",
     "NullRun",
     "Run",
-    "RunBase",
+    "Timers",
     "current_run",
     "logger_context",
     "metrics_table",

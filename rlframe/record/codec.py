@@ -1,4 +1,7 @@
-"""Training state as JSON plus named arrays, exactly and without pickle; large arrays in chunks."""
+"""Training state as JSON plus named arrays, exactly and without pickle; large arrays in chunks.
+
+Used by `record.rank_state` for snapshots, and by `dump` for arrays that are stored beside the log.
+"""
 
 import json
 import math
@@ -12,122 +15,117 @@ import psutil
 import torch
 from safetensors.numpy import save_file
 
-from rlframe.record.params import replace_file
+from rlframe.record.directory import replace_file
 
-PIECE_BYTES = 2**22  # of a piece, about: few files where all is new, little to write again where not
+CHUNK_BYTES = 2**22  # approximate chunk size: few files for a new array, little to rewrite after a small change
 
 
 @dataclass(frozen=True, eq=False)
-class Chunked:
-    """An array [n, *row] that is read piece by piece: nobody needs memory for all of it.
+class ChunkedArray:
+    """An array [n, *row] that is read chunk by chunk, so that it need not fit into memory twice.
 
-    Owned by whoever fills it in, valid until that is written to. Its `digests` are theirs too: who computes that of a
-    piece notes it there, and does not read the piece again for as long as it stays.
+    Valid until its owner writes to the data. Saving a snapshot computes missing `digests` and stores them here, so that
+    an unchanged chunk is not read again.
     """
 
     dtype: np.dtype
     row: tuple[int, ...]
-    counts: list[int]  # rows of each piece
+    counts: list[int]  # rows per chunk
     read: Callable[[int], np.ndarray]  # [counts[i], *row], contiguous
-    digests: list[str]  # SHA-256 of what each piece holds; empty where nobody knows. May be longer than counts
+    digests: list[str]  # SHA-256 per chunk, "" if unknown; may be longer than counts
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
         return (sum(self.counts), *self.row)
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
         return int(np.prod(self.row, dtype=np.int64)) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Of the whole."""
         return sum(self.counts) * self.row_bytes
 
-    def pieces(self) -> Iterator[np.ndarray]:
-        """One after another."""
+    def chunks(self) -> Iterator[np.ndarray]:
         return map(self.read, range(len(self.counts)))
 
-    def whole(self) -> np.ndarray:
-        """A copy, all at once.
+    def to_numpy(self) -> np.ndarray:
+        """Read the whole array into memory.
 
         Raises:
-            MemoryError: it does not fit.
+            MemoryError: there is too little free memory.
         """
         check_memory(self.nbytes)
         array = np.empty(self.shape, self.dtype)
-        for rows, piece in by_rows(self):
-            array[rows] = piece
+        for rows, chunk in iter_chunks(self):
+            array[rows] = chunk
         return array
 
 
 def check_memory(n_bytes: int) -> None:
     """Raises:
-    MemoryError: fewer than `n_bytes` are free; before they are taken.
+    MemoryError: fewer than `n_bytes` of memory are free.
     """
     free = int(psutil.virtual_memory().available)
     if n_bytes > free:
-        raise MemoryError(f"it needs {n_bytes:,} bytes of memory, {free:,} are free")
+        raise MemoryError(f"it needs {n_bytes:,} bytes of memory and {free:,} are free")
 
 
-class Digests:
-    """Which pieces of an array [L, ...], written to by rows, are as they were when their digests were noted."""
+class ChunkHashes:
+    """Hashes of the chunks of an array [L, ...] that is written by rows; a write invalidates the hash of its chunk."""
 
     def __init__(self, L: int, row_bytes: int) -> None:
-        self.n_rows = max(1, PIECE_BYTES // max(1, row_bytes))  # of a piece
+        self.n_rows = max(1, CHUNK_BYTES // max(1, row_bytes))  # per chunk
         self._known = [""] * -(-L // self.n_rows)
         self._counts: list[int] = []
 
-    def forget(self, rows: slice) -> None:
-        """These rows, at least one, were written to."""
+    def invalidate(self, rows: slice) -> None:
+        """Forget the hashes of chunks that overlap these rows, at least one."""
         for i in range(rows.start // self.n_rows, (rows.stop - 1) // self.n_rows + 1):
             self._known[i] = ""
 
     def chunked(
         self, dtype: np.dtype, row: tuple[int, ...], n_used: int, read: Callable[[slice], np.ndarray]
-    ) -> Chunked:
-        """The first n_used rows, which `read` gives: contiguous, of this type and shape."""
+    ) -> ChunkedArray:
+        """A ChunkedArray of the first `n_used` rows; `read` returns rows, contiguous, of this dtype and shape."""
         n, counts = self.n_rows, self._counts_of(n_used)
-        self._agree(counts)
-        return Chunked(dtype, row, counts, lambda i: read(slice(i * n, i * n + counts[i])), self._known)
+        self._forget_resized(counts)
+        return ChunkedArray(dtype, row, counts, lambda i: read(slice(i * n, i * n + counts[i])), self._known)
 
-    def take_over(self, saved: np.ndarray | Chunked) -> None:
-        """All rows were set to what was saved."""
+    def load(self, saved: np.ndarray | ChunkedArray) -> None:
+        """Take over the hashes of `saved`, to which all rows were just set."""
         self._known[:] = [""] * len(self._known)
-        if isinstance(saved, Chunked) and saved.counts == self._counts_of(sum(saved.counts)):
+        if isinstance(saved, ChunkedArray) and saved.counts == self._counts_of(sum(saved.counts)):
             self._counts = saved.counts
             self._known[: len(saved.counts)] = saved.digests[: len(saved.counts)]
 
     def _counts_of(self, n_used: int) -> list[int]:
         return [min(self.n_rows, n_used - start) for start in range(0, n_used, self.n_rows)]
 
-    def _agree(self, counts: list[int]) -> None:
-        """What was noted of a piece that was shorter says nothing of the piece that is there now."""
+    def _forget_resized(self, counts: list[int]) -> None:
         for i, count in enumerate(counts):
             if i >= len(self._counts) or self._counts[i] != count:
                 self._known[i] = ""
         self._counts = counts
 
 
-def in_pieces(array: np.ndarray) -> Chunked:
-    """A contiguous array, flat; nothing is known of its pieces."""
+def split_into_chunks(array: np.ndarray) -> ChunkedArray:
+    """A contiguous array, flattened, as chunks of unknown hash."""
     flat = array.reshape(-1)
-    n = max(1, PIECE_BYTES // max(1, array.itemsize))
+    n = max(1, CHUNK_BYTES // max(1, array.itemsize))
     counts = [min(n, len(flat) - start) for start in range(0, len(flat), n)]
-    return Chunked(array.dtype, (), counts, lambda i: flat[i * n : i * n + counts[i]], [""] * len(counts))
+    return ChunkedArray(array.dtype, (), counts, lambda i: flat[i * n : i * n + counts[i]], [""] * len(counts))
 
 
-def by_rows(saved: np.ndarray | Chunked) -> Iterator[tuple[slice, np.ndarray]]:
-    """What was saved, piece by piece, and which rows that are; an array is one piece."""
+def iter_chunks(saved: np.ndarray | ChunkedArray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield (rows, values) for each chunk of a saved array; a NumPy array is one chunk."""
     start = 0
-    for piece in saved.pieces() if isinstance(saved, Chunked) else [saved]:
-        yield slice(start, start + len(piece)), piece
-        start += len(piece)
+    for chunk in saved.chunks() if isinstance(saved, ChunkedArray) else [saved]:
+        yield slice(start, start + len(chunk)), chunk
+        start += len(chunk)
 
 
-Arrays = dict[str, np.ndarray | Chunked]
+Arrays = dict[str, np.ndarray | ChunkedArray]
 STORED = frozenset(
     [
         *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -146,15 +144,15 @@ _TENSORS = {
 _ARRAYS = frozenset([*STORED, "complex128"])
 
 
-class TreeError(Exception):
-    """A tree that does not fit its arrays, or a tag that nobody writes."""
+class DecodeError(Exception):
+    """A JSON tree that `encode` cannot have written, or that does not match its arrays."""
 
 
 def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
-    """The JSON of `value`; its arrays are put into `arrays` under their path.
+    """Encode `value` as JSON; its arrays are added to `arrays` under their path.
 
     Raises:
-        TypeError: something else than the types above, with its path.
+        TypeError: an unsupported type; the message gives its path.
     """
     match value:
         case None | str():
@@ -163,10 +161,12 @@ def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
             return _encode_tensor(value, arrays, path)
         case np.ndarray() | np.generic():
             return _encode_array(value, arrays, path)
-        case Chunked():
+        case ChunkedArray():
             return {"chunked": _store(value, arrays, path)}
-        case bool() | int():
-            return _encode_int(value)
+        case bool():
+            return value
+        case int():
+            return int(value) if abs(value) < 2**53 else {"int": str(int(value))}
         case float():
             return value if math.isfinite(value) else {"float": repr(value)}
         case dict():
@@ -179,12 +179,6 @@ def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
             raise TypeError(
                 f"{path} is a {type(value).__name__}, which a snapshot cannot hold; make it arrays and plain values"
             )
-
-
-def _encode_int(value: int) -> Any:
-    if isinstance(value, bool):
-        return value
-    return int(value) if abs(value) < 2**53 else {"int": str(int(value))}
 
 
 def _encode_dict(value: dict[Any, Any], arrays: Arrays, path: str) -> Any:
@@ -210,7 +204,7 @@ def _encode_tensor(value: torch.Tensor, arrays: Arrays, path: str) -> Any:
 
 def _bytes(dense: torch.Tensor) -> torch.Tensor:
     flat = dense.reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)  # no stride to view by
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)  # no view if empty
 
 
 def _encode_array(value: np.ndarray | np.generic, arrays: Arrays, path: str) -> Any:
@@ -223,20 +217,22 @@ def _encode_array(value: np.ndarray | np.generic, arrays: Arrays, path: str) -> 
     return {tag: name, "dtype": array.dtype.name, "shape": list(array.shape)}
 
 
-def _store(array: np.ndarray | Chunked, arrays: Arrays, path: str) -> str:
+def _store(array: np.ndarray | ChunkedArray, arrays: Arrays, path: str) -> str:
     name, n = path, 0
-    while name in arrays:  # {1: ..., "1": ...} have one path
+    while name in arrays:  # {1: ..., "1": ...} have the same path
         n += 1
         name = f"{path}~{n}"
     arrays[name] = array
     return name
 
 
-def decode(node: Any, arrays: Mapping[str, np.ndarray | Chunked]) -> Any:
-    """The inverse of `encode`; tensors on the CPU. What was Chunked is so again, or an array if it is small.
+def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
+    """The inverse of `encode`, with tensors on the CPU. A ChunkedArray smaller than LARGE_BYTES comes back as an array.
+
+    `arrays` raises DecodeError for an unknown name.
 
     Raises:
-        TreeError: a tag, dtype or name that does not exist, or an array of another shape.
+        DecodeError: an unknown tag, dtype or array name, or an array of another shape.
     """
     match node:
         case None | bool() | int() | float() | str():
@@ -260,91 +256,86 @@ def decode(node: Any, arrays: Mapping[str, np.ndarray | Chunked]) -> Any:
         case {"scalar": str() as name, "dtype": str() as dtype, "shape": []}:
             return _decode_array(_fetch(arrays, name, []), dtype, [])[()]
         case {"chunked": str() as name}:
-            return _named(arrays, name)
+            return arrays[name]
         case _:
-            raise TreeError(f"unknown entry {str(node)[:80]}")
+            raise DecodeError(f"unknown entry {str(node)[:80]}")
 
 
 def _number(kind: type[int] | type[float], text: str) -> int | float:
     try:
         return kind(text)
     except ValueError as error:
-        raise TreeError(str(error)) from None
+        raise DecodeError(str(error)) from None
 
 
-def _decode_pairs(pairs: list[Any], arrays: Mapping[str, np.ndarray | Chunked]) -> dict[Any, Any]:
+def _decode_pairs(pairs: list[Any], arrays: Mapping[str, np.ndarray | ChunkedArray]) -> dict[Any, Any]:
     try:
         return {decode(key, arrays): decode(item, arrays) for key, item in pairs}
     except (TypeError, ValueError) as error:
-        raise TreeError(f"pairs are not keys and values: {error}") from None
+        raise DecodeError(f"pairs are not keys and values: {error}") from None
 
 
-def _named(arrays: Mapping[str, np.ndarray | Chunked], name: str) -> np.ndarray | Chunked:
-    if name not in arrays:
-        raise TreeError(f"there is no array {name!r}")
-    return arrays[name]
-
-
-def _fetch(arrays: Mapping[str, np.ndarray | Chunked], name: str, shape: list[int]) -> np.ndarray:
-    """All of an array; one that lay in pieces was flat."""
-    found = _named(arrays, name)
+def _fetch(arrays: Mapping[str, np.ndarray | ChunkedArray], name: str, shape: list[int]) -> np.ndarray:
+    found = arrays[name]
     if isinstance(found, np.ndarray):
         return found
-    flat = found.whole()
+    flat = found.to_numpy()
     try:
         return flat.reshape(shape)
     except (ValueError, TypeError):
-        return flat  # as bytes lie, of a type that is not stored as it is
+        return flat  # bytes of a dtype that is stored as uint8
 
 
 def _decode_tensor(array: np.ndarray, dtype: str, shape: list[int]) -> torch.Tensor:
     if dtype not in _TENSORS:
-        raise TreeError(f"unknown dtype {dtype!r}")
+        raise DecodeError(f"unknown dtype {dtype!r}")
     tensor = torch.from_numpy(array)
     try:
         if dtype not in STORED:
             empty = torch.empty(0, dtype=_TENSORS[dtype])
             return (tensor.view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
     except (RuntimeError, TypeError) as error:
-        raise TreeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
+        raise DecodeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
     _check(array, dtype, shape)
     return tensor
 
 
 def _decode_array(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
     if dtype not in _ARRAYS:
-        raise TreeError(f"unknown dtype {dtype!r}")
+        raise DecodeError(f"unknown dtype {dtype!r}")
     try:
         if dtype not in STORED:
             return array.view(dtype).reshape(shape)
     except (ValueError, TypeError) as error:
-        raise TreeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
+        raise DecodeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
     _check(array, dtype, shape)
     return array
 
 
 def _check(array: np.ndarray, dtype: str, shape: list[int]) -> None:
     if array.dtype.name != dtype or list(array.shape) != shape:
-        raise TreeError(f"an array is {array.dtype.name}{list(array.shape)}, the tree says {dtype}{shape}")
+        raise DecodeError(f"an array is {array.dtype.name}{list(array.shape)} instead of {dtype}{shape}")
 
 
-def keep(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
-    """Write `state` (see record.tree) and facts; returns the file of arrays.
+def dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
+    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: a disk error.
     """
     arrays: Arrays = {}
     tree = encode(state, arrays, name)
     path = directory / f"{name}.safetensors"
-    path.unlink(missing_ok=True)  # which a link might lead elsewhere
-    save_file({name: each.whole() if isinstance(each, Chunked) else each for name, each in arrays.items()}, path)
+    path.unlink(missing_ok=True)  # never write through a link
+    save_file(
+        {name: each.to_numpy() if isinstance(each, ChunkedArray) else each for name, each in arrays.items()}, path
+    )
     replace_file(path.with_suffix(".json"), json.dumps({**_plain(facts), "tree": tree}, indent=1) + "\n")
     return path
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
+    """Replace NaN and Inf, which JSON cannot hold, by their text."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,71 +1,64 @@
-"""What a run shows while it runs: plain lines, one a log interval, where there is no terminal (see live.py for one)."""
+"""What a run prints: plain lines, one per log interval, unless stdout is a terminal (see `rich_console`)."""
 
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from time import perf_counter
 
 
-class Console(ABC):
-    """Shows rows, progress and messages to whoever watches. Owned by a Run, which closes it."""
+class Console:
+    """Shows rows of metrics, progress and messages; this base class shows nothing. Owned by a Run, which closes it."""
 
-    @abstractmethod
     def write(self, row: Mapping[str, float]) -> None:
         """Show a row of metrics; it has `env_steps`."""
 
-    @abstractmethod
     def progress(self, env_steps: int, n_steps: int) -> None:
         """Show how far the run is. Called often; cheap."""
 
-    @abstractmethod
     def message(self, text: str) -> None:
         """Show one line of the text log."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Leave the terminal in order; harmless when repeated."""
+        """Restore the terminal; may be called twice."""
 
 
 class Pace:
-    """How fast env_steps pass by the clock on the wall, and how long the rest takes at that."""
+    """Speed in env_steps per wall-clock second, and the remaining time at that speed."""
 
     def __init__(self) -> None:
         self.env_steps = 0
-        self.n_steps = 0  # 0: not known
+        self.n_steps = 0  # 0: unknown
         self._first_steps = 0
         self._start_s: float | None = None
 
     def update(self, env_steps: int) -> None:
-        """Count from the first call on, so that a resumed run is not credited with earlier steps."""
+        """Set the current step. Speed counts from the first call, so earlier steps of a resumed run are excluded."""
         if self._start_s is None:
             self._start_s, self._first_steps = perf_counter(), env_steps
         self.env_steps = env_steps
 
     def per_s(self) -> float:
-        """env_steps a second, everything included; 0 at the start."""
+        """env_steps per second, everything included; 0 at the start."""
         if self._start_s is None:
             return 0.0
         return (self.env_steps - self._first_steps) / max(perf_counter() - self._start_s, 1e-9)
 
     def left_s(self) -> float:
-        """Seconds to n_steps; inf when not known."""
+        """Seconds until n_steps; inf if unknown."""
         rate = self.per_s()
         return max(self.n_steps - self.env_steps, 0) / rate if rate > 0 and self.n_steps else math.inf
 
     def fraction(self) -> float:
-        """Share of n_steps that is done; 0 when not known."""
         return min(self.env_steps / self.n_steps, 1.0) if self.n_steps else 0.0
 
 
 class PlainConsole(Console):
-    """One line a row on standard output: `env_steps 25,600 | episode/return_mean 132.4 | ... | 00:12 left`."""
+    """One line per row on standard output: `env_steps 25,600 | episode/return_mean 132.4 | ... | 00:12 left`."""
 
     def __init__(self) -> None:
         self._pace = Pace()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Print the row's key metrics."""
         self._pace.update(int(row["env_steps"]))
         parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
         per_s = row.get("time/env_steps_per_s", self._pace.per_s())
@@ -76,44 +69,25 @@ class PlainConsole(Console):
         print(" | ".join(parts), flush=True)
 
     def progress(self, env_steps: int, n_steps: int) -> None:
-        """Remember the goal; nothing is printed between rows."""
         self._pace.n_steps = n_steps
         self._pace.update(env_steps)
 
     def message(self, text: str) -> None:
-        """Print the text."""
         print(text, flush=True)
 
     def close(self) -> None:
-        """Nothing to put in order."""
         sys.stdout.flush()
 
 
-class SilentConsole(Console):
-    """Shows nothing."""
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 def key_metrics(row: Mapping[str, float]) -> list[str]:
-    """The names of a row that fit on one line: the step, the scores, the losses, the entropy."""
+    """The names of a row's step, scores, losses and entropy, which fit on one line."""
     first = [name for name in ("env_steps", "episode/return_mean", "eval/return_mean") if name in row]
     losses = [name for name in row if name.startswith("algo/") and name.endswith(("loss", "/entropy"))]
     return [name for name in first + losses if not math.isnan(row[name])]
 
 
 def format_number(value: float) -> str:
-    """Short and readable: 25,600 or 132.4 or 0.01234 or 3.000e-05."""
+    """A short number: 25,600 or 132.4 or 0.01234 or 3.000e-05."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)

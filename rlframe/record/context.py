@@ -1,4 +1,4 @@
-"""Opening a run: `with logger_context(...) as run:` makes its directory and makes it the current run."""
+"""Opening a run: `with logger_context(...) as run:` creates its directory and makes it the current run."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -13,16 +13,16 @@ import pyprojroot
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
-from rlframe.record.retention import Policy
-from rlframe.record.run import Follower, NullRun, Run, RunBase, check_directory
+from rlframe.record.retention import SnapshotPolicy
+from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun, check_directory
 
-_current: ContextVar[RunBase] = ContextVar("rlframe_run")
-_R = TypeVar("_R", bound=RunBase)
+_current: ContextVar[BaseRun] = ContextVar("rlframe_run")
+_R = TypeVar("_R", bound=BaseRun)
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-def current_run() -> RunBase:
-    """The run that is open here, or a `NullRun`."""
+def current_run() -> BaseRun:
+    """The run that is open in this context, or a `NullRun`."""
     return _current.get(NullRun())
 
 
@@ -39,37 +39,34 @@ def logger_context(
     snapshot_errors: str = "stop",
     resume: bool = False,
     console: bool = True,
-) -> Iterator[Run | Follower]:
-    """Open a run, make it current, and close it in any case; an exception is noted in its debug.log and goes on.
-
-    Of several ranks, the first one records and the others follow.
+) -> Iterator[Run | SecondaryRankRun]:
+    """Open a run, make it current and always close it; an exception is logged to debug.log and re-raised.
 
     Args:
-        log_dir: the run lives in `log_dir/run_<ID>`; empty: data/local/<yyyymmdd>/<hhmmss>/<name>/run_<ID> in the
-            project around the working directory. With `resume` it may also be the run directory itself.
-        config: flat and JSON-able, kept in params.json.
+        log_dir: the run is `log_dir/run_<ID>`; empty: data/local/<yyyymmdd>/<hhmmss>/<name>/run_<ID> in the project
+            around the working directory. With `resume` it may also be the run directory itself.
+        config: flat and JSON-able, written to params.json.
         snapshot_mode: none | last | all | gap | best.    snapshot_gap: env_steps, for mode gap.
-        snapshot_keep: newest ones, in modes last and best.
-        snapshot_best: metric that `best` goes by, `-metric` where lower is better; empty: the runner's score.
-        snapshot_errors: stop | continue, where the disk refuses a snapshot or a row of the log.
-        resume: go on with the run that is there; the runner then calls `trim` with the step it resumes from.
-        console: show progress and messages; else only the files are written.
+        snapshot_keep: newest snapshots to keep, in modes last and best.
+        snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
+        snapshot_errors: stop | continue, on a disk error.
+        resume: continue an existing run.    console: show progress and messages.
     Raises:
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none.
     """
     ranks = current_ranks()
     if ranks.rank:
-        with _made_current(Follower(Path(ranks.broadcast("")))) as follower:
-            yield follower
+        with _made_current(SecondaryRankRun(Path(ranks.broadcast("")))) as secondary:
+            yield secondary
         return
-    policy = Policy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
+    policy = SnapshotPolicy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
     if ranks.world_size > 1 and snapshot_errors == "continue":
-        raise ConfigError("snapshot_errors=continue is for a run of one rank: of several, all must save or none")
+        raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
     directory = _existing(log_dir, run_ID) if resume else _new(log_dir, run_ID, name)
     try:
         run = Run(directory, config, policy, resume, console)
     except OSError as error:
-        raise ConfigError(f"cannot write in {directory}: {error.strerror or error}; use another log_dir") from error
+        raise ConfigError(f"cannot write to {directory}: {error.strerror or error}; use another log_dir") from error
     try:
         with _made_current(run):
             ranks.broadcast(str(directory))
@@ -92,11 +89,11 @@ def _made_current(run: _R) -> Iterator[_R]:
 
 def _existing(log_dir: str | Path, run_id: int) -> Path:
     if not log_dir:
-        raise ConfigError("to resume, log_dir must name the run directory or the one that holds it")
+        raise ConfigError("to resume, log_dir must be the run directory or its parent")
     for directory in (Path(log_dir), Path(log_dir) / f"run_{run_id}"):
         if (directory / "params.json").is_file():
             return directory.absolute()
-    raise ConfigError(f"there is no run to resume in {log_dir}: no params.json there, nor in its run_{run_id}")
+    raise ConfigError(f"no run to resume: neither {log_dir} nor its run_{run_id} has a params.json")
 
 
 def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
@@ -105,21 +102,21 @@ def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         check_directory(directory)
     except OSError as error:
-        raise ConfigError(f"cannot make {directory}: {error.strerror}; use another log_dir") from error
+        raise ConfigError(f"cannot create {directory}: {error.strerror}; use another log_dir") from error
     return directory
 
 
 def dated(name: str, below: str = "") -> Path:
-    """data/local/<yyyymmdd>/<hhmmss>/<name>/<below>, where nothing is yet.
+    """A path data/local/<yyyymmdd>/<hhmmss>/<name>/<below> that does not exist yet.
 
     Raises:
-        ConfigError: the name cannot be a directory's, or we are inside the installed package.
+        ConfigError: the name cannot be a directory's, or the path would be inside the installed package.
     """
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise ConfigError(f"name={name!r} must be usable as the name of a directory")
     root = _data_root() / "local"
     when = datetime.now()
-    while True:  # two of one name started in the same second
+    while True:  # another run of this name may have started in the same second
         directory = root / when.strftime("%Y%m%d") / when.strftime("%H%M%S") / name / below
         if not directory.exists():
             return directory
@@ -127,13 +124,12 @@ def dated(name: str, below: str = "") -> Path:
 
 
 def _data_root() -> Path:
-    """`data` of the project around the working directory, else ./data; never inside the installed package."""
     try:
         root = Path(pyprojroot.here())
-    except RuntimeError:  # no project here
+    except RuntimeError:  # not inside a project
         root = Path.cwd()
     spec = importlib.util.find_spec("rlframe")
     package = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
     if package is not None and root.resolve().is_relative_to(package.resolve()):
-        raise ConfigError(f"{root} is inside the installed rlframe; give log_dir=DIR, or start in another directory")
+        raise ConfigError(f"{root} is inside the installed rlframe; set log_dir=DIR, or start in another directory")
     return root / "data"

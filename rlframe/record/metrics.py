@@ -1,4 +1,4 @@
-"""Metrics: the table of names, means over a log interval, and the time spent in each part of the loop."""
+"""Metrics: the table of names, means over a log interval, and the time spent in each part of the training loop."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,60 +13,60 @@ METRICS: Mapping[str, str] = MappingProxyType(
     {
         "env_steps": "valid environment steps so far, over all ranks: the x-axis of everything (steps)",
         "updates": "optimizer updates so far (updates)",
-        "episode/return_mean": "mean return of the last 100 training episodes, unclipped, as the environment scores it",
+        "episode/return_mean": "mean return of the last 100 training episodes, with unclipped rewards",
         "episode/return_std": "standard deviation of those returns",
         "episode/return_min": "lowest of those returns",
         "episode/return_max": "highest of those returns",
         "episode/length_mean": "mean length of the last 100 training episodes (env_steps)",
         "episode/count": "training episodes finished so far (episodes)",
         "env/<info name>": "mean over the last 100 training episodes of a numeric entry of the environment's info",
-        "eval/return_mean": "mean return of the evaluation episodes, in environments of their own",
+        "eval/return_mean": "mean return of the evaluation episodes, in separate environments",
         "eval/return_std": "standard deviation of those returns",
         "eval/return_min": "lowest of those returns",
         "eval/return_max": "highest of those returns",
         "eval/length_mean": "mean length of the evaluation episodes (env_steps)",
         "eval/n_episodes": "episodes in the evaluation (episodes)",
         "eval/restarts": "worker processes of the evaluation replaced since the start (processes)",
-        "time/elapsed_s": "wall time since the run started, evaluation included, resumed stretches added up (s)",
+        "time/elapsed_s": "wall time of the run, including evaluation and the time before each resume (s)",
         "time/env_steps_per_s": "env_steps per second of this interval, evaluation time excluded (steps/s)",
         "time/updates_per_s": "updates per second of this interval, evaluation time excluded (updates/s)",
         "time/fraction_sampling": "share of this interval spent collecting samples, or waiting for them (0 to 1)",
         "time/fraction_learning": "share of this interval spent in updates (0 to 1)",
         "time/fraction_evaluating": "share of this interval spent evaluating (0 to 1)",
         "time/fraction_recording": "share of this interval spent on logs and snapshots (0 to 1)",
-        "time/fraction_sampler_waiting": "share of this interval that the sampler of AsyncRl waited (0 to 1)",
+        "time/fraction_sampler_waiting": "share of this interval in which AsyncRl's sampler waited (0 to 1)",
         "memory/resident_mb": "resident memory of the main process and all workers, shared pages counted in each (MB)",
         "sampler/restarts": "worker processes replaced since the start, because they died or hung (processes)",
-        "sampler/slowest_worker": "time that the busiest worker computed in this interval, over the mean of all",
-        "sampler/out_of_space": "observations beyond their space's bounds, of those looked at (see docs/sampling.md)",
-        "replay/ratio": "rows learned from so far for each row received since learning began",
+        "sampler/slowest_worker": "compute time of the busiest worker in this interval over the mean of all",
+        "sampler/out_of_space": "observations outside their space's bounds, among those checked (see docs/sampling.md)",
+        "replay/ratio": "rows sampled from replay per row received since learning started",
         "replay/rows": "valid rows in replay",
-        "replay/forgone": "updates owed by algo.replay_ratio and given up so far, as sampling was faster (updates)",
-        "record/refused": "snapshots and rows of the log that the disk refused; the rows were written later",
-        "async/staleness_mean": "updates made between the posting of the parameters that a batch was sampled with and "
-        "its receipt, mean over the interval's batches (updates)",
-        "async/staleness_max": "the most of those (updates)",
-        "async/queue_mean": "batches that waited for the learner when it took one, mean over the interval (batches)",
+        "replay/forgone": "updates due by algo.replay_ratio but skipped so far because sampling was faster (updates)",
+        "record/refused": "disk errors so far while writing snapshots or log rows; the rows were written later",
+        "async/staleness_mean": "updates between publishing the parameters that sampled a batch and its receipt, "
+        "mean over the interval's batches (updates)",
+        "async/staleness_max": "maximum of the same (updates)",
+        "async/queue_mean": "batches in the queue when the learner takes one, mean over the interval (batches)",
         "algo/loss": "loss of the Q-function, without importance weights",
-        "algo/q": "mean Q-value of the actions learned from",
-        "algo/epsilon": "probability of a random action now, of the first environment",
-        "algo/exploration": "standard deviation of the noise on actions in [-1, 1] now",
-        "algo/temperature": "weight of the entropy, as learned",
+        "algo/q": "mean Q-value of the sampled actions",
+        "algo/epsilon": "current probability of a random action in the first environment",
+        "algo/exploration": "current standard deviation of the noise on actions in [-1, 1]",
+        "algo/temperature": "learned weight of the entropy",
         "algo/policy_loss": "policy part of the loss, mean over the interval's updates",
         "algo/value_loss": "value part of the loss, before its coefficient",
         "algo/entropy": "mean entropy of the policy (nats)",
-        "algo/kl": "approximate KL divergence from the policy that sampled to the updated one (nats)",
+        "algo/kl": "approximate KL divergence from the sampling policy to the updated one (nats)",
         "algo/clip_fraction": "share of rows whose probability ratio was clipped (0 to 1)",
         "algo/explained_variance": "1 - Var[return - value] / Var[return]: 1 is perfect, 0 no better than the mean",
         "algo/grad_norm": "norm of the gradient over all parameters, before clipping",
-        "algo/refused": "updates not made so far, because a loss or gradient was NaN or Inf (updates)",
-        "algo/learning_rate": "learning rate of the optimizer now",
+        "algo/refused": "updates skipped so far because a loss or gradient was NaN or Inf (updates)",
+        "algo/learning_rate": "current learning rate of the optimizer",
     }
 )
 
 
 def metrics_table() -> str:
-    """`METRICS` as a Markdown table, as it stands in docs/metrics.md."""
+    """`METRICS` as a Markdown table, as shown in docs/metrics.md."""
     lines = ["| name | meaning |", "|---|---|"]
     return "\n".join(lines + [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]) + "\n"
 
@@ -76,10 +76,7 @@ _LARGEST = ("sampler/slowest_worker",)
 
 
 def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One row of the log from those of all ranks: counts of each rank added up, what updates report averaged.
-
-    The rest is equal on all ranks, or, as times are, told of the first.
-    """
+    """One log row from the rows of all ranks: counters summed, `algo/` metrics averaged, the rest from rank 0."""
     merged = dict(rows[0])
     for name in dict.fromkeys(name for row in rows for name in row):
         found = [row[name] for row in rows if name in row]
@@ -93,18 +90,18 @@ def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class Metrics:
-    """Means over an interval. Tensors are summed where they are and become floats once, in `flush`.
+    """Means over a log interval. Tensors are summed on their device and converted to floats once, in `flush`.
 
-    A name that is absent from some `add`s is averaged over those it is in. NaN is kept, since a NaN loss is news.
+    Each metric is averaged over the `add` calls that have it. NaN is kept, to make a NaN loss visible.
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}  # running sums, float64 scalars on the device they came from
+        self._tensors: dict[str, Tensor] = {}  # running sums, float64 scalars on their device
         self._floats: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Take one value of each name, without waiting for any device.
+        """Add one value of each metric, without synchronizing with a device.
 
         Raises:
             ValueError: a tensor has more than one element.
@@ -115,7 +112,7 @@ class Metrics:
                 if not value.is_cpu or value.numel() != 1:
                     self._add_tensor(name, value)
                     continue
-                value = value.item()  # nobody waits for it
+                value = value.item()  # on the CPU: no synchronization
             self._floats[name] = self._floats.get(name, 0.0) + float(value)
 
     def _add_tensor(self, name: str, value: Tensor) -> None:
@@ -124,22 +121,20 @@ class Metrics:
         total = self._tensors.get(name)
         if total is None:
             total = self._tensors[name] = _zero_on(value.device)
-        elif total.device != value.device:  # it comes from a snapshot
+        elif total.device != value.device:  # loaded from a snapshot
             total = self._tensors[name] = _zero_on(value.device).copy_(total)
         total.add_(value.detach().reshape(()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Sums and counts since the last flush."""
         tensors = {name: total.clone() for name, total in self._tensors.items()}
         return {"tensors": tensors, "floats": dict(self._floats), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
         self._tensors, self._floats = dict(state["tensors"]), dict(state["floats"])
         self._counts = dict(state["counts"])
 
     def flush(self) -> dict[str, float]:
-        """The means since the last flush, in the order in which the names came; one transfer per device."""
+        """The means since the last flush in order of first appearance, with one transfer per device."""
         sums = dict(self._floats)
         by_device: dict[torch.device, list[str]] = {}
         for name, total in self._tensors.items():
@@ -154,7 +149,7 @@ class Metrics:
 
 
 def _zero_on(device: torch.device) -> Tensor:
-    # An ordinary tensor even under inference_mode: sums go on outside of it. MPS has no float64.
+    # Not an inference tensor, since sums continue outside of inference_mode. MPS has no float64.
     with torch.inference_mode(False):
         return torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
@@ -162,56 +157,45 @@ def _zero_on(device: torch.device) -> Tensor:
 PARTS = ("sampling", "learning", "evaluating", "recording")
 
 
-class Clock:
-    """Owned by a runner; runs from its construction on. Parts may nest: an inner part's time is not the outer's.
+class Timers:
+    """Seconds per part of the training loop. Time in a nested part does not count for the outer one.
 
-    On a GPU, work is queued, so its time shows where the loop waits for it.
+    Owned by a runner and started by construction. GPU work is asynchronous and counted where the loop waits for it.
     """
 
     def __init__(self, elapsed_s: float = 0.0, excluded: tuple[str, ...] = ("evaluating",)) -> None:
-        """`elapsed_s`: what earlier stretches of a resumed run took. `excluded` parts do not count in throughput."""
+        """`elapsed_s`: time before a resume. `excluded`: parts that do not count in throughput."""
         self._excluded = excluded
         self._start = self._interval_start = perf_counter()
         self._before_s = elapsed_s
         self._seconds = dict.fromkeys(PARTS, 0.0)  # of this interval
-        self._inner: list[float] = []  # seconds of nested parts, one entry an open part
+        self._inner: list[float] = []  # seconds in nested parts, one entry per open part
         self._env_steps, self._updates = 0, 0
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
-        """Count the time inside as `part`'s."""
+        """Count the time inside the `with` block for `part`."""
         return _Part(self, part)
 
-    def enter(self) -> None:
-        """A part begins."""
-        self._inner.append(0.0)
-
-    def leave(self, part: str, duration: float) -> None:
-        """The part that began last ends, after `duration` seconds."""
-        self._seconds[part] = self._seconds.get(part, 0.0) + duration - self._inner.pop()
-        if self._inner:
-            self._inner[-1] += duration
-
     def elapsed_s(self) -> float:
-        """Wall time of the run so far, everything included."""
+        """Wall time of the run in seconds, everything included."""
         return self._before_s + perf_counter() - self._start
 
     def seconds(self) -> dict[str, float]:
-        """Seconds per part since the last `flush`."""
         return dict(self._seconds)
 
     def fractions(self) -> dict[str, float]:
-        """`time/fraction_<part>` since the last `flush`; what no part claimed is missing from their sum."""
+        """`time/fraction_<part>` since the last `flush`; they sum to less than 1 if no part was active at times."""
         interval = max(perf_counter() - self._interval_start, 1e-9)
         return {f"time/fraction_{part}": seconds / interval for part, seconds in self._seconds.items()}
 
     def begin(self, env_steps: int, updates: int) -> None:
-        """Start the first interval here, at the counters of a new or resumed run."""
+        """Start the first interval at these counters of a new or resumed run."""
         self._env_steps, self._updates = env_steps, updates
         self._interval_start = perf_counter()
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
     def flush(self, env_steps: int, updates: int) -> dict[str, float]:
-        """The `time/` metrics of the interval that ends here, at these counters; the next one begins."""
+        """The `time/` metrics of the interval that ends at these counters; starts the next interval."""
         excluded = sum(self._seconds.get(part, 0.0) for part in self._excluded)
         training = max(perf_counter() - self._interval_start - excluded, 1e-9)
         row = {
@@ -225,16 +209,19 @@ class Clock:
 
 
 class _Part(AbstractContextManager[None]):
-    """One stretch of a part; a generator's would cost nearly twice as much, and iterations may last microseconds."""
+    """Context manager of one timed block. A generator costs nearly twice as much; iterations may last microseconds."""
 
     __slots__ = ("clock", "name", "start")
 
-    def __init__(self, clock: Clock, name: str) -> None:
+    def __init__(self, clock: Timers, name: str) -> None:
         self.clock, self.name = clock, name
 
     def __enter__(self) -> None:
-        self.clock.enter()
+        self.clock._inner.append(0.0)
         self.start = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self.clock.leave(self.name, perf_counter() - self.start)
+        duration, clock = perf_counter() - self.start, self.clock
+        clock._seconds[self.name] = clock._seconds.get(self.name, 0.0) + duration - clock._inner.pop()
+        if clock._inner:
+            clock._inner[-1] += duration

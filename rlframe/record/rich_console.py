@@ -1,4 +1,4 @@
-"""The live table of a terminal: metrics by group with their change, and a bar with speed and time left. Loads rich."""
+"""The live table of a terminal: metrics by group with their change, and a progress bar. Imports rich."""
 
 import math
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ _REFRESH_S = 0.25
 
 
 class LiveConsole(Console):
-    """Redraws one table in place; whatever is printed or logged meanwhile scrolls by above it.
+    """Redraws one table in place; log lines scroll by above it.
 
-    Redrawn by calls, not by a thread, so that sampling is never interrupted.
+    Redrawn by calls instead of a thread, so that sampling is never interrupted.
     """
 
     def __init__(self, title: str, console: RichConsole) -> None:
@@ -33,25 +33,22 @@ class LiveConsole(Console):
         self._live.start()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Put the row into the table. A metric that is not in it keeps the value it had."""
+        """Update the table. A metric missing from the row keeps its value."""
         self._pace.update(int(row["env_steps"]))
         self._before.update({name: self._values[name] for name in row if name in self._values})
         self._values.update(row)
         self._draw()
 
     def progress(self, env_steps: int, n_steps: int) -> None:
-        """Move the bar, at most four times a second."""
         self._pace.n_steps = n_steps
         self._pace.update(env_steps)
         if perf_counter() - self._drawn_s >= _REFRESH_S:
             self._draw()
 
     def message(self, text: str) -> None:
-        """Print above the table."""
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the last table on the screen."""
         if self._live.is_started:
             self._live.update(self._render(), refresh=True)
             self._live.stop()
@@ -69,7 +66,7 @@ class LiveConsole(Console):
         return Panel(Group(body, self._bar()), title=Text(self._title), title_align="left", border_style="dim")
 
     def _columns(self, groups: dict[str, list[str]]) -> Table:
-        """Groups side by side, as many as fit, each where there is the least above it."""
+        """Groups side by side, as many as fit, each added to the shortest column."""
         names_width = max(len(name.rpartition("/")[2]) for name in self._values)
         n_columns = max(1, min(len(groups), (self._live.console.width - 4) // (names_width + 27)))
         columns: list[list[RenderableType]] = [[] for _ in range(n_columns)]

@@ -1,90 +1,38 @@
-"""One run's directory: where its rows, messages and snapshots go."""
+"""An open run: writes metrics, messages and snapshots into its directory. Opened by `record.context.logger_context`."""
 
 import logging
 import math
 import os
 import shutil
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError
-from rlframe.core.files import NotRecorded, is_plain, refused
-from rlframe.record.codec import keep
-from rlframe.record.console import Console, PlainConsole, SilentConsole
-from rlframe.record.lock import FILE as OWNER
-from rlframe.record.lock import Ownership
-from rlframe.record.params import append_resumed, write_params
-from rlframe.record.retention import Policy, Rotation
-from rlframe.record.snapshot import Others, list_snapshots, no_others
+from rlframe.core.errors import ConfigError, RecordError
+from rlframe.core.files import disk_error, is_regular_file
+from rlframe.record.codec import dump
+from rlframe.record.console import Console, PlainConsole
+from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, write_params
+from rlframe.record.retention import Retention, SnapshotPolicy
+from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
 
 _logger = logging.getLogger("rlframe")
 
 
-class RunBase(ABC):
-    """What a runner reports to: `Run` writes it down, `NullRun` does not."""
+class BaseRun:
+    """Where a runner reports metrics, progress and snapshots. The methods of this base class record nothing."""
 
-    @abstractmethod
     def log(self, row: Mapping[str, float]) -> None:
-        """Take the metrics of one log interval; they have `env_steps`."""
+        """Record the metrics of one log interval; the row must have `env_steps`."""
 
-    @abstractmethod
     def progress(self, env_steps: int, n_steps: int) -> None:
         """Show how far the run is; cheap enough for every iteration."""
 
-    @abstractmethod
-    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
+    def snapshot_due(self, env_steps: int, final: bool = False) -> bool:
         """Whether `snapshot` would write one now."""
-
-    @abstractmethod
-    def snapshot(
-        self,
-        state_fn: Callable[[], Any],
-        env_steps: int,
-        score: float = math.nan,
-        *,
-        updates: int = 0,
-        final: bool = False,
-        others: Others = no_others,
-    ) -> Path | None:
-        """Save what `state_fn` answers, if the snapshot mode wants it now; the snapshot's path, else None.
-
-        Log the row of `env_steps` first: a run resumed from here keeps the rows up to here.
-
-        Args:
-            score: what `best` goes by, higher is better; NaN is never best.
-            final: the run ends; written in every mode but none.
-            others: writes the states of other ranks (see `save_snapshot`).
-        """
-
-    @abstractmethod
-    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        """Keep arrays to look into beside the log, as `name`; where they are, empty if nowhere."""
-
-    @abstractmethod
-    def newest_snapshot(self) -> str:
-        """Its path, empty if there is none."""
-
-    @abstractmethod
-    def trim(self, env_steps: int) -> None:
-        """The run goes on from `env_steps`: forget rows and set aside snapshots after it."""
-
-
-class NullRun(RunBase):
-    """No run is open: nothing is written, nothing is shown."""
-
-    def log(self, row: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        """Nothing."""
-
-    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
-        """Never."""
         return False
 
     def snapshot(
@@ -95,39 +43,41 @@ class NullRun(RunBase):
         *,
         updates: int = 0,
         final: bool = False,
-        others: Others = no_others,
+        other_ranks: OtherRanks = no_other_ranks,
     ) -> Path | None:
-        """Nothing; `state_fn` is not called."""
+        """Save the result of `state_fn` if a snapshot is due; returns the snapshot's path, else None.
+
+        Log the row of `env_steps` first: a resumed run keeps the rows up to its snapshot.
+
+        Args:
+            score: for the `best` snapshot, higher is better; NaN is never best.
+            final: the run ends; written in every mode but none.
+            other_ranks: writes the states of other ranks (see `save_snapshot`).
+        """
         return None
 
-    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        """Nowhere."""
+    def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        """Write arrays for inspection as `name` beside the log; returns their path, empty if not written."""
         return ""
 
     def newest_snapshot(self) -> str:
-        """None."""
+        """Path of the newest snapshot, empty if there is none."""
         return ""
 
     def trim(self, env_steps: int) -> None:
-        """Nothing."""
+        """Resume from `env_steps`: drop later rows and set later snapshots aside."""
 
 
-class Follower(RunBase):
-    """The run that another rank records, for a rank that only adds its state to the snapshots."""
+class NullRun(BaseRun):
+    """Used while no run is open."""
+
+
+class SecondaryRankRun(BaseRun):
+    """The run of a rank other than 0: it only adds its state to snapshots; rank 0 records the rest."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def log(self, row: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        """Nothing."""
-
-    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
-        """Never by itself."""
-        return False
-
     def snapshot(
         self,
         state_fn: Callable[[], Any],
@@ -136,52 +86,42 @@ class Follower(RunBase):
         *,
         updates: int = 0,
         final: bool = False,
-        others: Others = no_others,
+        other_ranks: OtherRanks = no_other_ranks,
     ) -> Path | None:
-        """Take part in what the recording rank writes."""
-        others(self.directory)
+        """Write this rank's state into the snapshot of rank 0."""
+        other_ranks(self.directory)
         return None
 
-    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        """See `RunBase.keep`."""
-        return _kept(self.directory, name, state, facts)
+    def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        return _dump(self.directory, name, state, facts)
 
     def newest_snapshot(self) -> str:
-        """See `RunBase.newest_snapshot`."""
         return _newest(self.directory)
 
-    def trim(self, env_steps: int) -> None:
-        """Nothing."""
 
-
-class Run(RunBase):
-    """The open run of one directory, made by `logger_context`, which closes it."""
+class Run(BaseRun):
+    """An open run. Created and closed by `logger_context`."""
 
     def __init__(
-        self,
-        directory: Path,
-        config: Mapping[str, Any],
-        policy: Policy,
-        resume: bool,
-        console: bool,
+        self, directory: Path, config: Mapping[str, Any], policy: SnapshotPolicy, resume: bool, console: bool
     ) -> None:
-        """Open the files in `directory`, which exists: empty, or with `resume` holding the run to go on with.
+        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
 
         Raises:
-            ConfigError: a config that JSON cannot hold, a run that is going on.
+            ConfigError: the config is not JSON-able, or another process uses the directory.
         """
         self.directory = directory
-        self._place = _place(directory)
-        self._policy, self._rotation = policy, Rotation(directory / "snapshot", policy)
-        self._row: Mapping[str, float] = {}  # the newest
-        self._n_refused = 0  # by the disk
+        self._inode = _inode(directory)
+        self._policy, self._retention = policy, Retention(directory / "snapshot", policy)
+        self._row: Mapping[str, float] = {}  # the last logged
+        self._n_failed = 0  # disk errors
         self._open = ExitStack()
         with ExitStack() as opened:
-            opened.callback(Ownership(directory, "a run", "run_ID or log_dir").close)
+            opened.callback(DirectoryLock(directory, "a run", "run_ID or log_dir").close)
             if not resume:
-                check_directory(directory)  # once more: another run may have begun here meanwhile
+                check_directory(directory)  # again: another run may have started here meanwhile
             (append_resumed if resume else write_params)(directory / "params.json", config)
-            self._console: Console = _console(str(directory)) if console else SilentConsole()
+            self._console: Console = _console(str(directory)) if console else Console()
             opened.callback(self._console.close)
             self._writers: list[Writer] = []
             for writer in (CsvWriter(directory / "progress.csv"), TensorBoardWriter(directory)):
@@ -196,16 +136,16 @@ class Run(RunBase):
         """Write the row to every writer and show it.
 
         Raises:
-            ValueError: it has no `env_steps`.    ConfigError: it has no `snapshot_best`.
-            NotRecorded: the directory is gone, or the disk refuses and the run is to stop then.
+            ValueError: it has no `env_steps`.    ConfigError: it lacks the metric `snapshot_best`.
+            RecordError: the directory is gone, or a disk error with snapshot_errors=stop.
         """
         if "env_steps" not in row:
-            raise ValueError(f"a row needs env_steps, got {', '.join(row)}")
+            raise ValueError(f"a row of metrics needs env_steps, got {', '.join(row)}")
         plain: dict[str, float] = {"env_steps": int(row["env_steps"])}
         for name, value in row.items():
             plain.setdefault(name, value if isinstance(value, int) else float(value))
-        if self._n_refused:
-            plain["record/refused"] = self._n_refused
+        if self._n_failed:
+            plain["record/refused"] = self._n_failed
         self._policy.check(plain)
         self._check_place()
         self._row = plain
@@ -215,15 +155,13 @@ class Run(RunBase):
                 writer.write(plain)
             except OSError as error:
                 what = f"the row of env_steps {plain['env_steps']:,}"
-                self._refused(refused(what, self.directory, error), self._policy.errors == "stop")
+                self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def progress(self, env_steps: int, n_steps: int) -> None:
-        """Move the progress bar, at most four times a second."""
         self._console.progress(env_steps, n_steps)
 
-    def wants_snapshot(self, env_steps: int, final: bool = False) -> bool:
-        """See `Rotation.wants`."""
-        return self._rotation.wants(env_steps, final)
+    def snapshot_due(self, env_steps: int, final: bool = False) -> bool:
+        return self._retention.due(env_steps, final)
 
     def snapshot(
         self,
@@ -233,69 +171,63 @@ class Run(RunBase):
         *,
         updates: int = 0,
         final: bool = False,
-        others: Others = no_others,
+        other_ranks: OtherRanks = no_other_ranks,
     ) -> Path | None:
-        """See `RunBase.snapshot` and `Rotation`.
+        """See `BaseRun.snapshot` and `Retention`.
 
         Raises:
-            NotRecorded: the directory is gone, or the disk refuses and the run is to stop then, or ends anyway.
+            RecordError: the directory is gone, or a disk error with snapshot_errors=stop or `final`.
         """
         self._check_place()
         score = self._policy.score(self._row, score)
         try:
-            path = self._rotation.offer(state_fn, env_steps, score, updates, final, others)
-        except NotRecorded as error:
-            self._refused(error, final or self._policy.errors == "stop")
+            path = self._retention.save_if_due(state_fn, env_steps, score, updates, final, other_ranks)
+        except RecordError as error:
+            self._handle_disk_error(error, final or self._policy.errors == "stop")
             return None
         if path is not None:
             _logger.debug("snapshot %s, score %s", path.name, score)
         return path
 
-    def _refused(self, error: NotRecorded, stop: bool) -> None:
-        """Count it, and tell; the run goes on unless it is to stop."""
-        self._n_refused += 1
+    def _handle_disk_error(self, error: RecordError, stop: bool) -> None:
+        """Count a disk error; raise it if the run must stop, else log a warning."""
+        self._n_failed += 1
         if stop:
-            raise NotRecorded(f"{error}. Make room and go on with resume={self.directory}") from error
-        _logger.warning("%s. The run goes on, as snapshot_errors=continue", error)
+            raise RecordError(f"{error}. Free disk space, then continue with resume={self.directory}") from error
+        _logger.warning("%s. The run continues because of snapshot_errors=continue", error)
 
     def _check_place(self) -> None:
-        if _place(self.directory) != self._place:
-            raise NotRecorded(
-                f"{self.directory} was deleted or moved while the run goes on: nothing can be recorded there any more"
-            )
+        if _inode(self.directory) != self._inode:
+            raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
 
     def trim(self, env_steps: int) -> None:
-        """See `RunBase.trim`."""
         for writer in self._writers:
             writer.trim(env_steps)
-        self._rotation.trim(env_steps)
+        self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
-    def keep(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        """See `RunBase.keep`."""
-        return _kept(self.directory, name, state, facts)
+    def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+        return _dump(self.directory, name, state, facts)
 
     def newest_snapshot(self) -> str:
-        """See `RunBase.newest_snapshot`."""
         return _newest(self.directory)
 
     def record_exception(self, error: BaseException) -> None:
-        """Put the traceback into debug.log alone: whoever catches the exception tells the user."""
+        """Write the traceback to debug.log only; the caller reports the exception to the user."""
         info = (type(error), error, error.__traceback__)
         self._debug_log.handle(
             _logger.makeRecord(_logger.name, logging.ERROR, __file__, 0, "the run ended by an exception", (), info)
         )
 
     def close(self) -> None:
-        """Close everything, also what comes after a part that fails to close; harmless when repeated."""
+        """Close all files, even if closing one of them fails. May be called twice."""
         try:
             self._open.close()
-        except OSError as error:  # of a full disk there was word before
+        except OSError as error:  # a full disk was reported before
             logging.getLogger("rlframe").warning("closing %s: %s", self.directory, error.strerror or error)
 
 
-def _place(directory: Path) -> tuple[int, int]:
-    """Which directory of the machine's it is; none, if it is gone."""
+def _inode(directory: Path) -> tuple[int, int]:
     try:
         status = os.stat(directory)
     except OSError:
@@ -303,11 +235,11 @@ def _place(directory: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _kept(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> str:
+def _dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> str:
     try:
-        return str(keep(directory, name, state, facts))
+        return str(dump(directory, name, state, facts))
     except OSError as error:
-        _logger.warning("%s cannot be kept: %s", name, error)
+        _logger.warning("%s cannot be written: %s", name, error)
         return ""
 
 
@@ -319,7 +251,7 @@ def _newest(directory: Path) -> str:
 def _console(title: str) -> Console:
     if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
         return PlainConsole()
-    # Here, not at the top: only a terminal needs rich's live display.
+    # Imported here: rich is needed on a terminal only.
     from rich.console import Console as RichConsole
 
     from rlframe.record.rich_console import LiveConsole
@@ -328,17 +260,16 @@ def _console(title: str) -> Console:
 
 
 class _DebugLog(logging.FileHandler):
-    """debug.log. A message that the disk refuses is lost: it is on the console, and rows tell that the disk is full."""
+    """debug.log. A message lost to a disk error is still shown on the console."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing more where the disk refuses."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
 
 def _debug_log(path: Path) -> logging.Handler:
-    if os.path.lexists(path) and not is_plain(path):
-        raise ConfigError(f"{path} is not a plain file: what is logged would go elsewhere; remove it")
+    if os.path.lexists(path) and not is_regular_file(path):
+        raise ConfigError(f"{path} is not a regular file; remove it")
     if path.exists() and path.stat().st_nlink > 1:
         own = shutil.copyfile(path, path.with_name(f".{path.name}.new"), follow_symlinks=False)
         os.replace(own, path)
@@ -348,14 +279,13 @@ def _debug_log(path: Path) -> logging.Handler:
 
 
 class _ConsoleMessages(logging.Handler):
-    """Passes messages of INFO and above to the run's console, so that they do not break its table."""
+    """Shows messages of INFO and above on the run's console, so that they do not break its table."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the message; the level is named from WARNING on."""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         self._console.message(level + self.format(record))
 
@@ -371,10 +301,10 @@ def _attach(handler: logging.Handler, until: ExitStack) -> None:
 
 def check_directory(directory: Path) -> None:
     """Raises:
-    ConfigError: `directory` holds a run or anything else; nothing is ever overwritten.
+    ConfigError: `directory` is not empty. Nothing is ever overwritten.
     """
-    if any(entry.name != OWNER for entry in directory.iterdir()):
+    if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
         raise ConfigError(
-            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or go on with it by "
+            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or continue it with "
             f"resume={directory}"
         )

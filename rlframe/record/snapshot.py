@@ -1,45 +1,49 @@
-"""Snapshots: the complete state of a run as arrays and JSON in versioned directories, complete or not there at all."""
+"""Snapshots: the complete training state as arrays and JSON in versioned directories, written atomically.
+
+A snapshot is `step_<env_steps>/` with a manifest and one file of arrays per rank (see `rank_state`).
+"""
 
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rlframe import __version__
-from rlframe.core.errors import ConfigError, counted
-from rlframe.core.files import NotRecorded as NotRecorded
-from rlframe.core.files import SnapshotError, read_plain, refused, sync, write_file
-from rlframe.record.rank_state import MANIFEST, Facts, Part, file_of, free_name, read_part
+from rlframe.core.errors import ConfigError, SnapshotError, pluralize
+from rlframe.core.errors import RecordError as RecordError
+from rlframe.core.files import disk_error, read_regular_file, sync, write_file
+from rlframe.record.rank_state import MANIFEST, RankEntry, free_name, read_rank_state
 from rlframe.record.rank_state import env_steps_of as env_steps_of
 from rlframe.record.rank_state import list_snapshots as list_snapshots
-from rlframe.record.rank_state import write_part as write_part
+from rlframe.record.rank_state import write_rank_state as write_rank_state
 
-FORMAT = 2  # 1: every array of a rank lies in its one file
+FORMAT = 3
 _MAX_BYTES = 2**26  # a manifest holds structure and plain numbers, never arrays
+OtherRanks = Callable[[Path], list[RankEntry]]  # writes the states of ranks 1, 2, ... into a folder
+
+_logger = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot is."""
-
     meta: dict[str, Any]
-    ranks: list[Facts]  # see write_part
+    ranks: list[RankEntry]  # one entry per rank, see write_rank_state
 
 
-def write_manifest(folder: Path, meta: Mapping[str, Any], parts: Sequence[Part]) -> None:
-    """The last file of a snapshot, flushed to the disk."""
+def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEntry]) -> None:
+    """Write the manifest, the last file of a snapshot, and flush it to disk."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "rlframe": __version__,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "meta": dict(meta),
-        "ranks": [part.facts for part in parts],
+        "ranks": list(ranks),
     }
     manifest["sha256"] = self_hash(manifest)
     text = json.dumps(manifest, allow_nan=False, indent=1) + "\n"
@@ -47,155 +51,126 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], parts: Sequence[Part])
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Of a snapshot of any format there has been.
+    """Read and check the manifest of a snapshot directory.
 
     Raises:
-        SnapshotError: not there, not whole, not ours, or written by a newer rlframe; names the file.
+        SnapshotError: missing, damaged, not a manifest, or of another format; the message names the file.
     """
     file = folder / MANIFEST
-    found = _parsed(file)
-    if found["format"] == 1:
-        return _of_format_1(file, found)
-    match found:
+    match _parsed(file):
         case {"meta": dict() as meta, "ranks": list() as ranks}:
-            return Manifest(_with_step(file, meta), [_checked(file, rank, facts) for rank, facts in enumerate(ranks)])
+            if type(meta.get("env_steps")) is not int or meta["env_steps"] < 0:
+                raise SnapshotError(f"{file} does not give its env_steps")
+            return Manifest(meta, [_checked(file, rank, entry) for rank, entry in enumerate(ranks)])
     raise SnapshotError(f"{file} lacks one of meta, ranks")
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    """What the file holds, if it is as it was written. Its hash is taken alike in every format, to come ones too."""
+    """The manifest's JSON after checking its hash and format. The hash is computed in the same way in every format."""
     if not os.path.lexists(file):
         raise SnapshotError(f"{file} is missing: {file.parent} is not a snapshot", damaged=True)
-    damaged = f"{file} is damaged: {{}}; use another snapshot beside it"
+    damaged = f"{file} is damaged: {{}}; use another snapshot"
     try:
-        manifest = json.loads(read_plain(file, _MAX_BYTES))
+        manifest = json.loads(read_regular_file(file, _MAX_BYTES))
         whole = isinstance(manifest, dict) and manifest.get("sha256") == self_hash(manifest)
     except ConfigError as error:
         raise SnapshotError(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise SnapshotError(damaged.format(error), damaged=True) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise SnapshotError(f"{file} is not the manifest of a snapshot: it names no format", damaged=True)
+        raise SnapshotError(f"{file} is not the manifest of a snapshot: it gives no format", damaged=True)
     if not whole:
         raise SnapshotError(damaged.format("its content does not match its hash"), damaged=True)
-    if not 1 <= manifest["format"] <= FORMAT:
+    if manifest["format"] != FORMAT:
         raise SnapshotError(
             f"{file} has format {manifest['format']}, written by rlframe {manifest.get('rlframe')}; rlframe "
-            f"{__version__} reads formats 1 to {FORMAT}: use the version that wrote it"
+            f"{__version__} reads format {FORMAT} only: use the version that wrote it"
         )
     return manifest
 
 
-def _of_format_1(file: Path, manifest: dict[str, Any]) -> Manifest:
-    match manifest:
-        case {"files": dict() as files, "meta": dict() as meta, "tree": tree}:
-            ranks = manifest.get("ranks", [])
-            trees = [tree, *(ranks if isinstance(ranks, list) else [])]
-        case _:
-            raise SnapshotError(f"{file} lacks one of files, meta, tree")
-    if unknown := sorted(set(files) - {file_of(rank) for rank in range(len(trees))}):
-        raise SnapshotError(f"{file} names the file {unknown[0]!r}; only {file_of(0)} and those of ranks are read")
-    of_files = [files.get(file_of(rank), {}) for rank in range(len(trees))]
-    facts = [
-        {"large": {}, "tree": tree, **each} if isinstance(each, dict) else each
-        for tree, each in zip(trees, of_files, strict=True)
-    ]
-    return Manifest(_with_step(file, meta), [_checked(file, rank, each) for rank, each in enumerate(facts)])
-
-
-def _with_step(file: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    if type(meta.get("env_steps")) is not int or meta["env_steps"] < 0:
-        raise SnapshotError(f"{file} does not say of how many env_steps it is")
-    return meta
-
-
-def _checked(file: Path, rank: int, facts: Any) -> Facts:
-    match facts:
+def _checked(file: Path, rank: int, entry: Any) -> RankEntry:
+    match entry:
         case {"bytes": int(), "sha256": str(), "large": dict(), "tree": _}:
-            return dict(facts)
-    raise SnapshotError(f"{file} does not give bytes, sha256, large and tree of rank {rank}")
+            return dict(entry)
+    raise SnapshotError(f"{file} lacks one of bytes, sha256, large, tree for rank {rank}")
 
 
 def self_hash(manifest: Mapping[str, Any]) -> str:
-    """Of all that a manifest tells but this hash."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, separators=(",", ":")).encode()).hexdigest()
 
 
-Others = Callable[[Path], list[Part]]  # writes the parts of ranks 1, 2, ... in a folder
-
-_logger = logging.getLogger("rlframe")
-
-
-def no_others(folder: Path) -> list[Part]:
-    """There is one rank."""
+def no_other_ranks(folder: Path) -> list[RankEntry]:
+    """Default of `other_ranks` for a run of one rank."""
     return []
 
 
-def save_snapshot(directory: Path, state: Any, meta: Mapping[str, Any], others: Others = no_others) -> Path:
-    """Write `state` as the newest snapshot of `directory` and point `last` at it; the one before stays.
+def save_snapshot(
+    directory: Path, state: Any, meta: Mapping[str, Any], other_ranks: OtherRanks = no_other_ranks
+) -> Path:
+    """Write `state` as the newest snapshot in `directory` and point `last` at it. Earlier snapshots are kept.
 
     Args:
-        state: dicts, lists and tuples of tensors (any device), NumPy arrays, Chunked ones, numbers, strings and None.
-        meta: JSON-able; has `env_steps`.
-        others: writes the states of other ranks by `write_part` in the folder it is given, and tells of them.
+        state: dicts, lists and tuples of tensors (any device), NumPy arrays, ChunkedArrays, numbers, strings, None.
+        meta: JSON-able; must contain `env_steps`.
+        other_ranks: writes the states of ranks 1, 2, ... into the given folder; returns their entries.
     Raises:
-        TypeError: the state holds something else; the message has its place.
-        NotRecorded: the disk refuses; snapshots written before are untouched.
+        TypeError: the state holds another type; the message gives its path.
+        RecordError: a disk error; existing snapshots are unchanged.
     """
     temporary = directory / f".writing-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
         temporary.mkdir()
-        write_manifest(temporary, meta, [write_part(temporary, 0, state), *others(temporary)])
+        write_manifest(temporary, meta, [write_rank_state(temporary, 0, state), *other_ranks(temporary)])
         sync(temporary)
         target = free_name(directory, int(meta["env_steps"]))
         temporary.rename(target)
         sync(directory)
-        point(directory / "last", target)
+        set_link(directory / "last", target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
-            raise refused(f"a snapshot in {directory}", directory, error) from error
+            raise disk_error(f"a snapshot in {directory}", directory, error) from error
         raise
     return target
 
 
-def load_snapshot(path: Path, rank: int = 0, of: str = "") -> tuple[Any, dict[str, Any]]:
-    """State (on the CPU) of a rank, and meta, of the snapshot that `path` names; see `load_newest`."""
-    return load_newest(path, rank, of)[1:]
+def load_snapshot(path: Path, rank: int = 0, key: str = "") -> tuple[Any, dict[str, Any]]:
+    """The state of a rank (on the CPU) and the meta of a snapshot; see `load_newest`."""
+    return load_newest(path, rank, key)[1:]
 
 
-def load_newest(path: Path, rank: int = 0, of: str = "") -> tuple[Path, Any, dict[str, Any]]:
-    """A snapshot, the state of a rank (on the CPU), and meta.
+def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, dict[str, Any]]:
+    """The snapshot's directory, the state of a rank (on the CPU) and meta.
 
-    Where `path` is a run, or its directory of snapshots, and the newest is damaged, the newest that is whole is taken
-    and a warning names both. Where it is deleted meanwhile, because the run goes on, newer ones are taken. What was
-    saved Chunked is still in its files, and read when asked for.
+    If `path` is a run or its `snapshot` directory and its newest snapshot is damaged, the newest intact one is loaded
+    with a warning. If it is deleted while being read because the run continues, a newer one is loaded. ChunkedArrays
+    are checked now and read from their files later.
 
     Args:
         path: see `resolve_snapshot`.
-        of: only what the state, a dict, has under this name is read; all, if empty.
+        key: load only this entry of the state, a dict; empty: all of it.
     Raises:
-        SnapshotError: not there, not whole, not ours, written by a newer rlframe, or without that rank; the message
-            names the file.
+        SnapshotError: missing, damaged, of another format, or without this rank; the message names the file.
     """
-    found = _meant(path)
+    found = _candidates(path)
     refusal: SnapshotError | None = None
     for snapshot in found:
         try:
-            state, meta = _load(snapshot, rank, of)
+            state, meta = _load(snapshot, rank, key)
         except SnapshotError as error:
-            if not snapshot.is_dir() and _meant(path) != found:  # its run goes on, and has others now
-                return load_newest(path, rank, of)
+            if not snapshot.is_dir() and _candidates(path) != found:  # the run has replaced it meanwhile
+                return load_newest(path, rank, key)
             refusal = refusal or error
             if not error.damaged:
                 break
             continue
         if refusal is not None:
             _logger.warning(
-                "snapshot %s cannot be used: %s. Going back to the one before that is whole: %s",
+                "snapshot %s cannot be used: %s. Loading the newest intact snapshot instead: %s",
                 *(found[0].name, refusal, snapshot.name),
             )
         return snapshot, state, meta
@@ -203,16 +178,16 @@ def load_newest(path: Path, rank: int = 0, of: str = "") -> tuple[Path, Any, dic
     raise refusal
 
 
-def _load(snapshot: Path, rank: int, of: str) -> tuple[Any, dict[str, Any]]:
+def _load(snapshot: Path, rank: int, key: str) -> tuple[Any, dict[str, Any]]:
     manifest = read_manifest(snapshot)
     if rank >= len(manifest.ranks):
-        n_ranks = counted(len(manifest.ranks), "rank")
-        raise SnapshotError(f"{snapshot} was written by {n_ranks}: it holds nothing of rank {rank}")
-    return read_part(snapshot, rank, manifest.ranks[rank], of), manifest.meta
+        n_ranks = pluralize(len(manifest.ranks), "rank")
+        raise SnapshotError(f"{snapshot} was written by {n_ranks}; it has no state of rank {rank}")
+    return read_rank_state(snapshot, rank, manifest.ranks[rank], key), manifest.meta
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The meta of a snapshot directory, without its arrays.
+    """The meta of a snapshot directory, without reading its arrays.
 
     Raises:
         SnapshotError: as `load_snapshot`.
@@ -221,22 +196,22 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def resolve_snapshot(path: Path) -> Path:
-    """The snapshot directory that `path` means: a run directory, its `snapshot`, a symlink there, or one of its steps.
+    """The snapshot directory for a run directory, its `snapshot` directory, a symlink in it, or a snapshot itself.
 
     Raises:
-        SnapshotError: there is none, with what is there instead.
+        SnapshotError: there is none; the message lists what is there.
     """
-    return _meant(path)[0]
+    return _candidates(path)[0]
 
 
-def _meant(path: Path) -> list[Path]:
-    """The snapshot that is named, or all of a run, newest first."""
+def _candidates(path: Path) -> list[Path]:
+    """The named snapshot, or all snapshots of a run, newest first."""
     path = Path(path)
     if not path.exists():
-        raise SnapshotError(f"there is no {path}{_dangling(path)}")
+        raise SnapshotError(f"{path} does not exist{_siblings(path)}")
     check_inside(path / "snapshot")
     if path.name in ("last", "best") and path.is_symlink() and os.sep in os.readlink(path):
-        raise SnapshotError(f"{path} names {os.readlink(path)}, which is no snapshot beside it")
+        raise SnapshotError(f"{path} links to {os.readlink(path)}, not to a snapshot in the same directory")
     named = path.resolve()
     if (path / MANIFEST).is_file() or named in list_snapshots(named.parent):
         return [named]
@@ -247,29 +222,25 @@ def _meant(path: Path) -> list[Path]:
     if (path / "params.json").is_file():
         raise SnapshotError(f"{path} is a run without a snapshot; was it started with snapshot_mode=none?")
     runs = sorted(run.name for run in path.glob("run_*")) if path.is_dir() else []
-    hint = f"; it holds {', '.join(runs[:5])}: name one" if runs else "; give a run directory or one of its snapshots"
+    hint = f"; it holds {', '.join(runs[:5])}: give one of them" if runs else "; give a run directory or a snapshot"
     raise SnapshotError(f"{path} is neither a run nor a snapshot{hint}")
 
 
 def check_inside(directory: Path) -> None:
     """Raises:
-    SnapshotError: this directory of snapshots is a link, so that a run would read, and delete, what is elsewhere.
+    SnapshotError: the `snapshot` directory is a link, so a run could read or delete snapshots of another one.
     """
     if directory.is_symlink():
-        raise SnapshotError(f"{directory} is a link to {os.readlink(directory)}; put the directory itself in its place")
+        raise SnapshotError(f"{directory} is a link to {os.readlink(directory)}; move the directory here")
 
 
-def _dangling(path: Path) -> str:
-    beside = list_snapshots(path.parent)
-    return f"; beside it: {_names(beside[-5:])}" if beside else ""
+def _siblings(path: Path) -> str:
+    siblings = list_snapshots(path.parent)
+    return f"; the same directory has {', '.join(each.name for each in siblings[-5:])}" if siblings else ""
 
 
-def _names(paths: Iterable[Path]) -> str:
-    return ", ".join(path.name for path in paths)
-
-
-def point(link: Path, target: Path) -> None:
-    """Make the symlink `link` name `target` beside it, in one step: it is never missing in between."""
+def set_link(link: Path, target: Path) -> None:
+    """Atomically make the symlink `link` point to `target` in the same directory."""
     temporary = link.with_name(f".linking-{link.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
@@ -277,21 +248,21 @@ def point(link: Path, target: Path) -> None:
     sync(link.parent)
 
 
-def pointed(link: Path) -> Path | None:
-    """The snapshot beside it that `link` names, if it does."""
+def link_target(link: Path) -> Path | None:
+    """The snapshot that `link` points to; None if there is none in the same directory."""
     target = link.parent / os.readlink(link) if link.is_symlink() else link
     return target if target in list_snapshots(link.parent) else None
 
 
 def remove_snapshot(snapshot: Path) -> None:
-    """Delete a snapshot; hidden first, so that half of one is never taken for a whole."""
+    """Delete a snapshot. It is renamed first, so that a partly deleted one is never listed."""
     hidden = snapshot.with_name(f".removing-{snapshot.name}")
     snapshot.rename(hidden)
     shutil.rmtree(hidden)
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Clear away what a writer that died has left: a run has one writer, so nobody is still at it."""
+    """Delete the temporary files of a writer that was killed. A run has one writer, so none is in use."""
     for entry in directory.glob(".*"):
         if not entry.name.startswith((".writing-", ".removing-", ".linking-")):
             continue

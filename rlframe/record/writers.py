@@ -1,4 +1,4 @@
-"""The files a row of metrics goes to: progress.csv and TensorBoard's event files."""
+"""Writers of metric rows: progress.csv and TensorBoard event files. Used by `record.run`."""
 
 import csv
 import errno
@@ -15,40 +15,40 @@ from rlframe.core.files import read_csv as read_csv
 
 
 class Writer(ABC):
-    """Takes one row of metrics a log interval. Owned by a Run, which closes it."""
+    """Writes one row of metrics per log interval. Owned by a Run, which closes it."""
 
     @abstractmethod
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep a row; it has `env_steps`."""
+        """Write a row, which has `env_steps`."""
 
     @abstractmethod
     def trim(self, env_steps: int) -> None:
-        """Forget the rows after `env_steps`: the run goes on from there."""
+        """Drop the rows after `env_steps`, from where the run resumes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Flush and let go; harmless when repeated."""
+        """Flush and close; may be called twice."""
 
 
 class CsvWriter(Writer):
-    """progress.csv: whole lines only, a column for every name that ever came, in the order of their coming."""
+    """progress.csv: complete lines only, one column per metric in order of first appearance."""
 
     def __init__(self, path: Path) -> None:
-        """Goes on with the file that is there; a last line that a crash has torn is dropped."""
+        """Continue an existing file; an incomplete last line, left by a crash, is dropped."""
         self._path = path
         self._columns: list[str] = []
-        self._waiting: list[dict[str, str]] = []  # rows that the disk has refused, and the newest
+        self._waiting: list[dict[str, str]] = []  # rows not yet written because of a disk error
         if os.path.lexists(path):
             self._replace(*read_csv(path))
         self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """One line in one write. A new name rewrites the file with one more column, empty in the rows before.
+        """Append the row in one write. A new metric rewrites the file with one more column, empty in earlier rows.
 
-        A row that the disk refuses is kept, and written before the next.
+        After a disk error the row is written together with the next one.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: a disk error.
         """
         self._waiting.append({name: _cell(value) for name, value in row.items()})
         columns = list(dict.fromkeys([*self._columns, *(name for each in self._waiting for name in each)]))
@@ -64,10 +64,9 @@ class CsvWriter(Writer):
         n_written = self._file.write(lines)
         if n_written != len(lines):
             self._file.truncate(size)
-            raise OSError(errno.ENOSPC, f"{self._path}: the disk took {n_written} of {len(lines)} bytes; is it full?")
+            raise OSError(errno.ENOSPC, f"{self._path}: {n_written} of {len(lines)} bytes written; is the disk full?")
 
     def trim(self, env_steps: int) -> None:
-        """Drop the rows after `env_steps`, and those whose step is unreadable."""
         columns, rows = read_csv(self._path)
         self._replace(columns, [row for row in rows if _step(row) <= env_steps])
         self._reopen()
@@ -76,7 +75,7 @@ class CsvWriter(Writer):
         temporary = self._path.with_name(f".{self._path.name}.new")
         lines = [_line(columns), *(_line(row.get(name, "") for name in columns) for row in rows)] if columns else []
         try:
-            temporary.unlink(missing_ok=True)  # which a link might lead elsewhere
+            temporary.unlink(missing_ok=True)  # never write through a link
             with temporary.open("xb") as file:
                 file.write(b"".join(lines))
                 file.flush()
@@ -95,7 +94,6 @@ class CsvWriter(Writer):
         self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
-        """Close the file; every row is in it already."""
         self._file.close()
 
 
@@ -118,11 +116,10 @@ def _step(row: Mapping[str, str]) -> float:
 
 
 class TensorBoardWriter(Writer):
-    """An event file of scalars by env_steps; flushed with every row. No thread, unlike TensorBoard's own writer."""
+    """An event file of scalars by env_steps, flushed with every row; without the thread of TensorBoard's own writer."""
 
     def __init__(self, directory: Path) -> None:
-        # Here, not at the top: 0.15 s that a program which only reads runs need not wait for. TensorBoard's record
-        # writer and messages alone; torch.utils.tensorboard costs as much again and pulls in far more.
+        # Imported here: 0.15 s that a program which only reads runs saves. torch.utils.tensorboard costs twice that.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -132,7 +129,6 @@ class TensorBoardWriter(Writer):
         self._put(file_version="brain.Event:2")
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Every metric of the row as a scalar at its env_steps."""
         values = [
             self._summary.Value(tag=name, simple_value=float(value))
             for name, value in row.items()
@@ -141,7 +137,7 @@ class TensorBoardWriter(Writer):
         self._put(step=int(row["env_steps"]), summary=self._summary(value=values))
 
     def trim(self, env_steps: int) -> None:
-        """A session start just after `env_steps`: TensorBoard then hides what older files have from there on."""
+        """Write a session start at `env_steps` + 1: TensorBoard then hides later points of older files."""
         self._put(step=env_steps + 1, session_log=self._session(status=self._session.START))
 
     def _put(self, **fields: object) -> None:
@@ -150,7 +146,6 @@ class TensorBoardWriter(Writer):
         self._records.flush()
 
     def close(self) -> None:
-        """Close the file; every row is in it already."""
         if not self._records.closed:
             self._records.close()
 

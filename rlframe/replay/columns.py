@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlframe.kernels.transfer import sent
-from rlframe.record.codec import Chunked, Digests, by_rows
+from rlframe.record.codec import ChunkedArray, ChunkHashes, iter_chunks
 
 
 class Ring:
@@ -116,7 +116,7 @@ class Column(ABC):
         lead = (B, L) if by_env else (L, B)
         grid = slots[: L * B].reshape(*lead, *slots.shape[1:])  # a view
         self._grid = grid.swapaxes(0, 1) if by_env else grid
-        self._digests = Digests(L, self._grid[:1].nbytes)
+        self._digests = ChunkHashes(L, self._grid[:1].nbytes)
 
     @abstractmethod
     def write(self, time: int, values: np.ndarray) -> None:
@@ -130,16 +130,16 @@ class Column(ABC):
     def _read(self, rows: slice) -> np.ndarray:
         """Time steps as a contiguous array."""
 
-    def saved(self, n_used: int) -> Chunked:
+    def saved(self, n_used: int) -> ChunkedArray:
         """The first n_used time steps [n_used, B, ...] for a snapshot, valid until the next `write`."""
         example = self._read(slice(0))
         return self._digests.chunked(example.dtype, example.shape[1:], n_used, self._read)
 
-    def load(self, saved: np.ndarray | Chunked) -> None:
+    def load(self, saved: np.ndarray | ChunkedArray) -> None:
         """Restore what `saved` returned; small arrays come back from a snapshot as NumPy arrays."""
-        for rows, values in by_rows(saved):
+        for rows, values in iter_chunks(saved):
             self.write(rows.start, values)
-        self._digests.take_over(saved)
+        self._digests.load(saved)
 
 
 class Memory(ABC):
@@ -179,7 +179,7 @@ class ArrayColumn(Column):
     def write(self, time: int, values: np.ndarray) -> None:
         for places, part in spans(time, len(values), len(self._grid)):
             self._grid[places] = values[part]
-            self._digests.forget(places)
+            self._digests.invalidate(places)
 
     def take(self, at: Any) -> Tensor:
         return self._memory.send(self._slots.take(at, axis=0))
@@ -195,7 +195,7 @@ class TensorColumn(Column):
         tensor = torch.from_numpy(values)
         for places, part in spans(time, len(values), len(self._grid)):
             self._grid[places].copy_(sent(tensor[part], self._grid.device))
-            self._digests.forget(places)
+            self._digests.invalidate(places)
 
     def take(self, at: Any) -> Tensor:
         return self._slots.index_select(0, at.reshape(-1)).view(*at.shape, *self._slots.shape[1:])

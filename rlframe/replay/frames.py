@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import FrameStack
-from rlframe.record.codec import Chunked, by_rows
+from rlframe.record.codec import ChunkedArray, iter_chunks
 from rlframe.replay.columns import Memory, Ring, write_rows
 
 
@@ -172,7 +172,7 @@ class CompressedFrames(ObservationStorage):
         self._frame = (space.shape[0] // self._n, *space.shape[1:])  # [channels, H, W]
         self._block = np.zeros((self._n + 1, *self._frame), np.uint8)  # the frames to compress
         self._blocks: list[bytes] = [b""] * ring.n_slots
-        self._digests = [""] * -(-ring.n_slots // _CHUNK_BLOCKS)  # see Chunked.digests; reset where a block changes
+        self._digests = [""] * -(-ring.n_slots // _CHUNK_BLOCKS)  # of ChunkedArray; reset where a block changes
 
     def write_first(self, time: int, row: np.ndarray) -> None:
         for env, stack in enumerate(row.reshape(-1, self._n, *self._frame)):
@@ -211,7 +211,7 @@ class CompressedFrames(ObservationStorage):
         length = np.fromiter(map(len, self._blocks[: n_used * self._ring.B]), np.int64)
         return {"length": length, "bytes": self._chunked(length)}
 
-    def _chunked(self, length: np.ndarray) -> Chunked:
+    def _chunked(self, length: np.ndarray) -> ChunkedArray:
         """The blocks concatenated, in chunks of equally many blocks."""
         counts = [int(length[start : start + _CHUNK_BLOCKS].sum()) for start in range(0, len(length), _CHUNK_BLOCKS)]
 
@@ -219,18 +219,18 @@ class CompressedFrames(ObservationStorage):
             end = min(len(length), (i + 1) * _CHUNK_BLOCKS)
             return np.frombuffer(bytearray().join(self._blocks[i * _CHUNK_BLOCKS : end]), np.uint8)
 
-        return Chunked(np.dtype(np.uint8), (), counts, read, self._digests)
+        return ChunkedArray(np.dtype(np.uint8), (), counts, read, self._digests)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         slot, length = 0, state["length"].tolist()
-        for _, chunk in by_rows(state["bytes"]):  # each holds whole blocks
+        for _, chunk in iter_chunks(state["bytes"]):  # each holds whole blocks
             data, start = chunk.tobytes(), 0
             while start < len(data):
                 self._blocks[slot] = data[start : start + length[slot]]
                 start, slot = start + length[slot], slot + 1
         self._digests[:] = [""] * len(self._digests)
         counts = self._chunked(state["length"]).counts
-        if isinstance(state["bytes"], Chunked) and state["bytes"].counts == counts:
+        if isinstance(state["bytes"], ChunkedArray) and state["bytes"].counts == counts:
             self._digests[: len(counts)] = state["bytes"].digests[: len(counts)]
 
 

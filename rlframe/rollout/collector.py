@@ -18,7 +18,7 @@ from rlframe.rollout.buffer import Batch, EnvRows, empty_rows
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
 from rlframe.rollout.stepper import BatchEvents, LocalStepper, Stepper, worker_steppers
-from rlframe.system.shared import share
+from rlframe.system.shared import share_zeros
 
 
 class EpisodeTracker:
@@ -188,7 +188,7 @@ def worker_collector(
     pool: EnvPool, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool, n_groups: int, first: int
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`."""
-    shared = share(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
+    shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
     batch = Batch(shared.tree, empty_agent_outputs(agent, shared.tree, range(pool.n)))
     steppers = worker_steppers(pool, shared, n_groups)
     inferences = [

@@ -14,7 +14,7 @@ from rlframe.rollout.collector import Collector
 from rlframe.rollout.env_pool import WorkerContext
 from rlframe.rollout.inference import BatchInference, load_noise
 from rlframe.rollout.stepper import BatchEvents, LocalStepper
-from rlframe.system.machine import keep_freed_memory
+from rlframe.system.machine import retain_freed_memory
 from rlframe.system.worker_main import PROGRESS, Handler
 
 COLLECT, COMPLETE, STATE, LOAD_STATE = range(4)  # commands
@@ -37,7 +37,7 @@ def make_collect_handler(context: WorkerContext) -> Handler:
 class _Worker:
     def __init__(self, context: WorkerContext) -> None:
         torch.set_num_threads(1)
-        keep_freed_memory()
+        retain_freed_memory()
         batch_of_all, shared_parameters, noise = context.memory
         agent, seed, decorrelation_steps, block, first_of_rank = context.arguments
         n, lo = context.envs.n, context.lo
@@ -50,7 +50,7 @@ class _Worker:
             self.rngs = [generator(seed, Role.NOISE, first + env, context.generation) for env in range(n)]
         else:
             self.rngs = generators(seed, Role.NOISE, n, first)
-        self.parent, self.progress = context.parent, context.parent.words[PROGRESS:]
+        self.parent, self.progress = context.parent, context.parent.control[PROGRESS:]
         self.stepper = LocalStepper(context.envs, batch.rows, lo, self.progress)
         inference = BatchInference(agent, batch, first, self.rngs, True, block)
         self.collector = Collector(batch, [inference], [self.stepper], context.envs.observation_space)

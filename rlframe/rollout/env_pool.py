@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
-from rlframe.core.errors import ConfigError, ReadableError, counted
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
 from rlframe.system.machine import n_cpus
-from rlframe.system.process import SLICE_S, Child, ChildDied, ChildHung
-from rlframe.system.restarts import Restarts
+from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.shared import Shared
-from rlframe.system.worker_main import Handler, Parent
+from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
+from rlframe.system.worker_main import Handler, ParentLink
 
 HandlerFactory = Callable[["WorkerContext"], Handler]
 
@@ -30,7 +30,7 @@ HandlerFactory = Callable[["WorkerContext"], Handler]
 class WorkerContext:
     """What a handler can use in its worker process."""
 
-    parent: Parent
+    parent: ParentLink
     envs: Envs
     lo: int  # its first environment's column in the whole batch
     generation: int  # the number of processes that died before this one
@@ -40,14 +40,14 @@ class WorkerContext:
 
 
 def worker_main(
-    parent: Parent, config: EnvConfig, seeds: Sequence[int], lo: int, generation: int, is_replacement: bool
+    parent: ParentLink, config: EnvConfig, seeds: Sequence[int], lo: int, generation: int, is_replacement: bool
 ) -> None:
     """Main function of a worker process: make environments, receive the task, handle commands until told to stop."""
     envs = make_envs(config, len(seeds), seeds, first=lo)
     try:
         parent.send((envs.observation_space, envs.action_space, envs.backend))
         make_handler, n_memories, arguments = parent.receive()
-        memory = tuple(parent.take().tree for _ in range(n_memories))
+        memory = tuple(parent.receive_memory().tree for _ in range(n_memories))
         handle = make_handler(WorkerContext(parent, envs, lo, generation, is_replacement, memory, arguments))
         parent.send(None)
         parent.serve(handle)
@@ -56,27 +56,6 @@ def worker_main(
 
 
 _log = logging.getLogger("rlframe")
-
-
-class WorkersFailed(ReadableError):
-    """Too many worker processes died."""
-
-
-@dataclass(frozen=True)
-class Supervision:
-    """When workers are killed or replaced, and their name in the log."""
-
-    timeout_s: float = 60.0  # seconds without a finished step, after which a worker is considered hung and killed
-    max_restarts: int = 100  # of all workers together within an hour
-    start_method: str = "forkserver"  # or spawn
-    name: str = "worker"  # followed by the worker's number
-
-    def __post_init__(self) -> None:
-        if not self.timeout_s > 0 or self.max_restarts < 0:
-            raise ConfigError(
-                f"sampler.timeout_s={self.timeout_s} must be above 0, and "
-                f"sampler.max_restarts={self.max_restarts} at least 0"
-            )
 
 
 @dataclass(frozen=True)
@@ -114,7 +93,7 @@ class Worker:
         self.deaths_in_a_row = 0  # without a finished step or command in between
         self.envs_started = False  # its environments have been reset once
         self.needs_reset = False  # its process is a replacement whose environments have not been reset
-        self.child: Any = None  # a Child after the first start
+        self.child: Any = None  # a ChildProcess after the first start
         self._busy_s = 0.0
 
     def busy_s(self) -> float:
@@ -171,7 +150,9 @@ class EnvPool:
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
-        self._restarts = Restarts(self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step")
+        self._restarts = RestartBudget(
+            self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step"
+        )
         self._preload = ("rlframe.rollout.env_pool", *preload)
         self._task: WorkerTask | None = None
         self._spaces: list[Any] = []  # spaces and backend of worker 0
@@ -187,7 +168,7 @@ class EnvPool:
             raise
         backend: str
         self.observation_space, self.action_space, backend = self._spaces
-        self.backend = f"{counted(n_workers, 'worker')} of {backend}"
+        self.backend = f"{pluralize(n_workers, 'worker')} of {backend}"
 
     @property
     def restarts(self) -> int:
@@ -208,7 +189,7 @@ class EnvPool:
     def _start(self, worker: Worker) -> None:
         arguments = (self.config, worker.seeds, worker.lo, worker.generation, worker.envs_started)
         method = self.supervision.start_method
-        worker.child = Child(worker.name, worker_main, arguments, worker.cpus, method, self._preload)
+        worker.child = ChildProcess(worker.name, worker_main, arguments, worker.cpus, method, self._preload)
 
     def _receive_spaces(self, worker: Worker) -> None:
         """Receive the spaces of a worker's environments, and check that they equal worker 0's."""
@@ -235,7 +216,7 @@ class EnvPool:
         if self._task is not None:
             worker.child.send((self._task.make_handler, len(self._task.memory), self._task.arguments))
             for shared in self._task.memory:
-                worker.child.hand_over(shared)
+                worker.child.send_memory(shared)
 
     def _receive(self, worker: Worker) -> Any:
         try:
@@ -260,7 +241,7 @@ class EnvPool:
     def call(self, worker: Worker, command: int, argument: int = 0, values: Sequence[Any] = ()) -> Any:
         """Run a command until it is done, with the `values` that its handler receives; returns its value."""
         while True:
-            worker.child.begin(command, argument)
+            worker.child.start_command(command, argument)
             with contextlib.suppress(ChildDied):  # `_wait` raises it again
                 for value in values:
                     worker.child.send(value)
@@ -314,11 +295,11 @@ class EnvPool:
         worker.deaths_in_a_row = worker.deaths_in_a_row + 1 if worker.child.progress <= 0 else 0
         what = f"{worker.name} (process {worker.child.pid}, environments {worker.lo} to {worker.hi - 1}) {death}"
         if isinstance(death, ChildHung):
-            n_envs = counted(worker.hi - worker.lo, "environment")
+            n_envs = pluralize(worker.hi - worker.lo, "environment")
             what += f"\nIf making, resetting or stepping its {n_envs} may take that long, raise sampler.timeout_s"
         worker.child.close(0.0)
-        if objection := self._restarts.objection(worker.deaths_in_a_row):
-            raise WorkersFailed(f"{what}; {objection}")
+        if reason := self._restarts.record_death(worker.deaths_in_a_row):
+            raise WorkersFailed(f"{what}; {reason}")
         self._restarts.back_off(worker.deaths_in_a_row)
         worker.next_seeds()
         worker.needs_reset = worker.envs_started

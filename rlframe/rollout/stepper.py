@@ -16,7 +16,7 @@ from rlframe.envs.base import Envs
 from rlframe.rollout.buffer import EnvRows, empty_rows
 from rlframe.rollout.env_pool import EnvPool, Worker, WorkerContext, WorkerTask
 from rlframe.system.shared import Shared
-from rlframe.system.worker_main import NOTES, PROGRESS, Handler
+from rlframe.system.worker_main import N_EVENTS, PROGRESS, Handler
 
 Diagnostics = dict[tuple[int, int], dict[str, float]]  # (t, env): means over the episode that ended at step t
 Interruptions = set[tuple[int, int]]  # (t, env): restarted at step t because its process died; the episode is dropped
@@ -126,7 +126,7 @@ STEP, RESET, RESTART_EPISODES, POP_DIAGNOSTICS, STATE, RESTORE = range(6)  # com
 def make_step_handler(context: WorkerContext) -> Handler:
     """For workers that only step: handle the commands above on their columns of the shared rows."""
     rows: EnvRows = context.memory[0]
-    words, lo, envs = context.parent.words, context.lo, context.envs
+    words, lo, envs = context.parent.control, context.lo, context.envs
     stepper = LocalStepper(envs, rows.columns(lo, lo + envs.n), lo, words[PROGRESS:])
     if not context.is_replacement:
         stepper.reset()
@@ -134,7 +134,7 @@ def make_step_handler(context: WorkerContext) -> Handler:
     def handle(command: int, t: int) -> Any:
         if command == STEP:
             stepper.finish_step(t)
-            words[NOTES] = len(stepper.diagnostics)
+            words[N_EVENTS] = len(stepper.diagnostics)
         elif command == RESET:
             stepper.reset(t)
         elif command == RESTART_EPISODES:
@@ -144,7 +144,7 @@ def make_step_handler(context: WorkerContext) -> Handler:
         elif command == RESTORE:
             return stepper.restore(context.parent.receive())
         else:
-            words[NOTES] = 0
+            words[N_EVENTS] = 0
             return stepper.pop_events().diagnostics
         return None
 
@@ -161,7 +161,7 @@ class WorkerStepper(Stepper):
 
     def start_step(self, t: int) -> None:
         for worker in self.group:
-            worker.child.begin(RESTART_EPISODES if worker.needs_reset else STEP, t)
+            worker.child.start_command(RESTART_EPISODES if worker.needs_reset else STEP, t)
 
     def finish_step(self, t: int) -> None:
         for worker, result in zip(self.group, self.pool.wait(self.group), strict=True):
@@ -173,7 +173,7 @@ class WorkerStepper(Stepper):
 
     def reset(self, round_: int = 0) -> None:
         for worker in self.group:
-            worker.child.begin(RESET, round_)
+            worker.child.start_command(RESET, round_)
         for worker, result in zip(self.group, self.pool.wait(self.group), strict=True):
             if not result.done:
                 self.pool.call(worker, RESET, round_)
@@ -192,7 +192,7 @@ class WorkerStepper(Stepper):
     def pop_events(self) -> BatchEvents:
         diagnostics: Diagnostics = {}
         for worker in self.group:
-            if worker.child.n_notes:
+            if worker.child.n_events:
                 diagnostics |= self.pool.call(worker, POP_DIAGNOSTICS)
         interruptions, self._interruptions = self._interruptions, set()
         return BatchEvents(diagnostics, interruptions)
@@ -225,7 +225,7 @@ def make_timing_handler(context: WorkerContext) -> Handler:
         while n == 0 or time.perf_counter() < deadline:
             envs.step(actions[n % _N_ROWS], steps[n % _N_ROWS])
             n += 1
-            context.parent.words[PROGRESS] = n  # a heartbeat
+            context.parent.control[PROGRESS] = n  # a heartbeat
         return (time.perf_counter() - start) / n
 
     return handle

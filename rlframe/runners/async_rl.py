@@ -11,10 +11,10 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError
-from rlframe.rollout.env_pool import Supervision
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.samplers import BackgroundSampler, Evaluator
 from rlframe.system.process import START_METHODS
+from rlframe.system.supervision import Supervision
 
 
 @chz.chz

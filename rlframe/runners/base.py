@@ -18,17 +18,16 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, option
-from rlframe.core.errors import ConfigError, Interrupted, ReadableError
-from rlframe.core.files import NotRecorded, SnapshotError
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError, RecordError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Trajectory
-from rlframe.record import Clock, Metrics, current_run
+from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
-from rlframe.record.rank_state import Part, write_part
+from rlframe.record.rank_state import RankEntry, write_rank_state
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import EvaluationStopped, summarize
-from rlframe.system.machine import keep_freed_memory, resident_bytes
+from rlframe.system.machine import resident_bytes, retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _RECENT_EPISODES = 100  # that episode/return_mean is over
@@ -112,7 +111,7 @@ class Runner(ABC):
             )
         self.sampler, self.agent, self.algo = sampler, agent, algo
         self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
-        self.metrics, self.clock = Metrics(), Clock()
+        self.metrics, self.clock = Metrics(), Timers()
         self.ranks = algo.progress.ranks
         self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // self.ranks.world_size))  # of this rank
         self.n_episodes = 0  # of this rank
@@ -153,10 +152,10 @@ class Runner(ABC):
             EnvError: an environment failed; a snapshot was written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
         """
-        keep_freed_memory()
+        retain_freed_memory()
         row: dict[str, float] = {}
         asked = 0
-        with stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.pass_on) as self.stop:
+        with stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.forward_signal) as self.stop:
             try:
                 self.sampler.refresh(self.agent)  # whose exploration the algorithm has set
                 self.clock.begin(self.env_steps, self.algo.progress.updates)
@@ -195,7 +194,7 @@ class Runner(ABC):
 
     def _asked(self) -> int:
         """What some rank was asked to stop for; see StopRequest.reason."""
-        return self.ranks.largest(self.stop.reason())
+        return self.ranks.max(self.stop.reason())
 
     def _tell_of_stop(self, asked: int) -> None:
         where = f"at env_steps {self.env_steps:,} of {self.n_steps:,}, snapshot written; go on with resume="
@@ -309,26 +308,26 @@ class Runner(ABC):
         """Where an error ends the run, that is what it is told of, also where the disk refuses."""
         try:
             self.save()
-        except NotRecorded as refused:
+        except RecordError as refused:
             _logger.warning("%s", refused)
 
     def _snapshot(self, final: bool) -> None:
         run, updates = current_run(), self.algo.progress.updates
-        if self.ranks.broadcast(run.wants_snapshot(self.env_steps, final)):
-            with self.stop.undisturbed():
+        if self.ranks.broadcast(run.snapshot_due(self.env_steps, final)):
+            with self.stop.protect():
                 run.snapshot(
                     self.state_dict,
                     self.env_steps,
                     self.score,
                     updates=updates,
                     final=final,
-                    others=self._states_of_others,
+                    other_ranks=self._states_of_others,
                 )
 
-    def _states_of_others(self, folder: Path) -> list[Part]:
+    def _states_of_others(self, folder: Path) -> list[RankEntry]:
         """Every rank but the first writes its own state where the first one writes the snapshot."""
         folder, rank = self.ranks.broadcast(folder), self.ranks.rank
-        own = [write_part(folder, rank, self.state_dict())] if rank else []
+        own = [write_rank_state(folder, rank, self.state_dict())] if rank else []
         return [part for parts in self.ranks.gather(own) for part in parts]
 
     def _episodes(self) -> dict[str, float]:
@@ -380,11 +379,10 @@ class Runner(ABC):
         self.sampler.refresh(self.agent)
         runner = state["runner"]
         self.reported, self.n_episodes = runner["reported"], runner["n_episodes"]
-        self.clock = Clock(runner["elapsed_s"])
+        self.clock = Timers(runner["elapsed_s"])
         self.recent.extend(Trajectory(*fields) for fields in runner["recent"])
-        if "metrics" in runner:  # not in snapshots of version 0.1
-            self.score = runner["score"]
-            self.metrics.load_state_dict(runner["metrics"])
+        self.score = runner["score"]
+        self.metrics.load_state_dict(runner["metrics"])
         return reasons
 
 

@@ -33,7 +33,7 @@ def keep_refused(agent: Agent, algo: Algorithm, refusal: SkippedUpdate, metrics:
     state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}
     ranks = algo.progress.ranks
     name = f"nonfinite_{refusal.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
-    kept = current_run().keep(name, state, facts)
+    kept = current_run().dump(name, state, facts)
     in_batch = ", ".join(f"{place} ({n} of its values)" for place, n in wrong.items()) or "no value of the batch"
     return (
         f"update {refusal.updates:,} at env_steps {algo.progress.env_steps:,} was not made: loss "

@@ -18,11 +18,12 @@ from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import fixed_backend
-from rlframe.rollout.env_pool import EnvPool, Supervision, WorkerTask
+from rlframe.rollout.env_pool import EnvPool, WorkerTask
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.rollout.stepper import make_timing_handler
 from rlframe.samplers import cpu, gpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig, WorkersConfig
+from rlframe.system.supervision import Supervision
 
 _ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # seconds for each timing
 _HANDOVER_S = 15e-6  # to one worker and back (benchmarks/handover.py)

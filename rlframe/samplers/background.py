@@ -30,15 +30,14 @@ from rlframe.envs import EnvConfig
 from rlframe.models.encoders import has_images
 from rlframe.rollout.buffer import AgentOutputs, Batch
 from rlframe.rollout.cpu_worker import parameters
-from rlframe.rollout.env_pool import Supervision, WorkersFailed
 from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, WorkersConfig
-from rlframe.system.machine import keep_freed_memory
-from rlframe.system.process import SLICE_S, Child, ChildDied, ChildHung
-from rlframe.system.restarts import Restarts
-from rlframe.system.ring import FILL, Ring, filling
+from rlframe.system.machine import retain_freed_memory
+from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
+from rlframe.system.ring import FILL, Ring, fill_handler
 from rlframe.system.shared import Shared, make_shared_parameters, post_parameters, read_parameters
-from rlframe.system.worker_main import PROGRESS, Parent
+from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
+from rlframe.system.worker_main import PROGRESS, ParentLink
 
 _LOAD_NOISE = 1  # command besides FILL; only before the first FILL
 _MESSAGE_INTERVAL_S = 1.0  # between messages with the sampler's counters
@@ -95,9 +94,9 @@ class BackgroundProcess:
         self.config, self.env, self.seed, self.cpus = config, env, seed, tuple(cpus)
         self.worker_cpus, self.n_threads = [tuple(each) for each in worker_cpus], n_threads
         most = self.supervision.max_restarts
-        self.restarts = Restarts(most, "runner.max_restarts", "the sampler's process", "a single batch")
+        self.restarts = RestartBudget(most, "runner.max_restarts", "the sampler's process", "a single batch")
         self.deaths_in_a_row = 0  # without a finished batch in between
-        self.child: Any = None  # a Child after the first start
+        self.child: Any = None  # a ChildProcess after the first start
         self._task: tuple[Agent, str, tuple[Shared, ...]] | None = None
         self._start_until_ready()
 
@@ -139,7 +138,7 @@ class BackgroundProcess:
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
         preload = ("rlframe.samplers.background", *preload)
         method = self.supervision.start_method
-        self.child = Child(self.supervision.name, background_main, arguments, self.cpus, method, preload)
+        self.child = ChildProcess(self.supervision.name, background_main, arguments, self.cpus, method, preload)
 
     def _send_task(self) -> None:
         """Send the task, if there is one yet, to a process whose spaces have been received."""
@@ -147,7 +146,7 @@ class BackgroundProcess:
             agent, device, memory = self._task
             self.child.send((copy.deepcopy(agent).to("cpu"), device))
             for shared in memory:
-                self.child.hand_over(shared)
+                self.child.send_memory(shared)
             self.backend = self.child.receive(self.supervision.timeout_s)
 
     def _count_death(self, death: ChildDied) -> None:
@@ -157,8 +156,8 @@ class BackgroundProcess:
         if isinstance(death, ChildHung):
             what += "\nIf making, resetting or stepping its environments may take that long, raise runner.timeout_s"
         self.child.close(0.0)
-        if objection := self.restarts.objection(self.deaths_in_a_row):
-            raise WorkersFailed(f"{what}; {objection}")
+        if reason := self.restarts.record_death(self.deaths_in_a_row):
+            raise WorkersFailed(f"{what}; {reason}")
         self.restarts.back_off(self.deaths_in_a_row)
         _log.warning(f"{what}; restarted with fresh seeds (restart {self.restarts.n})")
 
@@ -217,7 +216,7 @@ class BackgroundSampler(Sampler):
             self._start()
         while True:
             try:
-                queue_length, index = self.ring.n_ready, self.ring.take(self._timeout_s)
+                queue_length, index = self.ring.n_ready, self.ring.get(self._timeout_s)
                 slot: Slot = self.ring.slots[index]
                 if slot.has_message[0]:
                     trajectories, counters = self.process.child.receive(self._timeout_s)
@@ -282,7 +281,7 @@ class BackgroundSampler(Sampler):
         child, rngs = self.process.child, generators(0, Role.NOISE, self.batch_spec.B)
         load_noise(rngs, state["noise"])
         self._noise = _spawn(rngs)
-        child.begin(_LOAD_NOISE)
+        child.start_command(_LOAD_NOISE)
         try:
             child.send(noise_state(rngs))
             while not (child.wait(SLICE_S) or child.check(SLICE_S, self._timeout_s)):
@@ -302,22 +301,22 @@ def _spawn(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
 
 
 def background_main(
-    parent: Parent, config: Any, env: EnvConfig, seed: int, worker_cpus: Sequence[Sequence[int]], n_threads: int
+    parent: ParentLink, config: Any, env: EnvConfig, seed: int, worker_cpus: Sequence[Sequence[int]], n_threads: int
 ) -> None:
     """Main function of the process: make environments, receive the task, fill slots until told to stop."""
-    keep_freed_memory()
+    retain_freed_memory()
     signal.signal(signal.SIGUSR2, _exit)
     envs = config.make_envs(env, seed, worker_cpus)
     try:
         torch.set_num_threads(n_threads if has_images(envs.observation_space) else 1)
         parent.send((envs.observation_space, envs.action_space, envs.backend))
         agent, device = parent.receive()
-        slots, shared_parameters = parent.take().tree, parent.take().tree
+        slots, shared_parameters = parent.receive_memory().tree, parent.receive_memory().tree
         agent.to(torch.device(device))
         sampler: Sampler = config.make_sampler(envs, agent, seed)
         filler = _SlotFiller(parent, sampler, agent, shared_parameters)
         parent.send(sampler.backend)
-        fill = filling(slots, filler.fill)
+        fill = fill_handler(slots, filler.fill)
 
         def handle(command: int, argument: int) -> None:
             if command == FILL:
@@ -340,12 +339,12 @@ def _exit(signum: int, frame: FrameType | None) -> None:
 class _SlotFiller:
     """Fills slots with batches, each sampled with the newest parameters at its start."""
 
-    def __init__(self, parent: Parent, sampler: Sampler, agent: Agent, shared_parameters: Any) -> None:
+    def __init__(self, parent: ParentLink, sampler: Sampler, agent: Agent, shared_parameters: Any) -> None:
         self.parent, self.sampler, self.agent, self.shared_parameters = parent, sampler, agent, shared_parameters
         self.parameters = parameters(agent)
         self.values = map_tree(lambda x: np.zeros_like(as_numpy(x)), self.parameters)  # copied from shared memory
         self.version = -1
-        self.heartbeat = parent.words[PROGRESS:]  # negative between batches, so that it changes with each batch
+        self.heartbeat = parent.control[PROGRESS:]  # negative between batches, so that it changes with each batch
         self.n_batches = 0
         self.sent_at = time.monotonic()
         sampler.set_heartbeat(self.heartbeat)

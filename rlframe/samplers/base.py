@@ -16,9 +16,10 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs
 from rlframe.rollout.collector import Collector
-from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import load_noise, noise_state
 from rlframe.system.process import START_METHODS
+from rlframe.system.supervision import Supervision
 
 NOT_SAVED = "the snapshot holds no environments"  # reason for restarting episodes
 

@@ -10,7 +10,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.ranks import first_of_rank
+from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
@@ -21,7 +21,7 @@ from rlframe.rollout.env_pool import EnvPool, Worker, WorkerTask
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
 from rlframe.rollout.stepper import BatchEvents, Interruptions
 from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers
-from rlframe.system.shared import make_shared_parameters, post_parameters, share
+from rlframe.system.shared import make_shared_parameters, post_parameters, share_zeros
 
 
 @chz.chz
@@ -43,8 +43,8 @@ class CpuSampler(Sampler):
         self.envs, self.backend = envs, f"{envs.backend}, each with its own agent"
         self.batch_spec = BatchSpec(batch_T, envs.n)
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
-        first = first_of_rank(envs.n)
-        shared = share(Batch(rows, empty_agent_outputs(agent, rows, range(first, first + envs.n))), "batch")
+        first = first_env_of_rank(envs.n)
+        shared = share_zeros(Batch(rows, empty_agent_outputs(agent, rows, range(first, first + envs.n))), "batch")
         self.batch: Batch = shared.tree
         self.samples = self.batch.samples()
         self.shared_parameters = make_shared_parameters(cpu_worker.parameters(agent))
@@ -52,7 +52,7 @@ class CpuSampler(Sampler):
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first)
-        noise = share(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
+        noise = share_zeros(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # states of the workers' generators after the last batch
         envs.assign(WorkerTask(cpu_worker.make_collect_handler, (shared, self.shared_parameters, noise), arguments))
 
@@ -61,7 +61,7 @@ class CpuSampler(Sampler):
         ready = [worker for worker in self.envs.workers if not worker.needs_reset]
         unfinished = {worker: -1 for worker in self.envs.workers if worker.needs_reset}  # worker: steps done
         for worker in ready:
-            worker.child.begin(cpu_worker.COLLECT)
+            worker.child.start_command(cpu_worker.COLLECT)
         events: list[BatchEvents] = []
         for worker, result in zip(ready, self.envs.wait(ready), strict=True):
             if not result.done:
@@ -80,7 +80,7 @@ class CpuSampler(Sampler):
         while True:
             t = min(max(progress, 0), self.batch_spec.T - 1)
             interruptions |= {(t, env) for env in range(worker.lo, worker.hi)}
-            worker.child.begin(cpu_worker.COMPLETE, progress)
+            worker.child.start_command(cpu_worker.COMPLETE, progress)
             (result,) = self.envs.wait([worker])
             if result.done:
                 worker.needs_reset = False

@@ -16,7 +16,8 @@ from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.rollout.collector import local_collector, worker_collector
-from rlframe.rollout.env_pool import EnvPool, Supervision, split
+from rlframe.rollout.env_pool import EnvPool, split
+from rlframe.system.supervision import Supervision
 
 _CHUNK = 16  # time steps between checks for finished episodes
 

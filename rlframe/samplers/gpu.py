@@ -7,7 +7,7 @@ import chz
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
-from rlframe.core.ranks import first_of_rank
+from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, generators
 from rlframe.rollout.collector import worker_collector
 from rlframe.rollout.env_pool import EnvPool
@@ -44,7 +44,7 @@ class GpuSampler(LocalInferenceSampler):
                 f"sampler.n_groups={n_groups} must be from 1 to sampler.n_workers={len(envs.workers)}: "
                 f"each group needs a worker"
             )
-        first = first_of_rank(envs.n)
+        first = first_env_of_rank(envs.n)
         rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)
         collector = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first)
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import chz
 
 from rlframe.agents import Agent
-from rlframe.core.ranks import first_of_rank
+from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.rollout.collector import local_collector
@@ -20,7 +20,7 @@ class Config(SamplerConfig):
     """For environments that step in microseconds, native vector environments, and debugging."""
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs:
-        return make_envs(env, self.batch_B, env_seeds(seed, Role.ENV, self.batch_B), first_of_rank(self.batch_B))
+        return make_envs(env, self.batch_B, env_seeds(seed, Role.ENV, self.batch_B), first_env_of_rank(self.batch_B))
 
     def make_sampler(self, envs: Envs, agent: Agent, seed: int) -> SerialSampler:
         return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
@@ -35,7 +35,7 @@ class SerialSampler(LocalInferenceSampler):
         """
         if isinstance(envs, EnvPool):
             raise TypeError("SerialSampler steps environments of this process, but got an EnvPool; pass make_envs(...)")
-        first = first_of_rank(envs.n)
+        first = first_env_of_rank(envs.n)
         rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)
         collector = local_collector(envs, agent, batch_T, rngs, first=first)
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)

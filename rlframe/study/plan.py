@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, counted
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.system.affinity import Affinity, Topology, plan
 
 SWEEP = "sweep."
@@ -199,6 +199,6 @@ def _auto(topology: Topology, n_runs: int, on_gpu: bool) -> tuple[str, int]:
 
 def describe_slots(slots: Sequence[Slot]) -> str:
     """One line per slot."""
-    lines = [counted(len(slots), "slot") + ":"]
+    lines = [pluralize(len(slots), "slot") + ":"]
     lines += [f"  slot {slot.index}  {slot.describe()}  (affinity={slot.code})" for slot in slots]
     return "\n".join(lines)

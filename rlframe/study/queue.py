@@ -18,7 +18,7 @@ from datetime import datetime
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from rlframe.core.errors import counted, printable
+from rlframe.core.errors import pluralize, printable
 from rlframe.study.plan import Run, Slot
 from rlframe.study.record import (
     DONE,
@@ -307,7 +307,7 @@ class Queue:
         running = [process for process in self._active if not process.interrupted]
         if running:
             self._table.message(
-                f"stopping: waiting for {counted(len(running), 'snapshot')}; signal again to stop at once"
+                f"stopping: waiting for {pluralize(len(running), 'snapshot')}; signal again to stop at once"
             )
         for process in running:
             process.interrupt(_SNAPSHOT_S)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import is_plain, read_json
-from rlframe.record.lock import Ownership
-from rlframe.record.params import replace_file, session
+from rlframe.core.files import is_regular_file, read_json
+from rlframe.record.directory import DirectoryLock, replace_file, session
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run
 
@@ -87,7 +86,7 @@ def last_row(path: Path) -> dict[str, float]:
     Raises:
         OSError: it cannot be read.    ValueError, csv.Error: it is not a table.
     """
-    if not is_plain(path):
+    if not is_regular_file(path):
         raise ValueError(f"{path} is not a plain file")
     with path.open("rb") as file:
         header = file.readline(_TAIL_BYTES)
@@ -143,7 +142,7 @@ class StudyRecord:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot create {directory}: {error.strerror}; use another log_dir") from error
-        self._lock = Ownership(directory, "a study", "log_dir")
+        self._lock = DirectoryLock(directory, "a study", "log_dir")
         with ExitStack() as on_error:
             on_error.callback(self._lock.close)
             self._path, self._runs = directory / FILE, tuple(runs)

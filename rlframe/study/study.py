@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.command_line import run_command
-from rlframe.core.errors import ConfigError, Interrupted, counted
+from rlframe.core.errors import ConfigError, Interrupted, pluralize
 from rlframe.record.context import dated
 from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, make_runs, make_slots
 from rlframe.study.queue import Options, Queue
@@ -43,7 +43,7 @@ def execute(study: Study, slots: Sequence[Slot], options: Options) -> int:
     with closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
         n_done = sum(status.state == DONE for status in record.statuses.values())
         skipped = f", {n_done} already done" if n_done else ""
-        print(f"study: {study.directory}, {counted(len(study.runs), 'run')}{skipped}")
+        print(f"study: {study.directory}, {pluralize(len(study.runs), 'run')}{skipped}")
         print(describe_slots(slots), flush=True)
         with closing(open_status_table()) as table:
             signum = Queue(study.runs, slots, record, table, options).run()
@@ -57,7 +57,7 @@ def execute(study: Study, slots: Sequence[Slot], options: Options) -> int:
 
 def preview(study: Study, slots: Sequence[Slot]) -> str:
     """The slots and the runs in their order, as `dry_run=true` prints them."""
-    lines = [f"study: {study.directory}, {counted(len(study.runs), 'run')}"]
+    lines = [f"study: {study.directory}, {pluralize(len(study.runs), 'run')}"]
     lines += [describe_slots(slots), "runs, in this order:"]
     width = max(len(run.name) for run in study.runs)
     for index, run in enumerate(study.runs):

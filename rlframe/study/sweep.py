@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.command_line import Words
+from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment, to_flat
 from rlframe.experiment.trust import foreign, refuse_foreign
@@ -35,15 +35,15 @@ def is_study(arguments: Mapping[str, str]) -> bool:
     return "resume" in arguments and (Path(arguments["resume"]) / FILE).is_file()
 
 
-def run_sweep(words: Words, check: Check) -> int:
+def run_sweep(words: KeyValues, check: Check) -> int:
     """Run or resume the sweep, or print its plan with `dry_run=true`; returns the exit status.
 
     Raises:
         ConfigError: the grid, a key or a value of any run is wrong; nothing has been started.
     """
     dry_run, resume, trust = words.flag("dry_run"), words.text("resume"), words.flag("trust")
-    given = _with_recorded(Path(resume), words.rest, trust) if resume else dict(words.rest)
-    study_words = Words(f"{key}={value}" for key, value in given.items() if key in _STUDY_KEYS)
+    given = _with_recorded(Path(resume), words.remaining, trust) if resume else dict(words.remaining)
+    study_words = KeyValues(f"{key}={value}" for key, value in given.items() if key in _STUDY_KEYS)
     order = study_words.text("seeds", plan.INNERMOST)
     options = Options(study_words.count("retries", 0), float(study_words.count("stall_s", int(Options.stall_s))))
     run_id = study_words.count("run_ID", 0)
@@ -103,7 +103,7 @@ def _with_recorded(directory: Path, arguments: Mapping[str, str], trust: bool) -
     command = read_record(directory).get("command")
     if not isinstance(command, list) or not any(str(word).startswith(SWEEP) for word in command):
         raise ConfigError(f"{directory} is the study of a script; run that script again with log_dir={directory}")
-    recorded = Words(map(str, command)).rest
+    recorded = KeyValues(map(str, command)).remaining
     for name, text in recorded.items():
         key = name.removeprefix(SWEEP)
         for value in plan.split_values(text) if key != name else [text]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rlframe.core.errors import counted
+from rlframe.core.errors import pluralize
 from rlframe.record.console import format_duration, format_number
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Progress
 
@@ -55,7 +55,7 @@ class Row:
 def summary(rows: Sequence[Row], n_slots: int) -> str:
     """The number of runs in each state, and the time left on this number of slots."""
     counts = {state: sum(row.state == state for row in rows) for state in _BY_IMPORTANCE}
-    text = f"{counted(len(rows), 'run')}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    text = f"{pluralize(len(rows), 'run')}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)
     left = _left_s(rows, n_slots)
     return f"{text}; about {format_duration(left)} left" if left > 0 else text
 

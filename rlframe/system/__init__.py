@@ -1,1 +1,1 @@
-"""The machine: memory, threads, processes; knows no RL."""
+"""Processes, shared memory, CPUs and signals. Contains no reinforcement learning."""

@@ -1,7 +1,7 @@
-"""Which CPUs and GPUs each process of a run gets: the arithmetic that deals out what the machine has.
+"""Which CPUs and GPUs each process of a run gets.
 
-`read_topology` asks the operating system, `plan` is a pure function of what it found, and `pin` carries it out. Cores
-are physical: hyperthread siblings always go together, and sockets and NUMA nodes come from the topology.
+`machine.read_topology` reads the machine, the pure function `plan` divides it into slots, and `pin` applies the result.
+Cores are physical: hyperthread siblings stay together, and sockets and NUMA nodes come from the topology.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
 
 __all__ = ["TOKENS", "Affinity", "Cpu", "Gpu", "Topology", "pin", "plan", "read_topology"]
 
-TOKENS = {  # of an affinity code, each with a number before it
-    "cpu": "physical cores in all; what the machine has, unless given",
-    "gpu": "GPUs in all, 0 for none; what the machine has, unless given",
+TOKENS = {  # of an affinity code, each after a number
+    "cpu": "physical cores to use; default: all",
+    "gpu": "GPUs to use, 0 for none; default: all",
     "cpr": "cores per run",
     "gpr": "GPUs per run",
-    "rpg": "runs per GPU, which share it",
-    "res": "cores reserved for other uses: the first ones",
+    "rpg": "runs that share one GPU",
+    "res": "first cores, reserved for other uses",
     "wkr": "workers per run",
-    "slt": "which of the slots, from 0",
+    "slt": "index of this run's slot, from 0",
 }
 _MAY_BE_ZERO = ("gpu", "res", "slt")
-_N_SHOWN = 8  # workers that a description lists one by one
+_N_SHOWN = 8  # workers listed one by one in a description
 
 _log = logging.getLogger("rlframe")
 
 
-_Core = tuple[Cpu, ...]  # the siblings that may be used, at least one
+_Core = tuple[Cpu, ...]  # its usable logical CPUs, at least one
 
 
 @dataclass(frozen=True)
 class Affinity:
-    """The part of the machine that one run gets: a slot among equal ones. CPUs are logical; none means not pinned.
+    """The part of the machine for one run: one of several equal slots. CPUs are logical; empty means not pinned.
 
-    The main process, which acts and learns, has all of the slot: synchronous workers sleep when it computes. Where a
-    process of its own samples, the two divide the cores between them, and the workers are on those of the sampler.
+    The main process gets the whole slot, because synchronous workers sleep while it computes. If the sampler has its
+    own process, the two divide the cores, and the workers use those of the sampler.
     """
 
     master: tuple[int, ...]  # CPUs of the main process
     workers: tuple[tuple[int, ...], ...]  # CPUs of each worker
-    threads: int  # for the main process to compute with: the slot's cores, within the quota
-    gpus: tuple[int, ...]  # as CUDA numbers them in this process
+    threads: int  # compute threads of the main process: the slot's cores, within the quota
+    gpus: tuple[int, ...]  # CUDA indices in this process
     slot: int
     n_slots: int
-    sampler: tuple[int, ...] = ()  # CPUs of the sampler's own process
-    sampler_threads: int = 0  # for it to compute with; 0: there is no such process
+    sampler: tuple[int, ...] = ()  # CPUs of the sampler process
+    sampler_threads: int = 0  # its compute threads; 0: there is no sampler process
 
     def describe(self) -> str:
-        """The plan in a few lines, to be printed when a run starts."""
+        """The plan in a few lines, printed when a run starts."""
         pinned = [_spans(cpus) for cpus in self.workers if cpus]
         if len(pinned) > _N_SHOWN:
             pinned[_N_SHOWN // 2 : -1] = ["..."]
@@ -74,7 +74,7 @@ class Affinity:
 
 
 def _spans(ids: Iterable[int]) -> str:
-    """Ids, compressed: 0-7,16-23."""
+    """Ids in short form: 0-7,16-23."""
     spans: list[list[int]] = []
     for id_ in sorted(ids):
         if spans and id_ == spans[-1][-1] + 1:
@@ -85,28 +85,28 @@ def _spans(ids: Iterable[int]) -> str:
 
 
 def pin(cpus: tuple[int, ...]) -> None:
-    """Keep the calling thread, and those it will start, on `cpus`; nothing happens without any, or where no OS can."""
+    """Pin the calling thread, and threads it starts, to `cpus`. Does nothing if empty or not on Linux."""
     if sys.platform == "linux" and cpus:
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
-            _log.warning(f"not pinned to CPUs {_spans(cpus)}, which may be offline or out of our cpuset: {error}")
+            _log.warning(f"not pinned to CPUs {_spans(cpus)}, which may be offline or outside our cpuset: {error}")
 
 
 def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0, learner_cores: int = 0) -> Affinity:
-    """Deal out the machine: pure, and the same for every process that asks.
+    """Divide the machine into slots and return one of them. A pure function: all processes compute the same plan.
 
     Args:
-        code: `auto`, one slot with everything, not pinned if the quota is less than the cores; `none`, that and never
-            pinned; or tokens such as `16cpu_4gpu_1gpr`, in any order (see TOKENS). There are as many slots as cpr, or
-            gpr and rpg, make of the totals; gpu alone means 1gpr; without any of these there is one. A total that is
-            given must come out even; of one that is not, what the machine has, the rest stays idle.
-        n_workers: of the run; 0: one per core of the slot, within the quota.
-        slot: which part of the machine, from 0; `slt` in the code wins.
-        learner_cores: of the slot, for the main process alone, the rest being for a process that samples; of a slot of
-            one core both have that. 0: nothing samples apart.
+        code: `auto`: one slot with everything, not pinned if the quota is less than the cores. `none`: the same, never
+            pinned. Else tokens such as `16cpu_4gpu_1gpr` in any order (see TOKENS): cpr, or gpr and rpg, give the
+            number of slots; gpu alone means 1gpr; without any of these there is one slot. A total that is given must
+            divide evenly; the rest of a default total stays idle.
+        n_workers: per run; 0: one per core of the slot, within the quota.
+        slot: index of the slot from 0; `slt` in the code overrides it.
+        learner_cores: cores of the slot for the main process only, if a sampler process uses the rest; 0: no sampler
+            process. With a single core, both use it.
     Raises:
-        ConfigError: the code cannot be read, or asks for what the machine has not or for what does not divide.
+        ConfigError: an invalid code, or more than the machine has, or totals that do not divide evenly.
     """
     try:
         return _plan(code, topology, n_workers, slot, learner_cores)
@@ -120,21 +120,21 @@ def _plan(code: str, topology: Topology, n_workers: int, slot: int, learner_core
     shape = _divide(tokens, len(cores), len(topology.gpus))
     slot = tokens.get("slt", slot)
     if not 0 <= slot < shape.n_slots:
-        fit = f"{shape.n_slots} runs of {shape.cores} cores and {shape.gpus} GPUs fit side by side"
-        raise ConfigError(f"there is no slot {slot}: {fit}, so slots go from 0 to {shape.n_slots - 1}")
+        fit = f"{shape.n_slots} runs of {shape.cores} cores and {shape.gpus} GPUs fit"
+        raise ConfigError(f"no slot {slot}: {fit}; use a slot from 0 to {shape.n_slots - 1}")
     gpus = [shape.gpus_of(k, topology.gpus) for k in range(shape.n_slots)]
     near = [list(dict.fromkeys(gpu.node for gpu in of_slot)) for of_slot in gpus]
     mine = _deal(cores[tokens.get("res", 0) :], near, shape.cores)[slot]
     within_quota = max(1, int(min(len(mine), topology.quota / shape.n_slots)))
     order = _by_distance(mine, near[slot])
-    learner, sampler = _apart(order, learner_cores)
+    learner, sampler = _split_learner(order, learner_cores)
     threads = min(len(learner), max(1, within_quota - (1 if learner_cores else 0)))
     sampler_threads = max(1, min(len(sampler), within_quota - threads)) if learner_cores else 0
     n = _n_workers(tokens, n_workers) or sampler_threads or within_quota
-    # A container that is granted a part of its CPUs' time has neighbours there. If each of them pinned itself to the
-    # first ones they would fight for these while the others idle: leave it to the scheduler, unless told.
-    alone = topology.quota >= len(cores)
-    pinned = topology.pinnable and (bool(tokens) or (code == "auto" and alone))
+    # A container with a CPU quota shares its CPUs with others. If each pinned itself to the first CPUs, the rest would
+    # idle: leave it to the scheduler, unless a code asks for pinning.
+    no_quota = topology.quota >= len(cores)
+    pinned = topology.pinnable and (bool(tokens) or (code == "auto" and no_quota))
     return Affinity(
         master=tuple(sorted(_ids(learner))) if pinned else (),
         workers=tuple(_ids([sampler[i % len(sampler)]]) if pinned else () for i in range(n)),
@@ -147,8 +147,8 @@ def _plan(code: str, topology: Topology, n_workers: int, slot: int, learner_core
     )
 
 
-def _apart(cores: list[_Core], learner_cores: int) -> tuple[list[_Core], list[_Core]]:
-    """The cores of the main process, nearest to the GPU, and those of who samples; the same without `learner_cores`."""
+def _split_learner(cores: list[_Core], learner_cores: int) -> tuple[list[_Core], list[_Core]]:
+    """Cores of the main process, nearest to the GPU, and of the sampler process; both get all if learner_cores=0."""
     if not learner_cores or len(cores) == 1:
         return cores, cores
     if learner_cores >= len(cores):
@@ -167,9 +167,9 @@ def _tokens(code: str) -> dict[str, int]:
         if not match or name not in TOKENS:
             near = difflib.get_close_matches(name, [*TOKENS, "auto", "none"], n=3, cutoff=0.4)
             hint = f"did you mean {' or '.join(near)}?" if near else "write auto, none or a code such as 16cpu_4gpu"
-            raise ConfigError(f"{token!r} is no number before one of {', '.join(TOKENS)}; {hint}")
+            raise ConfigError(f"{token!r} is not a number followed by one of {', '.join(TOKENS)}; {hint}")
         if name in tokens:
-            raise ConfigError(f"{tokens[name]}{name} and {token}: {name} can be given once only")
+            raise ConfigError(f"{tokens[name]}{name} and {token}: give {name} only once")
         tokens[name] = int(match[1])
         if tokens[name] == 0 and name not in _MAY_BE_ZERO:
             raise ConfigError(f"{token} ({TOKENS[name]}) must be at least 1{name}")
@@ -180,14 +180,12 @@ def _n_workers(tokens: dict[str, int], n_workers: int) -> int:
     if n_workers < 0:
         raise ConfigError(f"n_workers={n_workers} must be at least 0")
     if n_workers and tokens.get("wkr", n_workers) != n_workers:
-        raise ConfigError(f"{tokens['wkr']}wkr contradicts n_workers={n_workers}; leave one of them out")
+        raise ConfigError(f"{tokens['wkr']}wkr contradicts n_workers={n_workers}; give only one of them")
     return tokens.get("wkr", n_workers)
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What all the slots are like."""
-
     n_slots: int
     cores: int  # per run
     gpus: int  # per run
@@ -199,7 +197,6 @@ class _Shape:
 
 
 def _divide(tokens: dict[str, int], n_cores: int, n_gpus: int) -> _Shape:
-    """The arithmetic of the slots."""
     reserved = tokens.get("res", 0)
     if reserved >= n_cores:
         raise ConfigError(f"{reserved}res leaves no core of the {n_cores} that this process may use")
@@ -222,12 +219,11 @@ def _divide(tokens: dict[str, int], n_cores: int, n_gpus: int) -> _Shape:
     if not per_gpu:
         gpus, runs_per_gpu = _even_gpus(n_slots, n_gpus)
     elif n_slots % runs_per_gpu:
-        raise ConfigError(f"{n_slots} runs cannot share GPUs {runs_per_gpu} to each; use {_divisors(n_slots, 'rpg')}")
+        raise ConfigError(f"{n_slots} runs cannot share GPUs by {runs_per_gpu}; use {_divisors(n_slots, 'rpg')}")
     return _Shape(n_slots, _even_cores(tokens, n_slots, n_cores), gpus, runs_per_gpu)
 
 
 def _total(tokens: dict[str, int], name: str, noun: str, available: int, reserved: int) -> int:
-    """How much there is to deal out."""
     left = available - reserved
     n = tokens.get(name, left)
     if n > left:
@@ -239,33 +235,31 @@ def _total(tokens: dict[str, int], name: str, noun: str, available: int, reserve
 
 
 def _groups(tokens: dict[str, int], total: str, per: str, noun: str, available: int, size: int) -> int:
-    """How many groups of `size` there are."""
     if total in tokens and available % size:
-        raise ConfigError(f"{available} {noun} cannot be dealt {size} to a run; use {_divisors(available, per)}")
+        raise ConfigError(f"{available} {noun} cannot be divided into {size} per run; use {_divisors(available, per)}")
     if size > available:
-        raise ConfigError(f"a run cannot get {size} {noun} of {available}")
+        raise ConfigError(f"a run cannot get {size} of {available} {noun}")
     return available // size
 
 
 def _even_gpus(n_slots: int, n_gpus: int) -> tuple[int, int]:
-    """GPUs per run and runs per GPU, where the cores alone have said how many runs there are."""
+    """GPUs per run and runs per GPU, if the number of runs follows from the cores."""
     if n_gpus % n_slots == 0:
         return n_gpus // n_slots, 1
     if n_slots % n_gpus == 0:
         return 1, n_slots // n_gpus
     fitting = [n for n in range(n_gpus) if n == 0 or n % n_slots == 0 or n_slots % n == 0]
-    raise ConfigError(f"{n_gpus} GPUs cannot be dealt evenly to {n_slots} runs; use {_or(fitting, 'gpu')}")
+    raise ConfigError(f"{n_gpus} GPUs cannot be divided evenly among {n_slots} runs; use {_or(fitting, 'gpu')}")
 
 
 def _even_cores(tokens: dict[str, int], n_slots: int, n_cores: int) -> int:
-    """Cores per run."""
     if "cpr" in tokens:
         return tokens["cpr"]
     if n_slots > n_cores:
-        raise ConfigError(f"{n_slots} runs cannot get a core each of {n_cores}; use less gpu or rpg, or more gpr")
+        raise ConfigError(f"{n_cores} cores are too few for {n_slots} runs; use less gpu or rpg, or more gpr")
     cores, left = divmod(n_cores, n_slots)
     if left and "cpu" in tokens:
-        raise ConfigError(f"{n_cores} cores cannot be dealt evenly to {n_slots} runs; use {cores * n_slots}cpu")
+        raise ConfigError(f"{n_cores} cores cannot be divided evenly among {n_slots} runs; use {cores * n_slots}cpu")
     return cores
 
 
@@ -278,7 +272,6 @@ def _or(numbers: Sequence[int], name: str) -> str:
 
 
 def _cores(cpus: Iterable[Cpu]) -> list[_Core]:
-    """Logical CPUs grouped by physical core, in the order of their first ids."""
     cores: dict[tuple[int, int], list[Cpu]] = {}
     for cpu in sorted(cpus, key=lambda cpu: cpu.id):
         cores.setdefault((cpu.socket, cpu.core), []).append(cpu)
@@ -290,10 +283,10 @@ def _ids(cores: Iterable[_Core]) -> tuple[int, ...]:
 
 
 def _deal(cores: list[_Core], near: Sequence[Sequence[int]], n: int) -> list[list[_Core]]:
-    """`n` cores to each slot, given the NUMA nodes near each slot's GPUs.
+    """`n` cores for each slot, given the NUMA nodes near each slot's GPUs.
 
-    First everybody takes what is near; then those who found too little fill up from the nodes with most cores left,
-    so that a slot without preference stays on one node where it fits.
+    Each slot first takes cores near its GPUs; slots with too few then take cores of the nodes with most cores left, so
+    that a slot without GPUs stays on one node if it fits.
     """
     left, hands = cores, []
     for nodes in near:
@@ -309,7 +302,7 @@ def _deal(cores: list[_Core], near: Sequence[Sequence[int]], n: int) -> list[lis
 
 
 def _by_distance(cores: Sequence[_Core], near: Sequence[int]) -> list[_Core]:
-    """The order in which workers get cores: near the run's GPUs first, over the nodes in turn."""
+    """The order in which workers get cores: near the run's GPUs first, alternating between nodes."""
     far = sorted({core[0].node for core in cores} - set(near))
     return _in_turn(cores, near) + _in_turn(cores, far)
 
@@ -320,12 +313,13 @@ def _in_turn(cores: Iterable[_Core], nodes: Sequence[int]) -> list[_Core]:
     return [core for row in zip_longest(*columns, fillvalue=()) for core in row if core]
 
 
-def share(affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int) -> Affinity:
-    """What one rank of this machine gets of the run's part: cores side by side, and GPUs of its own if they suffice.
+def affinity_share(affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int) -> Affinity:
+    """The part of a run's affinity for one rank of this machine: contiguous cores, and its own GPUs if there are
+    enough.
 
     Args:
-        affinity: the run's.    topology: what it was planned for.    n_workers: of each rank; 0: one a core of its own.
-        rank, world_size: among the ranks of this machine.
+        affinity: of the run.    topology: that it was planned for.
+        n_workers: per rank; 0: one per core of the rank.    rank, world_size: among the ranks of this machine.
     Raises:
         ConfigError: there are fewer cores than ranks.
     """
@@ -350,16 +344,11 @@ def _gpus_of(affinity: Affinity, topology: Topology, rank: int, world_size: int)
 
 
 def _cpus_of(affinity: Affinity, topology: Topology, rank: int, world_size: int) -> tuple[Cpu, ...]:
-    """Whole cores: hyperthread siblings stay together."""
-    cores: dict[tuple[int, int], list[Cpu]] = {}
-    for cpu in topology.cpus:
-        if cpu.id in affinity.master:
-            cores.setdefault((cpu.socket, cpu.core), []).append(cpu)
+    cores = _cores(cpu for cpu in topology.cpus if cpu.id in affinity.master)
     n = len(cores) // world_size
     if not n:
         raise ConfigError(
-            f"world_size={world_size} ranks on this machine cannot get a core each of {len(cores)}; use fewer ranks, "
-            f"or affinity=none to let them share"
+            f"{len(cores)} cores are too few for world_size={world_size} ranks on this machine; use fewer ranks, or "
+            f"affinity=none to share cores"
         )
-    hand = list(cores.values())[rank * n : rank * n + n]
-    return tuple(cpu for core in hand for cpu in core)
+    return tuple(cpu for core in cores[rank * n : rank * n + n] for cpu in core)

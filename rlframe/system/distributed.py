@@ -1,7 +1,7 @@
-"""Ranks over torch.distributed: how processes find each other, what they exchange, and what ends them. Knows no RL.
+"""Ranks over torch.distributed: starting them, their collective operations, and what happens when one dies.
 
-On one machine, rank 0 is the process that the user started and the others are children of it. Under torchrun, or
-whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, every rank is a program of its own.
+On one machine, rank 0 is the user's process and the others are its children. Under torchrun, or another launcher that
+sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, every rank is a separate program.
 """
 
 from __future__ import annotations
@@ -25,73 +25,72 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # which it exports all the same
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.utils import _pytree as pytree
 
 from rlframe.core.errors import ConfigError, Interrupted
-from rlframe.core.ranks import Alone, RankLost, Ranks, as_current
-from rlframe.system.process import Child, ChildDied
-from rlframe.system.worker_main import NOTES, Parent
+from rlframe.core.ranks import RankLost, Ranks, SingleRank, use_ranks
+from rlframe.system.process import ChildDied, ChildProcess
+from rlframe.system.worker_main import N_EVENTS, ParentLink
 
-TIMEOUT_S = 600.0  # for all ranks to come to an exchange, unless told otherwise
-_START_S = 120.0  # for a rank's process to load torch
-_CAUSE_S = 5.0  # for the operating system, or the rank itself, to say why it is gone
-_GRACE_S = 10.0  # for rank 0 to notice by itself that another is gone
-_END_S = 30.0  # for the other ranks to end in order after rank 0 is done
-_LOOK_S = 0.2
+TIMEOUT_S = 600.0  # default deadline of a collective operation
+_START_S = 120.0  # for a rank's process to import torch
+_CAUSE_S = 5.0  # to find out why a rank died
+_GRACE_S = 10.0  # for rank 0 to notice a dead rank by itself
+_END_S = 30.0  # for the other ranks to exit after rank 0 is done
+_POLL_S = 0.2
 _LOOPBACK = "127.0.0.1"
 _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
 _log = logging.getLogger("rlframe")
-_children: ContextVar[Sequence[Child]] = ContextVar("rlframe_children")  # the other ranks, where they are ours
+_children: ContextVar[Sequence[ChildProcess]] = ContextVar("rlframe_children")  # other ranks that are our children
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which rank a process is to be, and where the others are to be met."""
+class RankInfo:
+    """The rank of a process and the address where the ranks meet."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # among the ranks of this machine
     local_world_size: int = 1
-    port: int = 0  # of rank 0's store on this machine; 0: the environment says where to meet
-    job: str = ""  # torchrun's name for what it starts, and perhaps restarts
-    max_restarts: int = 0  # by torchrun
+    port: int = 0  # of rank 0's store on this machine; 0: see MASTER_ADDR and MASTER_PORT
+    job: str = ""  # torchrun's id of the job, equal after its restarts
+    max_restarts: int = 0  # of torchrun
 
 
-def place_from_environment() -> Place:
-    """The rank that torchrun, or a launcher like it, wants this process to be; the only one, if there is none.
+def rank_from_environment() -> RankInfo:
+    """The rank that torchrun or a similar launcher has set; a single rank without one.
 
     Raises:
-        ConfigError: the variables are not numbers.
+        ConfigError: a variable is not a number.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return Place()
+        return RankInfo()
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
-    on_one_machine = "LOCAL_RANK" not in os.environ
-    return Place(
+    return RankInfo(
         rank,
         world_size,
-        rank if on_one_machine else _number("LOCAL_RANK"),
-        _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world_size,
+        _number("LOCAL_RANK", rank),
+        _number("LOCAL_WORLD_SIZE", world_size),
         job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        max_restarts=_number("TORCHELASTIC_MAX_RESTARTS") if "TORCHELASTIC_MAX_RESTARTS" in os.environ else 0,
+        max_restarts=_number("TORCHELASTIC_MAX_RESTARTS"),
     )
 
 
-def _number(name: str) -> int:
+def _number(name: str, default: int = 0) -> int:
     try:
-        return int(os.environ[name])
+        return int(os.environ.get(name, default))
     except ValueError:
         raise ConfigError(f"the environment variable {name}={os.environ[name]!r} is not a number") from None
 
 
-class Group(Ranks):
-    """Ranks of torch.distributed's process group: Gloo for what is on the CPU, NCCL between GPUs of their own."""
+class TorchRanks(Ranks):
+    """Ranks of a torch.distributed process group: Gloo on the CPU, NCCL between GPUs."""
 
-    def __init__(self, place: Place, timeout_s: float, on_gpus: bool) -> None:
-        self.rank, self.world_size = place.rank, place.world_size
+    def __init__(self, info: RankInfo, timeout_s: float, on_gpus: bool) -> None:
+        self.rank, self.world_size = info.rank, info.world_size
         self._timeout_s, self._on_gpus = timeout_s, on_gpus
         self._peers: list[tuple[str, int]] = []  # host and process id
         self._peers = self.gather((socket.gethostname(), os.getpid()))
@@ -99,38 +98,38 @@ class Group(Ranks):
     def sum(self, number: int) -> int:
         return self._number(number, dist.ReduceOp.SUM)
 
-    def largest(self, number: int) -> int:
+    def max(self, number: int) -> int:
         return self._number(number, dist.ReduceOp.MAX)
 
     def _number(self, number: int, operation: Any) -> int:
         tensor = torch.tensor([number], dtype=torch.int64)
-        with self._together():
+        with self._exchange():
             dist.all_reduce(tensor, operation)
         return int(tensor)
 
-    def total(self, tensor: Tensor) -> Tensor:
-        return self._added_up(tensor.detach().clone())
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        return self._all_reduce(tensor.detach().clone())
 
-    def _added_up(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place where the tensor can travel from there."""
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place if the tensor's device supports it."""
         carried = tensor if self._on_gpus else tensor.to(_CPU)
-        with self._together():
+        with self._exchange():
             dist.all_reduce(carried)
         return carried.to(tensor.device)
 
     def stack(self, tensor: Tensor) -> Tensor:
         carried = tensor.detach().contiguous() if self._on_gpus else tensor.detach().to(_CPU).contiguous()
         found = [torch.empty_like(carried) for _ in range(self.world_size)]
-        with self._together():
+        with self._exchange():
             dist.all_gather(found, carried)
         return torch.stack(found).to(tensor.device)
 
     def average(self, tensors: Sequence[Tensor], weight: Tensor | float = 1.0) -> None:
-        """In one exchange: the tensors and the weight make one bucket."""
+        """One collective operation: tensors and weight are packed into one bucket."""
         if not tensors:
             return
         one = torch.ones(1, dtype=tensors[0].dtype, device=tensors[0].device)
-        bucket = self._added_up(torch.cat([*(t.detach().reshape(-1) for t in tensors), one]) * weight)
+        bucket = self._all_reduce(torch.cat([*(t.detach().reshape(-1) for t in tensors), one]) * weight)
         weights = bucket[-1]
         bucket /= torch.where(weights > 0, weights, 1.0)
         pieces = bucket[:-1].split([t.numel() for t in tensors])
@@ -138,23 +137,23 @@ class Group(Ranks):
 
     def gather(self, value: _T) -> list[_T]:
         found: list[Any] = [None] * self.world_size
-        with self._together():
+        with self._exchange():
             dist.all_gather_object(found, _on_cpu(value))
         return found
 
     def broadcast(self, value: _T) -> _T:
         found = [_on_cpu(value)]
-        with self._together():
+        with self._exchange():
             dist.broadcast_object_list(found, src=0, device=_CPU)
         return found[0]
 
-    def pass_on(self, signum: int) -> None:
+    def forward_signal(self, signum: int) -> None:
         for child in _children.get(()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signum)
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _exchange(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -162,20 +161,19 @@ class Group(Ranks):
             raise RankLost(self._loss(error)) from error
 
     def _loss(self, error: RuntimeError) -> str:
-        """Who is gone, as far as can be known from this machine."""
         deadline = time.monotonic() + _CAUSE_S
-        gone: list[str] = []
-        while not gone and self._peers and time.monotonic() < deadline:
-            time.sleep(_LOOK_S / 10)
-            gone = [
-                f"rank {rank} (process {pid}) is gone"
+        dead: list[str] = []
+        while not dead and self._peers and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 10)
+            dead = [
+                f"rank {rank} (process {pid}) has died"
                 for rank, (host, pid) in enumerate(self._peers)
                 if host == socket.gethostname() and not _is_running(pid)
             ]
-        what = " and ".join(gone) or (
-            f"another rank is gone, out of reach, or did not come within {self._timeout_s:g} s ({_first_line(error)})"
+        what = " and ".join(dead) or (
+            f"another rank died, is unreachable, or exceeded {self._timeout_s:g} s ({_first_line(error)})"
         )
-        return f"{what}; rank {self.rank} cannot go on without it"
+        return f"{what}; rank {self.rank} cannot continue"
 
 
 def _on_cpu(value: _T) -> _T:
@@ -194,17 +192,17 @@ def _is_running(pid: int) -> bool:
 
 
 @contextmanager
-def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU) -> Iterator[Ranks]:
-    """Meet the other ranks; inside, they are the current ones (see core.ranks).
+def join(info: RankInfo, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU) -> Iterator[Ranks]:
+    """Connect to the other ranks and make them current (see core.ranks) within the block.
 
     Args:
-        timeout_s: for the others to come, here and to every later exchange.
-        device: where this rank learns; a GPU is its own.
+        timeout_s: deadline of this and every later collective operation.
+        device: where this rank learns; each rank has its own GPU.
     Raises:
-        RankLost: the others do not come.
+        RankLost: another rank does not connect in time.
     """
-    if place.world_size == 1:
-        yield Alone()
+    if info.world_size == 1:
+        yield SingleRank()
         return
     on_gpus = device.type == "cuda" and dist.is_nccl_available()
     if on_gpus:
@@ -212,123 +210,118 @@ def join(place: Place, timeout_s: float = TIMEOUT_S, device: torch.device = _CPU
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     timeout = timedelta(seconds=timeout_s)
     try:
-        store = _meet(place, _store(place, timeout), timeout_s)
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        store = _meet(info, _store(info, timeout), timeout_s)
+        dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.world_size, timeout=timeout)
     except RuntimeError as error:
         _blame_children()
-        raise RankLost(f"rank {place.rank} could not meet the other ranks: {_first_line(error)}") from error
+        raise RankLost(f"rank {info.rank} could not connect to the other ranks: {_first_line(error)}") from error
     try:
-        ranks = Group(place, timeout_s, on_gpus)
-        with as_current(ranks):
+        ranks = TorchRanks(info, timeout_s, on_gpus)
+        with use_ranks(ranks):
             yield ranks
-        # Nobody ends while another still has a connection to it. All is done by now, so who is gone already is no loss.
+        # No rank may exit while another is still connected to it. The work is done, so errors no longer matter.
         with contextlib.suppress(RuntimeError):
             dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def _store(place: Place, timeout: timedelta) -> TCPStore:
-    """Where ranks leave word for each other."""
-    if place.port:
-        return TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timeout)
-    hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun does
+def _store(info: RankInfo, timeout: timedelta) -> TCPStore:
+    if info.port:
+        return TCPStore(_LOOPBACK, info.port, is_master=False, timeout=timeout)
+    hosts = info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun hosts the store
     host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     return TCPStore(host, port, is_master=hosts, wait_for_workers=False, timeout=timeout)
 
 
-def _meet(place: Place, store: TCPStore, timeout_s: float) -> PrefixStore:
-    """Wait until all ranks are here; a part of the store for this meeting alone.
+def _meet(info: RankInfo, store: TCPStore, timeout_s: float) -> PrefixStore:
+    """Wait until all ranks are connected; returns a part of the store for this meeting only.
 
-    Torchrun keeps one store for all its restarts, with the addresses in it that dead ranks have left. So rank 0 gives
-    each meeting a new name, and who answers to an old one is not heard.
+    Torchrun keeps one store over its restarts, with addresses of dead ranks. So rank 0 gives each meeting a new name,
+    and answers to an older one are ignored.
     """
     deadline = time.monotonic() + timeout_s
     here, welcome = "{}/rank {} is here", "{}/rank {} is welcome"
-    if place.rank == 0:
+    if info.rank == 0:
         meeting = uuid.uuid4().hex
         store.set("meeting", meeting)
-        for rank in range(1, place.world_size):
+        for rank in range(1, info.world_size):
             while not store.check([here.format(meeting, rank)]):
-                _rest(deadline, f"rank {rank} did not come within {timeout_s:g} s")
+                _poll(deadline, f"rank {rank} did not connect within {timeout_s:g} s")
             store.set(welcome.format(meeting, rank), store.get(here.format(meeting, rank)).decode())
         return PrefixStore(meeting, store)
     me = uuid.uuid4().hex
     while True:
         meeting = store.get("meeting").decode()
-        store.set(here.format(meeting, place.rank), me)
-        answer = welcome.format(meeting, place.rank)
+        store.set(here.format(meeting, info.rank), me)
+        answer = welcome.format(meeting, info.rank)
         if store.check([answer]) and store.get(answer).decode() == me:
             return PrefixStore(meeting, store)
-        _rest(deadline, f"rank 0 did not come within {timeout_s:g} s")
+        _poll(deadline, f"rank 0 did not connect within {timeout_s:g} s")
 
 
-def _rest(deadline: float, otherwise: str) -> None:
+def _poll(deadline: float, otherwise: str) -> None:
     if time.monotonic() > deadline:
         raise RuntimeError(otherwise)
-    time.sleep(_LOOK_S / 10)
+    time.sleep(_POLL_S / 10)
 
 
-def in_ranks(work: Callable[[Place], _T], world_size: int) -> _T:
-    """Run `work` as every rank: here as rank 0, and as the others in child processes that end with this one.
+def launch_ranks(work: Callable[[RankInfo], _T], world_size: int) -> _T:
+    """Run `work` on every rank: as rank 0 in this process, and as the others in child processes.
 
-    Where torchrun has started this process, here as the rank that it is. `work` must be picklable, and `join`s itself.
+    Under torchrun, only run it here, as this process's rank. `work` must be picklable and calls `join` itself.
 
     Returns:
-        What it returned here.
+        The result of this process's rank.
     Raises:
-        ConfigError: torchrun started another number of ranks.    RankLost: another rank died.
-        What `work` raised, here or, as far as it is the cause, as another rank.
+        ConfigError: invalid variables of torchrun.    RankLost: another rank died.
+        The exception of `work`, here or, if it is the cause, on another rank.
     """
-    place = place_from_environment()
-    if place.world_size > 1 or world_size == 1:
-        return work(place)
-    # The port is the system's choice, and known before any other process asks for it: jobs side by side never clash.
+    info = rank_from_environment()
+    if info.world_size > 1 or world_size == 1:
+        return work(info)
+    # The system chooses a free port and we hold it, so concurrent jobs never collide.
     with socket.create_server((_LOOPBACK, 0)) as listening:
         port = listening.getsockname()[1]
         store = TCPStore(
             _LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno())
         )
-    places = [Place(rank, world_size, rank, world_size, port) for rank in range(world_size)]
-    children: list[Child] = []
+    infos = [RankInfo(rank, world_size, rank, world_size, port) for rank in range(world_size)]
+    children: list[ChildProcess] = []
     token = _children.set(children)
     try:
-        children.extend(Child(f"rank {at.rank}", _as_rank, (work, at), method="spawn") for at in places[1:])
+        children.extend(ChildProcess(f"rank {info.rank}", _as_rank, (work, info), method="spawn") for info in infos[1:])
         for child in children:
             child.receive(_START_S)
         with _watch(children):
-            result = work(places[0])
+            result = work(infos[0])
         _end(children, _END_S)
         return result
     except ChildDied as death:
-        raise RankLost(f"a rank did not start: it {death}") from None
+        raise RankLost(f"a rank failed to start: it {death}") from None
     finally:
         _children.reset(token)
         _end(children, 0.0)
         del store
 
 
-def _as_rank(parent: Parent, work: Callable[[Place], Any], place: Place) -> None:
-    """The life of a rank's child process."""
-    parent.send(None)  # torch is loaded
+def _as_rank(parent: ParentLink, work: Callable[[RankInfo], Any], info: RankInfo) -> None:
+    parent.send(None)  # torch is imported
     try:
-        work(place)
+        work(info)
     except Interrupted as stop:
-        _log.debug(str(stop))  # rank 0 tells
-    parent.words[NOTES] = 1  # it ends in order
+        _log.debug(str(stop))  # rank 0 reports it
+    parent.control[N_EVENTS] = 1  # it exits normally
 
 
-def _end(children: Sequence[Child], grace_s: float) -> None:
+def _end(children: Sequence[ChildProcess], grace_s: float) -> None:
     deadline = time.monotonic() + grace_s
     for child in children:
         child.close(max(0.0, deadline - time.monotonic()))
 
 
 def _blame_children() -> None:
-    """Raise what ended another rank: its own error or its death, rather than that it missed a third one.
-
-    Nothing, where the other ranks are not children of this process.
-    """
+    """If another rank is our child, raise its exception or death, rather than that it missed a third rank."""
     children, missed = _children.get(()), list[RankLost]()
     deadline = time.monotonic() + _CAUSE_S
     while children and time.monotonic() < deadline and len(missed) < len(children):
@@ -336,24 +329,24 @@ def _blame_children() -> None:
             try:
                 child.check(0.0, float("inf"))
             except ChildDied as death:
-                raise RankLost(f"{child.name} (process {child.pid}) {death}; the others cannot go on") from None
+                raise RankLost(f"{child.name} (process {child.pid}) {death}; the others cannot continue") from None
             except RankLost as error:
                 missed.append(error)
             except Exception as error:
-                _log.error(f"{child.name} (process {child.pid}) failed, and with it the run: {error}")
+                _log.error(f"{child.name} (process {child.pid}) failed and ended the run: {error}")
                 raise
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 @contextmanager
-def _watch(children: Sequence[Child]) -> Iterator[None]:
-    """End this process if a child dies and the work inside does not notice: it may wait for it on a GPU, for ever."""
+def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
+    """Exit if a child dies and the work inside does not notice, because it waits for the child on a GPU."""
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(_LOOK_S):
+        while not done.wait(_POLL_S):
             for child in children:
-                if not _is_running(child.pid) and not child.n_notes and not done.wait(_GRACE_S):
+                if not _is_running(child.pid) and not child.n_events and not done.wait(_GRACE_S):
                     _die(child)
 
     thread = threading.Thread(target=watch, name="ranks", daemon=True)
@@ -365,9 +358,9 @@ def _watch(children: Sequence[Child]) -> Iterator[None]:
         thread.join()
 
 
-def _die(child: Child) -> None:
-    """At once, in the middle of whatever holds the main thread; the kernel ends our children with us."""
-    what = f"{child.name} (process {child.pid}) is gone, and rank 0 hangs without it; the last snapshot is kept"
+def _die(child: ChildProcess) -> None:
+    """Exit at once, whatever the main thread is doing; the kernel then kills our children."""
+    what = f"{child.name} (process {child.pid}) has died while rank 0 waits for it; resume from the last snapshot"
     _log.error(what)
     print(f"error: {what}", file=sys.stderr, flush=True)
     os._exit(RankLost.exit_status)

@@ -1,4 +1,4 @@
-"""The machine: its cores and GPUs, memory and allocator settings, and how many threads libraries may use."""
+"""The machine's CPUs, GPUs and CPU quota, and process-wide settings: malloc, garbage collection, thread counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlframe.system.parent_death import QUEUE_CPUS
 
 @dataclass(frozen=True)
 class Cpu:
-    """A logical CPU. Hyperthread siblings have (socket, core) in common."""
+    """A logical CPU. Hyperthread siblings share (socket, core)."""
 
     id: int
     core: int
@@ -31,7 +31,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by the index that CUDA gives it in this process; node -1 is unknown, as in the kernel."""
+    """A GPU by its CUDA index in this process; node -1 means unknown, as in the kernel."""
 
     index: int
     node: int
@@ -39,20 +39,18 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """What this process may use of the machine."""
-
     cpus: tuple[Cpu, ...]
     gpus: tuple[Gpu, ...]
-    quota: float  # CPUs' worth of time that the cgroup grants; inf: unlimited
-    pinnable: bool = True  # the operating system knows how to pin
+    quota: float  # CPUs' worth of time granted by the cgroup; inf: unlimited
+    pinnable: bool = True  # whether the operating system can pin processes
 
 
 def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> Topology:
-    """What this process may use of the machine; what cannot be found out is taken for the simplest case.
+    """Read what this process may use of the machine; unknown facts get simple defaults.
 
     Args:
-        root: where /sys, /proc and /dev are looked for.
-        allowed: logical CPUs that may be used; unless given, those of our queue, or that the system allows us.
+        root: the folder that holds /sys, /proc and /dev.
+        allowed: logical CPUs to use; default: those of the run queue, else those that the system allows.
     """
     allowed = map(int, os.environ[QUEUE_CPUS].split(",")) if allowed is None and QUEUE_CPUS in os.environ else allowed
     if allowed is None and sys.platform != "linux":
@@ -70,13 +68,13 @@ def _read(path: Path) -> str:
 
 
 def _number(text: str, default: int) -> int:
-    """The number that a text starts with; the kernel's -1 for unknown is none."""
+    """The number at the start of a text; the kernel's -1 means unknown."""
     match = re.match("[0-9]+", text)
     return int(match[0]) if match else default
 
 
 def _read_cpu(root: Path, id_: int) -> Cpu:
-    """A core goes by its lowest sibling: core_id is repeated on the dies of some packages, and -1 on some boards."""
+    """Identify a core by its lowest sibling: core_id repeats on the dies of some packages, and is -1 on some boards."""
     folder = root / f"sys/devices/system/cpu/cpu{id_}"
     core = _number(_read(folder / "topology/thread_siblings_list"), id_)
     socket = _number(_read(folder / "topology/physical_package_id"), 0)
@@ -85,7 +83,7 @@ def _read_cpu(root: Path, id_: int) -> Cpu:
 
 
 def _read_gpus(root: Path) -> tuple[Gpu, ...]:
-    """NVIDIA's GPUs as CUDA numbers them: by PCI address, which needs CUDA_DEVICE_ORDER=PCI_BUS_ID if models differ."""
+    """NVIDIA GPUs in CUDA's order by PCI address; mixed models need CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     addresses = [path.name.lower() for path in root.glob("proc/driver/nvidia/gpus/*")]
     addresses.sort(key=lambda address: (len(address), address))
     nodes = [_number(_read(root / f"sys/bus/pci/devices/{address}/numa_node"), -1) for address in addresses]
@@ -96,13 +94,13 @@ def _read_gpus(root: Path) -> tuple[Gpu, ...]:
             visible.append(-1)
         elif name.strip().isdecimal() and int(name) < len(nodes):
             visible.append(nodes[int(name)])
-        else:  # CUDA ignores whatever follows an invalid one
+        else:  # CUDA ignores all entries after an invalid one
             break
     return tuple(Gpu(index, node) for index, node in enumerate(visible))
 
 
 def _read_quota(root: Path) -> float:
-    """The tightest limit on the way from the cgroup file system's root, which is a container's own, to our cgroup."""
+    """The smallest CPU quota of our cgroup and its parents."""
     quota = math.inf
     for line in _read(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -116,7 +114,7 @@ def _read_quota(root: Path) -> float:
 
 
 def _granted(cgroup: Path) -> float:
-    """Quota over period; version 2 writes both, or `max`, into one file, and version 1 writes -1 for no limit."""
+    """Quota over period of a cgroup. Version 2 writes both, or `max`, to one file; version 1 writes -1 for no limit."""
     words = _read(cgroup / "cpu.max").split() or [_read(cgroup / f"cpu.cfs_{word}_us") for word in ("quota", "period")]
     if len(words) == 2 and all(re.fullmatch("[0-9]+", word) for word in words) and int(words[1]):
         return int(words[0]) / int(words[1])
@@ -128,12 +126,12 @@ _BYTES = 1 << 30
 _LARGE_PAGE = 1 << 21
 
 
-def keep_freed_memory() -> bool:
-    """Tell glibc to reuse blocks up to 1 GiB instead of returning them; False where the C library is another.
+def retain_freed_memory() -> bool:
+    """Let glibc reuse freed blocks up to 1 GiB instead of returning them; False with another C library.
 
-    A Nature-CNN training step of 256 rows on two threads takes about a third less time with it. The first half of a
-    GiB is in large pages, where Linux has them for who asks: a processor finds those sooner than small ones, and DQN on
-    Pong trains 1.03 times as fast.
+    A Nature-CNN training step of 256 rows on two threads takes about a third less time. The first 0.5 GiB uses huge
+    pages
+    where Linux supports them: DQN on Pong then trains 1.03 times as fast.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -141,14 +139,14 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(libc, "mallopt", None)  # absent from musl
     if mallopt is None:
         return False
-    kept = bool(mallopt(_M_MMAP_THRESHOLD, _BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _BYTES))
-    if kept:
-        _ask_for_large_pages(libc, _BYTES // 2)
-    return kept
+    retained = bool(mallopt(_M_MMAP_THRESHOLD, _BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _BYTES))
+    if retained:
+        _request_huge_pages(libc, _BYTES // 2)
+    return retained
 
 
-def _ask_for_large_pages(libc: ctypes.CDLL, n_bytes: int) -> None:
-    """For the next so many bytes of the heap: address space, of which none is taken before it is written to."""
+def _request_huge_pages(libc: ctypes.CDLL, n_bytes: int) -> None:
+    """Request huge pages for the next n_bytes of the heap. This reserves address space only."""
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -156,15 +154,15 @@ def _ask_for_large_pages(libc: ctypes.CDLL, n_bytes: int) -> None:
     if block is None:
         return
     first = -(-block // _LARGE_PAGE) * _LARGE_PAGE
-    libc.madvise(first, block + n_bytes - first, mmap.MADV_HUGEPAGE)  # refused by a kernel without: then as it was
+    libc.madvise(first, block + n_bytes - first, mmap.MADV_HUGEPAGE)  # fails harmlessly without huge pages
     libc.free(block)
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """For imports: what they leave stays, so Python need not search it for garbage, neither meanwhile nor later.
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection during imports, and exclude what they create from later collections.
 
-    Of the two seconds in which torch is imported that takes 0.3. Where that is imported already, nothing is done.
+    Saves 0.3 of the 2 s in which torch is imported. Does nothing if torch is already imported.
     """
     if "torch" in sys.modules:
         yield
@@ -180,47 +178,43 @@ def loading() -> Iterator[None]:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process and all that descend from it; pages that several share count for each."""
+    """Resident memory of this process and its descendants in bytes; shared pages count once per process."""
     this = psutil.Process()
     total = this.memory_info().rss
     for child in this.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has exited meanwhile
             total += child.memory_info().rss
     return total
 
 
-# What wants the cores while torch's threads have nothing to do, and how many turns of a loop OpenMP's then stay awake;
-# None: as many as it thinks best, which with GNU's are 300,000.
+# What else needs the cores while torch's threads are idle, and for how many loop iterations OpenMP's threads then spin;
+# None: the default, 300,000 with GNU OpenMP.
 _SPINS = {"nothing": None, "update": 10_000, "processes": 10_000, "threads": 1_000}
 
 
-def variables(beside: str) -> Mapping[str, str]:
-    """For the environment of a process that trains. NumPy has one thread: what it multiplies is small.
+def thread_variables(concurrent: str) -> Mapping[str, str]:
+    """Environment variables of a training process. NumPy gets one thread: its matrices are small.
 
-    OpenMP's threads wait awake between the operations of one update, and sleep some time after it. How long says what
-    is `beside` them. Two threads, on two cores of an AMD EPYC:
+    OpenMP threads spin between the operations of an update and sleep some time after it. `concurrent` says what else
+    needs the cores in between, and so how long they spin. Measured with two threads on two cores of an AMD EPYC:
 
-    - `nothing`, as with one environment, which this process steps or waits for: they stay awake. TD3 on HalfCheetah
-      trains 1.09 times as fast as where they sleep as soon as with `processes`.
-    - `update`, a part of which is computed by a thread of its own while one environment steps (see algos.dqn): DQN on
-      Pong takes 172 steps/s, and 137 where they stay awake.
-    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s, and 660 where they stay awake.
-      They do between the operations of one update: SAC on one HalfCheetah takes 200 steps/s, and 140 where they sleep
-      as soon as with `threads`.
-    - `threads` that do, as Atari's and EnvPool's, while this process acts for images: PPO on Pong takes 910 steps/s,
-      and 770 where they sleep as late as with `processes`.
+    - `nothing`, as with one environment in this process: they spin. TD3 on HalfCheetah is 1.09 times as fast.
+    - `update`, part of which a thread computes while an environment steps (see algos.dqn): DQN on Pong takes 172
+      steps/s instead of 137 with the default.
+    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s instead of 660 with the default;
+      on one HalfCheetah 200 instead of 140 with the setting of `threads`.
+    - `threads` that step environments (Atari, EnvPool): PPO on Pong takes 910 steps/s instead of 770 with `processes`.
     """
-    spins = _SPINS[beside]
+    spins = _SPINS[concurrent]
     return {"OPENBLAS_NUM_THREADS": "1"} | ({} if spins is None else {"GOMP_SPINCOUNT": str(spins)})
 
 
-def limit_threads(beside: str = "threads") -> None:
-    """Set these variables, unless the environment says otherwise; before NumPy and torch are first imported."""
-    for name, value in variables(beside).items():
+def limit_threads(concurrent: str = "threads") -> None:
+    """Set `thread_variables` unless the environment sets them already. Call before importing NumPy and torch."""
+    for name, value in thread_variables(concurrent).items():
         if name != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault(name, value)
 
 
 def n_cpus() -> int:
-    """CPUs this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,10 +1,10 @@
-"""Ending when whoever started us ends, by the kernel's hand; and a program that puts a command on such a leash.
+"""Kill this process when its parent dies (Linux). As a program, it starts a command that is killed in the same way.
 
-    python leash.py FD CPUS COMMAND...
+    python parent_death.py FD CPUS COMMAND...
 
-becomes COMMAND, pinned to CPUS (0,1; - for none), which dies with all of its process group when the pipe FD loses its
-last writer. The program needs the standard library alone and is run by its path, so it takes about 15 ms. The leash
-survives exec, and also holds work that never gives the interpreter back.
+runs COMMAND, pinned to CPUS (0,1; - for none), and kills its process group when the pipe FD loses its last writer. It
+uses the standard library only and is run by its path, so it starts in about 15 ms. The effect survives exec, and also
+kills work that never releases the interpreter.
 """
 
 import fcntl
@@ -13,13 +13,13 @@ import select
 import signal
 import sys
 
-QUEUE_CPUS = "RLFRAME_CPUS"  # environment variable of a queued run: the CPUs that its affinity code speaks of
+QUEUE_CPUS = "RLFRAME_CPUS"  # environment variable of a queued run: CPUs that it may use
 
 
 def die_with_writer(fd: int) -> None:
-    """SIGKILL to our process group once nobody can write into the pipe any more. Linux alone knows this.
+    """Send SIGKILL to our process group when the pipe `fd` has no writer any more. Linux only.
 
-    PR_SET_PDEATHSIG would speak of the thread that started us, or of a server of forks, and to this process only.
+    PR_SET_PDEATHSIG would follow the thread that started us, or the fork server, and kill this process only.
     """
     if sys.platform == "linux":
         fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
@@ -27,11 +27,11 @@ def die_with_writer(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _main(line: str, cpus: str, *command: str) -> None:
-    die_with_writer(int(line))
-    if select.select([int(line)], [], [], 0)[0]:
-        sys.exit("whoever started us was gone before we knew")
-    os.set_inheritable(int(line), True)  # the leash lasts as long as the pipe is open here
+def _main(fd: str, cpus: str, *command: str) -> None:
+    die_with_writer(int(fd))
+    if select.select([int(fd)], [], [], 0)[0]:
+        sys.exit("the parent process has ended")
+    os.set_inheritable(int(fd), True)  # the effect lasts while the pipe is open here
     if sys.platform == "linux" and cpus != "-":
         try:
             os.sched_setaffinity(0, [int(cpu) for cpu in cpus.split(",")])

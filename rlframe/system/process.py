@@ -1,7 +1,7 @@
-"""One child process from start to end: it answers commands, cannot outlive its parent, and is watched while it works.
+"""One child process: it executes commands, cannot outlive its parent, and is watched while it works.
 
-Both start methods behave alike: a child gets its work as a cloudpickle (so lambdas and classes of a script travel by
-value), never imports the parent's main module, ignores Ctrl-C, and ends when its parent does, whatever it is doing.
+Both start methods behave alike: the work is sent by cloudpickle (so lambdas and classes of a script are sent by value),
+the child never imports the parent's main module, ignores Ctrl-C, and is killed when its parent dies.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ import numpy as np
 
 from rlframe.core.errors import ConfigError
 from rlframe.system import worker_main as child_side
-from rlframe.system.shared import Shared, Signal, share
+from rlframe.system.shared import Shared, WakeUp, share_zeros
 
-SLICE_S = 0.2  # between looks at whether a child that is waited for is alive
-_CLOSE_S = 2.0  # for a child to end in order
-_STACK_S = 1.0  # for a stuck child to write its stack
-_starting = threading.Lock()  # a start changes the process's environment and main module for a moment
+SLICE_S = 0.2  # interval of checks while waiting for a child
+_CLOSE_S = 2.0  # for a child to exit by itself
+_STACK_S = 1.0  # for a hung child to write its stack trace
+_starting = threading.Lock()  # a start briefly changes os.environ and the main module
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 START_METHODS = ("forkserver", "spawn")
-_FREE, _BUSY, _FAILED, _CLOSED = "is free", "is still at another", "has failed", "is closed"
+_FREE, _BUSY, _FAILED, _CLOSED = "is free", "is busy", "has failed", "is closed"
 
 _log = logging.getLogger("rlframe")
 
 
 class ChildDied(Exception):
-    """A child is gone, or was taken for hung and killed: the infrastructure's fault, not its work's."""
+    """A child process died or was killed as hung; its work raised nothing."""
 
 
 class ChildHung(ChildDied):
-    """It gave no sign for so long that it was killed; it may have been merely slow."""
+    """A child process was killed because it made no progress within its timeout; it may have been merely slow."""
 
 
 class RemoteTraceback(Exception):
-    """The cause of an error that a child sent home: its traceback there, as text."""
+    """Cause of an exception sent by a child: the traceback there, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"
 
 
-class Child:
-    """One child process, as its parent sees it.
+class ChildProcess:
+    """A child process as seen by its parent.
 
-    `begin` hands over a command; then whoever waits calls `wait` and, while that is in vain, `check`. The child's log
-    goes to ours. An exception of the work is raised here; a death is `ChildDied`. Owned by one thread.
+    Call `start_command`, then `wait`, and `check` whenever `wait` times out. The child's log is forwarded to ours. An
+    exception of its work is raised here; its death raises `ChildDied`. Used by one thread.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Child:
         """Start `work(parent, *args)` in a process.
 
         Args:
-            cpus: it is pinned to; none: not pinned.
-            preload: modules that the first child's server of forks imports once for all.
+            cpus: CPUs to pin it to; empty: not pinned.
+            preload: modules that the fork server imports once, if this is its first child.
         Raises:
             ConfigError: the work cannot be pickled, or `method` is unknown.
         """
@@ -85,15 +85,15 @@ class Child:
         payload = _pickled((work, args), name)
         context = multiprocessing.get_context(method)
         self._connection, theirs = context.Pipe()
-        line, self._line = context.Pipe(duplex=False)  # which the child reads to learn that we are gone
-        self._go, self._done = Signal(context), Signal(context)
-        self._shared = share(np.zeros(child_side.N_WORDS, np.int64), f"{name}-words")
-        self._stack = share(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
-        self._words = self._shared.tree
-        self._seen, self._idle_s = -1, 0.0  # its progress when last looked at, and for how long it has been that
-        self._lines = 0  # of its log that have been taken home
-        self._values: list[Any] = []  # that it sent and nobody has received
-        self._state, self._n_begun = _FREE, 0  # commands that no `wait` has seen done
+        line, self._line = context.Pipe(duplex=False)  # closes when we die; watched by the child
+        self._go, self._done = WakeUp(context), WakeUp(context)
+        self._shared = share_zeros(np.zeros(child_side.CONTROL_SIZE, np.int64), f"{name}-words")
+        self._stack = share_zeros(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
+        self._control = self._shared.tree
+        self._seen, self._idle_s = -1, 0.0  # last seen progress, and seconds since it changed
+        self._lines = 0  # log lines received
+        self._values: list[Any] = []  # sent by the child, not yet returned by `receive`
+        self._state, self._n_begun = _FREE, 0  # unfinished commands
         process = context.Process(  # type: ignore[attr-defined]
             target=child_side.main, args=(theirs, line, self._go, self._done, tuple(cpus)), name=name
         )
@@ -102,84 +102,80 @@ class Child:
             process.start()
             assert process.pid
             self._process, self.pid = process, process.pid
-            # At our exit, should nobody `close` before: multiprocessing would wait for it.
-            self._last_resort = multiprocessing.util.Finalize(self, process.kill, exitpriority=0)
+            # Kill it at our exit if it was not closed; multiprocessing would wait for it.
+            self._finalizer = multiprocessing.util.Finalize(self, process.kill, exitpriority=0)
         theirs.close()
         line.close()
-        with contextlib.suppress(ConnectionError):  # a death, which whoever waits for an answer will find
-            self._shared.hand_over(self._connection)
-            self._stack.hand_over(self._connection)
+        with contextlib.suppress(ConnectionError):  # it died; `wait` or `receive` reports that
+            self._shared.send(self._connection)
+            self._stack.send(self._connection)
             self._connection.send_bytes(pickle.dumps((_environment(), payload)))
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.is_alive()
 
     @property
     def progress(self) -> int:
-        """How far the child says it has come with its command; -1 at its beginning."""
-        return int(self._words[child_side.PROGRESS])
+        """Progress of the current command as reported by the child; -1 at its start."""
+        return int(self._control[child_side.PROGRESS])
 
     @property
-    def n_notes(self) -> int:
-        """How much the child says it has to tell."""
-        return int(self._words[child_side.NOTES])
+    def n_events(self) -> int:
+        """Number of events that the child reports as pending."""
+        return int(self._control[child_side.N_EVENTS])
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the child has worked on commands since its start."""
-        return float(self._words[child_side.BUSY_NS]) / 1e9
+        return float(self._control[child_side.BUSY_NS]) / 1e9
 
     def send(self, value: Any) -> None:
-        """Hand over a value, which the child's work `receive`s: NumPy arrays, configs, functions."""
+        """Send a picklable value, which the child's work `receive`s."""
         payload = _pickled(value, self.name)
         with self._while_alive():
             self._connection.send_bytes(payload)
 
-    def hand_over(self, shared: Shared) -> None:
-        """Hand over memory, which the child's work takes in the same order."""
+    def send_memory(self, shared: Shared) -> None:
+        """Send shared memory, which the child's work receives in the same order."""
         with self._while_alive():
-            shared.hand_over(self._connection)
+            shared.send(self._connection)
 
-    def begin(self, command: int, argument: int = 0) -> None:
-        """Let the child carry out a command.
+    def start_command(self, command: int, argument: int = 0) -> None:
+        """Let the child execute a command.
 
         Raises:
-            RuntimeError: it is still at another command, has failed, or is closed.
+            RuntimeError: it is busy, has failed, or is closed.
         """
         if self._state is not _FREE:
             raise RuntimeError(
-                f"{self.name} takes no command, it {self._state}; "
-                f"after an error or an interruption, close it and start anew"
+                f"{self.name} cannot start a command: it {self._state}; after an error or interruption, close it and "
+                f"start a new process"
             )
         self._state, self._n_begun = _BUSY, 1
         self._command(command, argument)
 
-    def begin_another(self, command: int) -> None:
-        """Let the child carry out a command after those that it is still at, which are the same one.
-
-        Each is done by a `wait` of its own; none has an answer. Progress goes on from where it is.
+    def queue_command(self, command: int) -> None:
+        """Queue the same command again behind the current ones. Each is finished by one `wait` and has no result.
 
         Raises:
             RuntimeError: it has failed, or is closed.
         """
         if self._state in (_FAILED, _CLOSED):
-            raise RuntimeError(f"{self.name} takes no command, it {self._state}")
+            raise RuntimeError(f"{self.name} cannot start a command: it {self._state}")
         self._state = _BUSY
         self._n_begun += 1
-        self._words[child_side.COMMAND] = command
+        self._control[child_side.COMMAND] = command
         self._go.post()
 
     def _command(self, command: int, argument: int = 0) -> None:
-        self._words[child_side.PROGRESS] = self._seen = -1
+        self._control[child_side.PROGRESS] = self._seen = -1
         self._idle_s = 0.0
-        self._words[child_side.COMMAND] = command
-        self._words[child_side.ARGUMENT] = argument
+        self._control[child_side.COMMAND] = command
+        self._control[child_side.ARGUMENT] = argument
         self._go.post()
 
     def wait(self, slice_s: float) -> bool:
-        """Whether the command that was begun, the first if there are several, is done within `slice_s`."""
+        """Wait up to `slice_s` seconds for the oldest unfinished command; True if it is done."""
         if not self._done.wait(slice_s):
             return False
         self._idle_s = 0.0
@@ -188,64 +184,54 @@ class Child:
         return True
 
     def check(self, waited_s: float, timeout_s: float) -> bool:
-        """Look at a child that was not done for another `waited_s`; True if it is done after all.
+        """Check a child whose command was not done after another `waited_s` seconds; True if it is done after all.
 
-        Slices are added up instead of reading a clock, so that a machine that slept does not look like a child that
-        hangs.
+        Waits are added up instead of reading the clock, so that a suspended machine does not look like a hung child.
 
         Args:
-            timeout_s: without any progress, after which the child is taken for hung and killed.
+            timeout_s: seconds without progress after which the child is killed as hung.
         Raises:
-            ChildDied: it died.    ChildHung: and was killed by us.    The work's own exception: it raised.
+            ChildDied: it died.    ChildHung: it was killed as hung.    The exception of its work.
         """
-        self._pump()
+        self._receive_pending()
         if not self.alive:
-            if self.wait(0.0):  # it finished this command before it died; the next one will tell
+            if self.wait(0.0):  # it finished this command before it died
                 return True
-            raise ChildDied(self._epitaph())
-        self._age(waited_s, timeout_s)
+            raise ChildDied(self._exit_reason())
+        self._check_timeout(waited_s, timeout_s)
         return False
 
-    def _age(self, waited_s: float, timeout_s: float) -> None:
+    def _check_timeout(self, waited_s: float, timeout_s: float) -> None:
         self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
         self._seen = self.progress
         if self._idle_s >= timeout_s:
-            raise ChildHung(self._shoot(timeout_s))
+            raise ChildHung(self._kill_hung(timeout_s))
 
     def answer(self, timeout_s: float) -> Any:
-        """What the command that is done answers.
-
-        Raises:
-            As `check`.
-        """
-        if self._words[child_side.ANSWERED]:
+        """The result of the finished command. Raises as `check`."""
+        if self._control[child_side.ANSWERED]:
             return self.receive(timeout_s)
-        if self._words[child_side.LINES] != self._lines:
-            self._lines = int(self._words[child_side.LINES])
-            self._pump()
+        if self._control[child_side.LINES] != self._lines:
+            self._lines = int(self._control[child_side.LINES])
+            self._receive_pending()
         return None
 
     def receive(self, timeout_s: float) -> Any:
-        """The next value that the child's work sends.
-
-        Raises:
-            As `check`.
-        """
+        """The next value that the child's work sends. Raises as `check`."""
         self._idle_s = 0.0
         while not self._values:
             with self._while_alive():
                 message = self._connection.recv_bytes() if self._connection.poll(SLICE_S) else b""
             if message:
                 self._idle_s = 0.0
-                self._take(message)
-            elif not self.alive and not self._connection.poll(0):  # what it has started may hold the line open
-                raise ChildDied(self._epitaph())
+                self._handle_message(message)
+            elif not self.alive and not self._connection.poll(0):  # a grandchild may hold the connection open
+                raise ChildDied(self._exit_reason())
             else:
-                self._age(SLICE_S, timeout_s)
+                self._check_timeout(SLICE_S, timeout_s)
         return self._values.pop(0)
 
-    def _pump(self) -> None:
-        """Take home what the child has sent while its work goes on."""
+    def _receive_pending(self) -> None:
         while True:
             try:
                 if not self._connection.poll(0):
@@ -253,10 +239,9 @@ class Child:
                 message = self._connection.recv_bytes()
             except (EOFError, OSError):
                 return
-            self._take(message)
+            self._handle_message(message)
 
-    def _take(self, message: bytes) -> None:
-        """Keep a value, log a line, raise an error."""
+    def _handle_message(self, message: bytes) -> None:
         kind, value = cloudpickle.loads(message)
         if kind == child_side.VALUE:
             self._values.append(value)
@@ -269,40 +254,39 @@ class Child:
     def _raise(self, pickled: bytes, summary: str, text: str) -> None:
         try:
             error = pickle.loads(pickled)
-        except Exception:  # its constructor may demand anything
+        except Exception:  # its constructor may raise anything
             error = None
-        if not isinstance(error, Exception):  # a KeyboardInterrupt there is none here
+        if not isinstance(error, Exception):  # a KeyboardInterrupt in the child is none here
             error = RuntimeError(summary)
         self._state = _FAILED
         raise error from (RemoteTraceback(f"in {self.name} (process {self.pid})\n{text}") if text else None)
 
     @contextlib.contextmanager
     def _while_alive(self) -> Iterator[None]:
-        """Turn a broken line into what broke it: the child's error, if it sent one, or its death."""
+        """Turn a broken connection into its cause: the child's exception, or its death."""
         try:
             yield
         except (EOFError, ConnectionError, BrokenPipeError):
             self._process.join(_CLOSE_S)
-            self._pump()
-            raise ChildDied(self._epitaph()) from None
+            self._receive_pending()
+            raise ChildDied(self._exit_reason()) from None
 
-    def _epitaph(self) -> str:
+    def _exit_reason(self) -> str:
         self._process.join(_CLOSE_S)
         code = self._process.exitcode
         if code is None or code >= 0:
             return f"ended with exit status {code}"
         if code == -signal.SIGKILL:
-            return "was killed by SIGKILL (by somebody, or for want of memory)"
+            return "was killed by SIGKILL (by a user, or out of memory)"
         return f"was killed by {signal.Signals(-code).name}, at\n{self._stack_text()}"
 
-    def _shoot(self, timeout_s: float) -> str:
-        """Kill a child that hangs, and say where it stood."""
+    def _kill_hung(self, timeout_s: float) -> str:
         stack = self._stack_text()
         self.kill()
-        return f"gave no sign for {timeout_s:g} s and was killed; it stood at\n{stack}"
+        return f"made no progress for {timeout_s:g} s and was killed; its stack was\n{stack}"
 
     def _stack_text(self) -> str:
-        """What the child's threads do, or did when it crashed: from its signal handlers, so also within C."""
+        """Stack traces of the child's threads, written by its signal handlers, so also inside C code."""
         written = 0
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
@@ -314,61 +298,61 @@ class Child:
         return bytes(self._stack.tree).rstrip(b"\0").decode(errors="replace").rstrip() or "(unknown)"
 
     def kill(self) -> None:
-        """End it at once, whatever it does, and with it what it has started."""
+        """Kill it and its process group at once."""
         self._process.kill()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end in order; `close` waits for that."""
+        """Ask it to exit; `close` waits for that."""
         if self._state is not _CLOSED and self.alive:
             self._command(child_side.STOP)
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
-                line.shutdown(socket.SHUT_WR)  # to a child that waits for a value instead
+                line.shutdown(socket.SHUT_WR)  # if it is waiting for a value
 
     def close(self, grace_s: float = _CLOSE_S) -> None:
-        """Wait `grace_s` for its end, then kill it; frees what it held. May be called twice."""
+        """Wait `grace_s` seconds for it to exit, then kill it, and free its resources. May be called twice."""
         if self._state is _CLOSED:
             return
         self._process.join(grace_s)
         self.kill()
         self._process.join()
-        self._last_resort.cancel()
+        self._finalizer.cancel()
         self._state = _CLOSED
-        with contextlib.suppress(Exception):  # what a child says while it is thrown away must not hide why
-            self._pump()
+        with contextlib.suppress(Exception):  # must not hide the exception that led here
+            self._receive_pending()
         for connection in (self._connection, self._line):
             connection.close()
         self._shared.close()
         self._stack.close()
-        del self._go, self._done  # whose names go with them
+        del self._go, self._done  # frees their names
 
 
 def _pickled(value: Any, name: str) -> bytes:
     try:
         return cloudpickle.dumps(value)
-    except Exception as error:  # pickling runs foreign code, which may raise anything
+    except Exception as error:  # pickling runs user code, which may raise anything
         raise ConfigError(
-            f"{name} cannot be sent its work: {type(error).__name__}: {error}; an environment or agent for worker "
-            f"processes must not hold locks, open files or windows: make those in its constructor, inside the worker"
+            f"the work of {name} cannot be pickled: {type(error).__name__}: {error}; an environment or agent for "
+            f"worker processes must not hold locks, open files or windows: create those in its constructor"
         ) from error
 
 
 def _environment() -> dict[str, str]:
-    """Ours as it is now, but for one compute thread; a server of forks would still have that of its own start."""
+    """Our current environment variables with one compute thread; the fork server still has those of its own start."""
     return {**os.environ, **dict.fromkeys(_THREADS, "1")}
 
 
 @contextlib.contextmanager
 def _start_environment() -> Iterator[None]:
-    """How a child starts, and the server of forks with the first.
+    """State of this process while a child, and with the first one the fork server, is started.
 
-    With one compute thread, without an import of the parent's main module, which may load torch or start a run, and
-    with the signals blocked that the server would die of and the child not yet know to leave to us.
+    One compute thread; an empty main module, since the real one may load torch or start a run; and blocked signals,
+    which would kill the fork server, or the child before it ignores them.
     """
     threads = {name: os.environ.get(name) for name in _THREADS}
     main = sys.modules["__main__"]
-    multiprocessing.resource_tracker.ensure_running()  # whose start unblocks signals
+    multiprocessing.resource_tracker.ensure_running()  # its start unblocks signals
     os.environ.update(dict.fromkeys(threads, "1"))
     sys.modules["__main__"] = types.ModuleType("__main__")
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, child_side.GROUP_SIGNALS)
@@ -381,4 +365,4 @@ def _start_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # last, for now a handler may raise
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # last: a handler may raise now

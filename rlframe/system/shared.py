@@ -1,4 +1,4 @@
-"""Memory shared by processes: trees of arrays, an agent's parameters with a version, and a wake-up signal."""
+"""Memory shared between processes: trees of arrays, versioned parameters, and a wake-up semaphore."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ import psutil
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 
-_ALIGNMENT = 64  # bytes: a cache line, so that no two arrays share one
+_ALIGNMENT = 64  # bytes: arrays do not share cache lines
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an array lies in its segment."""
-
     offset: int
     shape: tuple[int, ...]
     dtype: str
@@ -42,10 +40,10 @@ class _Place:
 
 
 class Shared:
-    """A tree of NumPy arrays in memory that can be handed to other processes.
+    """A tree of NumPy arrays in memory that can be sent to other processes.
 
-    The memory has no name, so nothing is left behind however its processes end, and a small /dev/shm (64 MB in many
-    containers) does not bound it. `label` is what /proc/<pid>/maps shows. Valid while the arrays are referred to.
+    The memory is anonymous: nothing is left behind when processes die, and a small /dev/shm (64 MB in many containers)
+    does not limit it. `label` appears in /proc/<pid>/maps. Valid as long as the arrays are referenced.
     """
 
     def __init__(self, fd: int, layout: Tree, n_bytes: int) -> None:
@@ -53,15 +51,15 @@ class Shared:
         memory = mmap.mmap(fd, n_bytes)
         self.tree: Tree = map_tree(lambda place: place.view(memory), layout)
 
-    def hand_over(self, connection: Connection) -> None:
-        """Let the process at the other end `take` it."""
+    def send(self, connection: Connection) -> None:
+        """Send the memory to the process at the other end, which calls `receive`."""
         connection.send_bytes(cloudpickle.dumps((self._layout, self.n_bytes)))
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
             socket.send_fds(line, [b"f"], [self._fd])
 
     @classmethod
-    def take(cls, connection: Connection) -> Shared:
-        """Map what the process at the other end hands over."""
+    def receive(cls, connection: Connection) -> Shared:
+        """Map memory that the process at the other end sends."""
         layout, n_bytes = cloudpickle.loads(connection.recv_bytes())
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
             _, fds, _, _ = socket.recv_fds(line, 1, 1)
@@ -69,11 +67,10 @@ class Shared:
 
     @property
     def fd(self) -> int:
-        """The file descriptor, to write to as a file; -1 after `close`."""
         return self._fd
 
     def close(self) -> None:
-        """Hand it to nobody any more; the arrays stay valid. May be called twice."""
+        """Close the file descriptor; the arrays stay valid. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -82,11 +79,11 @@ class Shared:
         self.close()
 
 
-def share(example: Tree, label: str) -> Shared:
+def share_zeros(example: Tree, label: str) -> Shared:
     """Shared zeros with the shapes and dtypes of `example`.
 
     Raises:
-        ConfigError: the machine has not that much memory free.
+        ConfigError: too little free memory.
     """
     end = 0
 
@@ -98,28 +95,27 @@ def share(example: Tree, label: str) -> Shared:
 
     layout = map_tree(place, example)
     n_bytes = max(end, mmap.PAGESIZE)
-    _check_room(n_bytes, label)
+    _check_memory(n_bytes, label)
     fd = os.memfd_create(f"rlframe-{label}") if hasattr(os, "memfd_create") else _file()
     try:
         os.ftruncate(fd, n_bytes)
     except BaseException:
         os.close(fd)
         raise
-    return Shared(fd, layout, n_bytes)  # which owns it, also if it fails
+    return Shared(fd, layout, n_bytes)  # owns fd, even if its constructor fails
 
 
 def _file() -> int:
-    """Where the OS knows no anonymous memory: a file that is deleted already."""
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def _check_room(n_bytes: int, label: str) -> None:
+def _check_memory(n_bytes: int, label: str) -> None:
     available = psutil.virtual_memory().available
     if n_bytes > available:
         raise ConfigError(
             f"{label} needs {n_bytes / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "
-            f"make the batch smaller (sampler.batch_T, sampler.batch_B)"
+            f"reduce sampler.batch_T or sampler.batch_B"
         )
 
 
@@ -127,25 +123,25 @@ _Parameters = dict[str, Any]  # {"version": [1] int64, "values": the tree}
 
 
 def make_shared_parameters(values: Tree) -> Shared:
-    """A board for trees of the shapes and dtypes of `values`, with these posted on it."""
-    shared = share({"version": np.zeros(1, np.int64), "values": map_tree(as_numpy, values)}, "board")
+    """Shared parameters with the shapes, dtypes and values of `values`, version 2."""
+    shared = share_zeros({"version": np.zeros(1, np.int64), "values": map_tree(as_numpy, values)}, "board")
     post_parameters(shared.tree, values)
     return shared
 
 
 def post_parameters(shared: _Parameters, values: Tree) -> int:
-    """Replace what the board says; its new version. Values may be tensors of any device."""
+    """Write new values, tensors on any device; returns their version."""
     version = shared["version"]
-    version[0] |= 1  # odd: being written, perhaps since a posting that was interrupted
+    version[0] |= 1  # odd: being written, or left so by an interrupted write
     write(shared["values"], values)
     version[0] += 1
     return int(version[0])
 
 
 def read_parameters(shared: _Parameters, values: Tree, known: int) -> int:
-    """Copy the board into `values` if its version is another than `known`; the version that `values` now have.
+    """Copy the parameters into `values` if their version differs from `known`; returns the version of `values`.
 
-    A reader that a posting overtakes reads again, so it never keeps half of one and half of another.
+    Reads again if they were written meanwhile, so `values` are never a mixture of two versions.
     """
     version = shared["version"]
     while int(version[0]) != known:
@@ -159,18 +155,17 @@ def read_parameters(shared: _Parameters, values: Tree, known: int) -> int:
     return known
 
 
-_TRIES = 10  # with a yield of the core in between, before sleeping
-_SLOW_YIELD_S = 1e-3  # a yield that takes as long has given the core to somebody who keeps it
-_REST = 1000  # waits without tries after that
+_TRIES = 10  # yields of the core before sleeping
+_SLOW_YIELD_S = 1e-3  # a yield this long gave the core to a busy process
+_REST = 1000  # waits without yields after a slow one
 
 
-class Signal:
-    """A semaphore whose waiter yields its core a few times before it sleeps; picklable into a child that is started.
+class WakeUp:
+    """A semaphore that yields the core a few times before it sleeps. Can be passed to a child process at its start.
 
-    On an idle core ten yields take 6 us, and spare the 25 to 30 that sleeping and waking cost on a virtual machine:
-    what a step of two workers takes beyond their work falls from 73 us to 15, and the CPU time burnt falls too. Where
-    others compute on the core, each yield would cost a slice of their time: so after a slow one it sleeps at once, for
-    the next thousand waits.
+    On an idle core ten yields take 6 us and avoid the 25 to 30 us of sleeping and waking on a virtual machine: the
+    overhead of a step with two workers falls from 73 us to 15. On a busy core each yield costs a time slice, so after a
+    slow yield the next thousand waits sleep at once.
     """
 
     def __init__(self, context: BaseContext) -> None:
@@ -178,21 +173,21 @@ class Signal:
         self._resting = 0
 
     def post(self) -> None:
-        """Let one wait end, now or later. What was written before is seen after it."""
+        """Wake one waiter, now or at its next wait. Earlier writes are visible to it."""
         self._semaphore.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it was posted within the time (None: for ever)."""
-        take = self._semaphore.acquire
+        """Wait for a `post`; False after timeout_s seconds (None: no timeout)."""
+        acquire = self._semaphore.acquire
         if self._resting:
             self._resting -= 1
-            return take(True, timeout_s)
+            return acquire(True, timeout_s)
         for _ in range(_TRIES):
-            if take(False):
+            if acquire(False):
                 return True
             start = perf_counter()
             os.sched_yield()
             if perf_counter() - start > _SLOW_YIELD_S:
                 self._resting = _REST
                 break
-        return take(True, timeout_s)
+        return acquire(True, timeout_s)

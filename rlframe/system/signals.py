@@ -1,4 +1,6 @@
-"""Being asked to stop: by a signal, politely the first time and at once the second, or by the end of the time given."""
+"""Requests to stop a run: the first signal finishes the current work, the second interrupts it; or a time limit ends
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,27 @@ from types import FrameType
 from rlframe.core.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-OUT_OF_TIME = 1  # what a request answers when the time is over; above it are signals
-_LOOK_S = 0.25
+OUT_OF_TIME = 1  # reason of a request by time limit; larger reasons are signals
+_POLL_S = 0.25
 
 
-def _nobody(signum: int) -> None:
-    """There is nobody to tell."""
+def _ignore(signum: int) -> None:
+    """Default of `forward`."""
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop, and by which signal (0: nobody)."""
+    """Whether this process should stop, because of a signal (`signum`, 0 for none) or a time limit."""
 
     def __init__(
-        self, grace_s: float = math.inf, max_time_s: float = 0.0, pass_on: Callable[[int], None] = _nobody
+        self, grace_s: float = math.inf, max_time_s: float = 0.0, forward: Callable[[int], None] = _ignore
     ) -> None:
         """Args:
-        grace_s: after the first signal, before its work is broken in upon as by a second one.
-        max_time_s: from now, after which the request answers that the time is over; 0: never.
-        pass_on: tells others of the first signal.
+        grace_s: seconds after the first signal before the work is interrupted as by a second one.
+        max_time_s: time limit from now on; 0: none.
+        forward: called with the first signal.
         """
-        self.signum, self._pass_on = 0, pass_on
-        self._grace_s, self._insists_s = grace_s, math.inf
+        self.signum, self._forward = 0, forward
+        self._grace_s, self._grace_ends_s = grace_s, math.inf
         self._ends_s = time.monotonic() + max_time_s if max_time_s else math.inf
         self._protected = 0
 
@@ -42,14 +44,14 @@ class StopRequest:
         return self.reason() != 0
 
     def reason(self) -> int:
-        """0: go on; OUT_OF_TIME; or OUT_OF_TIME + the signal: so that the largest of several is what counts most."""
+        """0 to continue, OUT_OF_TIME, or OUT_OF_TIME + signal; the maximum over ranks is the strongest reason."""
         if self.signum:
             return OUT_OF_TIME + self.signum
         return OUT_OF_TIME if time.monotonic() >= self._ends_s else 0
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Inside, the grace does not end: what is written here is worth more than the seconds it takes."""
+    def protect(self) -> Iterator[None]:
+        """Suspend the grace period inside the block, for writing a snapshot."""
         self._protected += 1
         try:
             yield
@@ -60,42 +62,39 @@ class StopRequest:
         if signum == signal.SIGHUP:
             _leave_terminal()
         if not self.signum:
-            self.signum, self._insists_s = signum, time.monotonic() + self._grace_s
-            self._pass_on(signum)
-        elif signum != signal.SIGHUP:  # which one closed terminal sends several times
-            late = time.monotonic() >= self._insists_s
-            how = f"nowhere to save from within {self._grace_s:g} s" if late else "stopped at once"
-            raise Interrupted(
-                self.signum if late else signum, f"{how}; what was learned since the last snapshot is lost"
-            )
+            self.signum, self._grace_ends_s = signum, time.monotonic() + self._grace_s
+            self._forward(signum)
+        elif signum != signal.SIGHUP:  # closing a terminal sends several
+            late = time.monotonic() >= self._grace_ends_s
+            how = f"no snapshot possible within {self._grace_s:g} s" if late else "stopped at once"
+            raise Interrupted(self.signum if late else signum, f"{how}; training since the last snapshot is lost")
 
-    def _insist(self, done: threading.Event, main: int) -> None:
-        """A thread's life: once the grace is over, send a second signal."""
-        while not done.wait(_LOOK_S):
-            if self.signum and not self._protected and time.monotonic() >= self._insists_s:
+    def _enforce_grace(self, done: threading.Event, main: int) -> None:
+        while not done.wait(_POLL_S):
+            if self.signum and not self._protected and time.monotonic() >= self._grace_ends_s:
                 signal.pthread_kill(main, signal.SIGTERM)
                 return
 
 
 @contextmanager
 def stop_request(
-    grace_s: float = math.inf, max_time_s: float = 0.0, pass_on: Callable[[int], None] = _nobody
+    grace_s: float = math.inf, max_time_s: float = 0.0, forward: Callable[[int], None] = _ignore
 ) -> Iterator[StopRequest]:
-    """Inside, SIGINT, SIGTERM and SIGHUP set the request instead of breaking in; the second one raises `Interrupted`.
+    """Within the block, the first SIGINT, SIGTERM or SIGHUP sets the request; the second one raises `Interrupted`.
 
-    A SIGHUP that is ignored, as under nohup, stays so. Outside the main thread, where Python delivers no signals, only
-    the time can set the request. The arguments are those of `StopRequest`.
+    An ignored SIGHUP (nohup) stays ignored. Outside the main thread, which alone receives signals, only the time limit
+    works. Arguments as for `StopRequest`.
     """
-    request = StopRequest(grace_s, max_time_s, pass_on)
+    request = StopRequest(grace_s, max_time_s, forward)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    heard = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, request._receive) for signum in heard}
+    handled = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, request._receive) for signum in handled}
     done = threading.Event()
     if math.isfinite(grace_s):
         watch = threading.Thread(
-            target=request._insist, args=(done, threading.get_ident()), name="grace of a signal", daemon=True
+            target=request._enforce_grace, args=(done, threading.get_ident()), name="signal grace period", daemon=True
         )
         watch.start()
     try:
@@ -107,11 +106,11 @@ def stop_request(
 
 
 def _leave_terminal() -> None:
-    """Let output that would go to a terminal that is gone, where each write is an error, go nowhere."""
+    """Redirect output to a closed terminal, where each write fails, to /dev/null."""
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)

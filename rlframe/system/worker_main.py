@@ -1,4 +1,7 @@
-"""A child process from within: its start, the commands it waits for, and its ways home."""
+"""Main function of a child process and its link to the parent: commands, results, log messages and errors.
+
+The parent's side is `system.process.ChildProcess`.
+"""
 
 from __future__ import annotations
 
@@ -23,49 +26,47 @@ import cloudpickle
 from rlframe.core.errors import ReadableError
 from rlframe.system.affinity import pin
 from rlframe.system.parent_death import die_with_writer
-from rlframe.system.shared import Shared, Signal
+from rlframe.system.shared import Shared, WakeUp
 
-COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, NOTES, LINES = range(7)  # words that parent and child share
-N_WORDS = 8
-STOP = -1  # the command to end
-STACK_BYTES = 16 * mmap.PAGESIZE  # for the stacks of a stuck child's threads
-VALUE, LOG, ERROR = range(3)  # kinds of messages home
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or a job
+COMMAND, ARGUMENT, PROGRESS, ANSWERED, BUSY_NS, N_EVENTS, LINES = range(7)  # shared control words
+CONTROL_SIZE = 8
+STOP = -1  # command: exit
+STACK_BYTES = 16 * mmap.PAGESIZE  # for the stack traces of a hung child
+VALUE, LOG, ERROR = range(3)  # kinds of messages to the parent
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent to all processes of a terminal or job
 
-Handler = Callable[[int, int], Any]  # (command, argument) -> an answer, or None for none
+Handler = Callable[[int, int], Any]  # (command, argument) -> result or None
 
 
-class Parent:
-    """The process that started this one, as its work sees it."""
+class ParentLink:
+    """The child's connection to its parent process."""
 
-    def __init__(self, connection: Connection, go: Signal, done: Signal) -> None:
+    def __init__(self, connection: Connection, go: WakeUp, done: WakeUp) -> None:
         self._connection, self._go, self._done = connection, go, done
-        self._lock = threading.Lock()  # the log may speak from any thread
-        self.words = self.take().tree
+        self._lock = threading.Lock()  # log messages come from any thread
+        self.control = self.receive_memory().tree
 
     def send(self, value: Any) -> None:
-        """Send a value."""
         self._message(VALUE, value)
 
     def receive(self) -> Any:
         """The next value that the parent sends."""
-        with _ending_without_parent():
+        with _exit_if_parent_gone():
             message = self._connection.recv_bytes()
         return cloudpickle.loads(message)
 
-    def take(self) -> Shared:
-        """The next memory that the parent hands over."""
-        with _ending_without_parent():
-            return Shared.take(self._connection)
+    def receive_memory(self) -> Shared:
+        with _exit_if_parent_gone():
+            return Shared.receive(self._connection)
 
     def _message(self, kind: int, value: Any) -> None:
         message = cloudpickle.dumps((kind, value))
-        with self._lock, _ending_without_parent():
+        with self._lock, _exit_if_parent_gone():
             self._connection.send_bytes(message)
 
     def serve(self, handle: Handler) -> None:
-        """Carry out commands until told to stop. An answer is sent after the command counts as done."""
-        words, go, done = self.words, self._go, self._done
+        """Handle commands until STOP. A result is sent after the command counts as done."""
+        words, go, done = self.control, self._go, self._done
         while True:
             go.wait(None)
             start = time.perf_counter_ns()
@@ -80,52 +81,49 @@ class Parent:
                 self.send(answer)
 
     def fail(self, error: BaseException) -> None:
-        """Send home an error of the work, which ends this process."""
+        """Send an exception of the work to the parent, before this process exits."""
         foreign = error.__cause__ if isinstance(error, ReadableError) else error
         text = "".join(traceback.format_exception(foreign)) if foreign else ""
         summary = "".join(traceback.format_exception_only(error)).strip()
         error.__cause__ = error.__context__ = None
         try:
             pickled = cloudpickle.dumps(error.with_traceback(None))
-        except Exception:  # whatever it holds
+        except Exception:  # user exceptions may hold anything
             pickled = b""
-        self.words[ANSWERED] = True
+        self.control[ANSWERED] = True
         self._message(ERROR, (pickled, summary, text))
         self._done.post()
 
     def log(self, level: int, text: str) -> None:
-        """Let the parent log a line."""
         self._message(LOG, (level, text))
-        self.words[LINES] += 1
+        self.control[LINES] += 1
 
 
-class _LogHome(logging.Handler):
-    """Every message of this process goes to the parent's log."""
-
-    def __init__(self, parent: Parent) -> None:
+class _ParentLogHandler(logging.Handler):
+    def __init__(self, parent: ParentLink) -> None:
         super().__init__(logging.INFO)
         self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._parent.log(record.levelno, self.format(record))
-        except Exception:  # a line that does not format must not end an environment, here as little as elsewhere
+        except Exception:  # a message that fails to format must not stop the work
             self.handleError(record)
 
 
-def main(connection: Connection, line: Connection, go: Signal, done: Signal, cpus: tuple[int, ...]) -> None:
-    """The whole life of a child process; what to do comes over the connection."""
-    _end_with_parent(line)
-    _leave_signals_to_parent()
+def main(connection: Connection, line: Connection, go: WakeUp, done: WakeUp, cpus: tuple[int, ...]) -> None:
+    """Run the work that the parent sends over the connection, then exit."""
+    _exit_with_parent(line)
+    _ignore_group_signals()
     pin(cpus)
-    parent = Parent(connection, go, done)
-    stack = parent.take()
+    parent = ParentLink(connection, go, done)
+    stack = parent.receive_memory()
     _write_stack_to(stack.fd)
     environment, payload = parent.receive()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    logging.getLogger().addHandler(_LogHome(parent))
+    logging.getLogger().addHandler(_ParentLogHandler(parent))
     logging.getLogger("rlframe").setLevel(logging.INFO)
     warnings.showwarning = _warning_to(parent)
     try:
@@ -139,55 +137,54 @@ def main(connection: Connection, line: Connection, go: Signal, done: Signal, cpu
 
 
 @contextlib.contextmanager
-def _ending_without_parent() -> Iterator[None]:
+def _exit_if_parent_gone() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError):
-        sys.exit()  # in order: environments are closed
+        sys.exit()  # normal exit: environments are closed
 
 
-def _end_with_parent(line: Connection) -> None:
-    """Make the end of the parent ours, and of all processes that the work will have started.
+def _exit_with_parent(line: Connection) -> None:
+    """Kill this process group when the parent dies.
 
-    Two ways: the kernel's, which also ends work that holds the interpreter, and a thread's, everywhere.
+    The kernel does it on Linux, even if the work holds the interpreter; a thread does it everywhere.
     """
     os.setpgid(0, 0)
     die_with_writer(line.fileno())
     if line.poll():
-        sys.exit()  # it was gone before we knew
+        sys.exit()  # the parent has died already
 
     def wait() -> None:
         with contextlib.suppress(EOFError, OSError):
             line.recv_bytes()
         os.killpg(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    threading.Thread(target=wait, name="parent watch", daemon=True).start()
 
 
-def _leave_signals_to_parent() -> None:
-    """Do nothing on signals to whole groups of processes: the parent decides what becomes of them.
+def _ignore_group_signals() -> None:
+    """Ignore signals sent to the whole process group; the parent decides when this process stops.
 
-    By a handler of ours: what is ignored would stay ignored in the programs that the work starts.
+    By a handler, because an ignored signal would stay ignored in programs started by the work.
     """
     pid = os.getpid()
 
-    def leave(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != pid:  # in a fork that the work has made
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != pid:  # in a fork made by the work
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
     for signum in GROUP_SIGNALS:
-        signal.signal(signum, leave)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # which the parent had blocked for our start
+        signal.signal(signum, ignore)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # blocked by the parent during the start
 
 
 def _write_stack_to(fd: int) -> None:
-    """Let our threads' stacks be written when the parent asks, and when we crash."""
     faulthandler.enable(fd)
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
 
 
-def _warning_to(parent: Parent) -> Callable[..., None]:
+def _warning_to(parent: ParentLink) -> Callable[..., None]:
     def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         parent.log(logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
 

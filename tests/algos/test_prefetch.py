@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rlframe.algos.prefetch import OneThread, Prefetch
 from rlframe.kernels.precision import in_bf16, learning_in
-from rlframe.record.codec import Chunked
+from rlframe.record.codec import ChunkedArray
 from tests.algos.learners import kept_gradients
 from tests.algos.test_dqn import copied, made
 
@@ -84,7 +84,7 @@ def check_equal(one: Any, other: Any) -> None:
     elif isinstance(one, list | tuple):
         for a, b in zip(one, other, strict=True):
             check_equal(a, b)
-    elif isinstance(one, Chunked):
+    elif isinstance(one, ChunkedArray):
         assert one.counts == other.counts
     else:
         np.testing.assert_array_equal(one, other)

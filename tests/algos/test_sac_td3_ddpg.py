@@ -13,7 +13,7 @@ from rlframe.algos import ddpg, sac, td3
 from rlframe.core.struct import leaves, map_tree
 from rlframe.envs import debug_envs
 from rlframe.kernels.precision import has_bf16_units, learning_in
-from rlframe.record.codec import Chunked, decode, encode
+from rlframe.record.codec import ChunkedArray, decode, encode
 from tests.algos.learners import LEVEL, collected, learn, learner
 from tests.runners.resumed import count_equal
 
@@ -151,7 +151,9 @@ def kept(state: Any) -> tuple[Any, dict[str, Any]]:
     """What a snapshot keeps of a state: a tree, and arrays that do not change any more."""
     arrays: dict[str, Any] = {}
     tree = encode(state, arrays)
-    return tree, {name: (each.whole() if isinstance(each, Chunked) else each).copy() for name, each in arrays.items()}
+    return tree, {
+        name: (each.to_numpy() if isinstance(each, ChunkedArray) else each).copy() for name, each in arrays.items()
+    }
 
 
 KINDS = [(ddpg, LEVEL), (td3, LEVEL), (sac, LEVEL), (sac, spaces.Discrete(3))]

@@ -1,4 +1,4 @@
-"""What a command line may say, and how it is refused."""
+"""Parsing of config fields and module names, and their errors."""
 
 import sys
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class TestFields:
         assert type(n_steps) is int
 
     @pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan"])
-    def test_what_is_not_a_count_is_refused(self, text: str) -> None:
+    def test_invalid_counts_are_errors(self, text: str) -> None:
         with pytest.raises(InvalidBlueprintArg, match="is not a"):
             parse(f"n_steps={text}")
 
@@ -53,7 +53,7 @@ class TestFields:
     def test_sizes(self, text: str, value: tuple[int, ...]) -> None:
         assert parse(f"hidden={text}").hidden == value
 
-    def test_what_is_not_a_list_of_sizes_is_refused(self) -> None:
+    def test_an_invalid_list_of_sizes_is_an_error(self) -> None:
         with pytest.raises(InvalidBlueprintArg, match="not a list of whole numbers"):
             parse("hidden=[wide]")
 
@@ -144,7 +144,7 @@ class TestFindModule:
             find_module("parts_here.needy", "parts_here")
 
     def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="there is no file"):
+        with pytest.raises(ConfigError, match="does not exist"):
             find_module(str(tmp_path / "nothing.py"), "rlframe.core")
 
     @pytest.mark.parametrize("name", ["json", "torch"])

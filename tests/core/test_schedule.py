@@ -21,7 +21,7 @@ def test_linear_may_rise() -> None:
 
 
 def test_linear_without_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="n_steps > 0, got 0"):
+    with pytest.raises(ValueError, match="n_steps=0 of a schedule must be > 0"):
         Linear(1.0, 0.0, n_steps=0)
 
 

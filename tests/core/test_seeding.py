@@ -1,15 +1,15 @@
-"""Streams that never overlap, whoever draws."""
+"""Random streams never overlap."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from rlframe.core.ranks import Alone, as_current
-from rlframe.core.seeding import OF_RANK, EpisodeSeeds, Role, env_seeds, generator, generators, seed_int
+from rlframe.core.ranks import SingleRank, use_ranks
+from rlframe.core.seeding import PER_RANK, EpisodeSeeds, Role, env_seeds, generator, generators, seed_int
 
 
-class Rank(Alone):
+class Rank(SingleRank):
     """One of three, without the others."""
 
     world_size = 3
@@ -20,7 +20,7 @@ class Rank(Alone):
 
 def draws(*args: int, rank: int = 0) -> tuple[float, ...]:
     root, role, *key = args
-    with as_current(Rank(rank)):
+    with use_ranks(Rank(rank)):
         return tuple(generator(root, Role(role), *key).random(4))
 
 
@@ -36,15 +36,15 @@ def test_root_role_and_key_each_give_another_stream() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_ranks_draw_apart_what_is_not_shared_or_an_environments(role: Role) -> None:
-    assert (draws(1, role, rank=0) == draws(1, role, rank=2)) == (role not in OF_RANK)
+def test_ranks_have_separate_streams_for_per_rank_roles_only(role: Role) -> None:
+    assert (draws(1, role, rank=0) == draws(1, role, rank=2)) == (role not in PER_RANK)
     assert draws(1, role, rank=0) == tuple(generator(1, role).random(4))
 
 
 def test_ranks_share_out_the_environments_that_one_rank_would_have() -> None:
     seeds, noise = [], []
     for rank in range(3):
-        with as_current(Rank(rank)):
+        with use_ranks(Rank(rank)):
             seeds += env_seeds(4, Role.ENV, 2)
             noise += [rng.random() for rng in generators(4, Role.NOISE, 2, 2 * rank)]
     assert seeds == env_seeds(4, Role.ENV, 6)
@@ -79,7 +79,7 @@ def test_env_seeds_keep_their_place_when_there_are_more() -> None:
 def test_training_and_evaluation_seeds_are_disjoint_on_all_ranks(root: int) -> None:
     groups = []
     for role, rank in itertools.product((Role.ENV, Role.EVAL_ENV), range(3)):
-        with as_current(Rank(rank)):
+        with use_ranks(Rank(rank)):
             groups.append(env_seeds(root, role, 64))
     assert len(set(itertools.chain(*groups))) == 64 * 6
 
@@ -101,11 +101,11 @@ def test_an_episodes_part_of_a_stream_depends_on_seed_and_episode_alone() -> Non
     rng, other = np.random.default_rng(0), np.random.default_rng(99)
     seeds, drawn = EpisodeSeeds(7), []
     for episode in (1, 2, 1):
-        seeds.move(rng, episode)
+        seeds.seek(rng, episode)
         drawn.append(rng.random(3).tolist())
     assert drawn[0] == drawn[2]
     assert drawn[0] != drawn[1]
-    EpisodeSeeds(7).move(other, 2)
+    EpisodeSeeds(7).seek(other, 2)
     assert other.random(3).tolist() == drawn[1]
-    EpisodeSeeds(8).move(other, 2)
+    EpisodeSeeds(8).seek(other, 2)
     assert other.random(3).tolist() != drawn[1]

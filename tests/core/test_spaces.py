@@ -1,4 +1,4 @@
-"""Canonical zeros and actions, and what the environments' side makes of them, by hand."""
+"""Canonical zeros and actions, and their decoding for environments, against values by hand."""
 
 from typing import Any
 

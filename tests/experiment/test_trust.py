@@ -14,7 +14,7 @@ import pytest
 
 from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import MOST_BYTES
+from rlframe.core.files import MAX_BYTES
 from rlframe.experiment.config import from_flat, to_flat
 from rlframe.experiment.trust import foreign, read_config
 from rlframe.record.snapshot import resolve_snapshot, self_hash
@@ -185,7 +185,7 @@ def test_a_damaged_config_is_one_readable_line(run: Path, content: bytes, capsys
 
 
 def test_a_config_without_end_is_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.truncate(run / "params.json", MOST_BYTES + 1)
+    os.truncate(run / "params.json", MAX_BYTES + 1)
     assert evaluate.main([str(run)]) == 2
     assert "bytes" in capsys.readouterr().err
 
@@ -213,7 +213,7 @@ COMMANDS = {
     "resume": lambda run: launch.main([f"resume={run}", "runner.n_steps=96"]),
     "plot": lambda run: plot.main([str(run), f"out={run.parent}/x.png"]),
 }
-FILES = ["params.json", "progress.csv", "debug.log", "owner.json", ".params.json.new", ".progress.csv.new"]
+FILES = ["params.json", "progress.csv", "debug.log", "lock.json", ".params.json.new", ".progress.csv.new"]
 
 
 @pytest.mark.parametrize("name", FILES)

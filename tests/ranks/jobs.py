@@ -25,7 +25,7 @@ from rlframe.runners import SyncRl
 from rlframe.runners.nonfinite import keep_refused
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
-from rlframe.system.distributed import Place, in_ranks, join
+from rlframe.system.distributed import RankInfo, join, launch_ranks
 
 CARTPOLE = EnvConfig("CartPole-v1", backend="python")
 PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
@@ -168,18 +168,18 @@ def exchanged() -> dict[str, Any]:
     ranks.average(none, weight=torch.tensor(0))
     return {
         "sum": ranks.sum(number),
-        "largest": ranks.largest(-number),
-        "total": ranks.total(torch.tensor([number, 0.5])),
+        "largest": ranks.max(-number),
+        "total": ranks.sum_tensor(torch.tensor([number, 0.5])),
         "stack": ranks.stack(torch.tensor([number])),
         "average": tensors,
         "none": none,
         "gather": ranks.gather({"rank": ranks.rank}),
         "broadcast": ranks.broadcast(f"of {ranks.rank}"),
-        "every": (ranks.every(True), ranks.every(ranks.rank == 0)),
+        "every": (ranks.all(True), ranks.all(ranks.rank == 0)),
     }
 
 
-def everything(place: Place) -> list[dict[str, Any]]:
+def everything(place: RankInfo) -> list[dict[str, Any]]:
     """All of the above, as every rank tells it."""
     torch.set_num_threads(1)
     with join(place, timeout_s=60.0) as ranks:
@@ -194,7 +194,7 @@ def everything(place: Place) -> list[dict[str, Any]]:
         return ranks.gather(found)
 
 
-def failing(place: Place, how: str) -> None:
+def failing(place: RankInfo, how: str) -> None:
     """Rank 1 fails in the middle of exchanges; rank 0 notices by an exchange, or is busy."""
     with join(place, timeout_s=60.0) as ranks:
         ranks.sum(1)
@@ -208,7 +208,7 @@ def failing(place: Place, how: str) -> None:
             ranks.sum(1)
 
 
-def leaving(place: Place, worked: Path) -> bool:
+def leaving(place: RankInfo, worked: Path) -> bool:
     """Rank 1 works longer; whether this rank has waited for it."""
     with join(place, timeout_s=60.0) as ranks:
         ranks.sum(1)
@@ -219,4 +219,4 @@ def leaving(place: Place, worked: Path) -> bool:
 
 
 if __name__ == "__main__":
-    in_ranks(partial(failing, how=sys.argv[1]), 2)
+    launch_ranks(partial(failing, how=sys.argv[1]), 2)

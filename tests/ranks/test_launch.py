@@ -99,7 +99,7 @@ def test_a_run_of_two_ranks_leaves_what_one_rank_leaves_and_goes_on(tmp_path: Pa
     [
         (["world_size=0"], "world_size=0 must be at least 1"),
         (["world_size=3"], "eval.n_episodes=2 must be at least world_size=3"),
-        (["world_size=2", "affinity=1cpu"], "cannot get a core each of 1"),
+        (["world_size=2", "affinity=1cpu"], "1 cores are too few for world_size=2 ranks"),
         (["world_size=2", "runner=tests.ranks.own_runner"], "needs runner=sync_rl"),
         (["runner=sync_rl", "runner.timeout_s=0"], "runner.timeout_s=0"),
     ],

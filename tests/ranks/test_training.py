@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlframe.system.distributed import in_ranks
+from rlframe.system.distributed import launch_ranks
 from tests.processes import DEADLINE_S
 from tests.ranks import jobs
 
@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, Any]]:
     """What each of two ranks tells of its trainings."""
-    return in_ranks(jobs.everything, 2)
+    return launch_ranks(jobs.everything, 2)
 
 
 def test_a_rank_that_is_done_waits_for_the_others(tmp_path: Path) -> None:
-    assert in_ranks(partial(jobs.leaving, worked=tmp_path / "worked"), 2)
+    assert launch_ranks(partial(jobs.leaving, worked=tmp_path / "worked"), 2)
 
 
 @pytest.mark.parametrize("name", jobs.ON_POLICY)
@@ -127,7 +127,7 @@ def test_what_ranks_exchange(told: list[dict[str, Any]]) -> None:
     [
         ("kill", "rank 1 (process "),
         ("raise", "ValueError: bad luck"),
-        ("kill while rank 0 is busy", "rank 0 hangs without it"),
+        ("kill while rank 0 is busy", "while rank 0 waits for it"),
     ],
 )
 def test_a_rank_that_fails_ends_the_others_with_its_cause(how: str, says: str) -> None:

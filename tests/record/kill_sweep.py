@@ -1,8 +1,8 @@
 """SIGKILL at every file operation of a snapshot, one after another: python -m tests.record.kill_sweep DIR CASE...
 
-    small   a state of a few arrays, in pieces too, and the snapshot before dropped: some seconds
+    small   a state of a few arrays, in chunks too, and the snapshot before dropped: some seconds
     ppo     PPO on CartPole-v1
-    sac     SAC on Pendulum-v1 with its replay, whose pieces are linked
+    sac     SAC on Pendulum-v1 with its replay, whose chunks are linked
 
 Each time a process that saves is killed before the k-th operation, or in the middle of it if it writes. Then the
 newest snapshot must load and be the old or the new state, bit by bit; the next save must work, with no temporary left;
@@ -30,15 +30,15 @@ from rlframe.algos import ppo, sac
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record import codec, rank_state
-from rlframe.record.codec import Chunked
-from rlframe.record.retention import Policy, Rotation
+from rlframe.record.codec import ChunkedArray
+from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import load_newest
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import SerialSampler
 
 OPERATIONS = ("open", "write", "fsync", "link", "symlink", "mkdir", "rename", "replace", "unlink", "rmdir")
-POLICY = Policy("best", keep=1)
+POLICY = SnapshotPolicy("best", keep=1)
 Go = Callable[[Any], None]  # goes on from a state
 
 
@@ -69,8 +69,8 @@ def die_at(k: int, log: Path) -> None:
 def fingerprint(value: Any) -> str:
     """The same for states that are the same, bit by bit."""
     match value:
-        case Chunked():
-            return fingerprint(value.whole())
+        case ChunkedArray():
+            return fingerprint(value.to_numpy())
         case torch.Tensor():
             return f"tensor {fingerprint(value.detach().numpy())}"
         case np.ndarray():
@@ -98,7 +98,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 def save(run: Path, state: Any, env_steps: int) -> None:
     """As a run does, better each time."""
-    Rotation(run / "snapshot", POLICY).offer(lambda: state, env_steps, float(env_steps), 0, False)
+    Retention(run / "snapshot", POLICY).save_if_due(lambda: state, env_steps, float(env_steps), 0, False)
 
 
 def sweep(folder: Path, states: list[Any], go_on: Go) -> Counter[str]:
@@ -132,15 +132,15 @@ def sweep(folder: Path, states: list[Any], go_on: Go) -> Counter[str]:
 
 
 def small(folder: Path) -> Counter[str]:
-    """Three arrays in pieces of 100 bytes, of which a few change."""
+    """Three arrays in chunks of 100 bytes, of which a few change."""
     rng = np.random.default_rng(0)
     arrays, tail = [rng.random(50, np.float32), rng.random((5, 5))], rng.random(40)
     states = []
     for n in range(3):
         tens = [np.full(10, float(n)), *tail.reshape(4, 10)]
         digests = ["", *(hashlib.sha256(ten.tobytes()).hexdigest() for ten in tens[1:])]
-        pieces = Chunked(np.dtype(np.float64), (), [10] * 5, tens.__getitem__, digests)
-        states.append({"n": n, "pieces": pieces, "rest": arrays, "tensor": torch.full((2, 2), float(n))})
+        chunks = ChunkedArray(np.dtype(np.float64), (), [10] * 5, tens.__getitem__, digests)
+        states.append({"n": n, "chunks": chunks, "rest": arrays, "tensor": torch.full((2, 2), float(n))})
     return sweep(folder, states, lambda state: None)
 
 
@@ -177,23 +177,23 @@ def whole_run(folder: Path, make: Callable[[], MinibatchRl]) -> Counter[str]:
 
 
 @contextmanager
-def in_small_pieces(n_bytes: int) -> Iterator[None]:
+def small_chunks(n_bytes: int) -> Iterator[None]:
     """Arrays that are small are kept as large ones are."""
-    before = rank_state.LARGE_BYTES, codec.PIECE_BYTES
-    rank_state.LARGE_BYTES, codec.PIECE_BYTES = n_bytes, n_bytes
+    before = rank_state.LARGE_BYTES, codec.CHUNK_BYTES
+    rank_state.LARGE_BYTES, codec.CHUNK_BYTES = n_bytes, n_bytes
     try:
         yield
     finally:
-        rank_state.LARGE_BYTES, codec.PIECE_BYTES = before
+        rank_state.LARGE_BYTES, codec.CHUNK_BYTES = before
 
 
 def case(name: str, folder: Path) -> Counter[str]:
     """One of those above."""
     if name == "small":
-        with in_small_pieces(100):
+        with small_chunks(100):
             return small(folder)
     replay = ReplayConfig(size=1_000)
-    with in_small_pieces(1_000):
+    with small_chunks(1_000):
         if name == "sac":
             return whole_run(folder, trained(sac, "Pendulum-v1", replay=replay, learn_from=64, batch_size=16))
         return whole_run(folder, trained(ppo, "CartPole-v1"))

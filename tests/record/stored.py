@@ -1,4 +1,4 @@
-"""What the stored snapshots of each format hold; python -m tests.record.stored FOLDER writes one of the present."""
+"""Contents of the stored snapshot in fixtures/; `python -m tests.record.stored FOLDER` writes it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from rlframe.record import codec, rank_state
-from rlframe.record.snapshot import save_snapshot, write_part
+from rlframe.record.snapshot import save_snapshot, write_rank_state
 from rlframe.replay import NStep, ReplayBuffer
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
 
 META = {"env_steps": 72, "updates": 3, "score": 1.5}
+
+RANK_1 = {"rank": 1, "x": torch.ones(2)}
 
 
 def plain() -> dict[str, Any]:
@@ -50,9 +52,9 @@ def filled(compress: bool) -> dict[str, Any]:
 
 def write(folder: Path) -> Path:
     """A snapshot of two ranks, its small arrays kept as large ones are."""
-    rank_state.LARGE_BYTES, codec.PIECE_BYTES = 128, 256
+    rank_state.LARGE_BYTES, codec.CHUNK_BYTES = 128, 256
     state = {**plain(), "replay": filled(compress=False), "compressed": filled(compress=True)}
-    return save_snapshot(folder, state, META, lambda aside: [write_part(aside, 1, {"rank": 1, "x": torch.ones(2)})])
+    return save_snapshot(folder, state, META, lambda aside: [write_rank_state(aside, 1, RANK_1)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Opening, resuming and closing a run, and what its directory then holds."""
+"""Opening, resuming and closing a run, and the files in its directory."""
 
 import json
 import logging
@@ -92,7 +92,7 @@ def test_an_existing_run_is_refused_with_the_remedies_and_left_alone(tmp_path: P
         pass
 
 
-def test_resuming_goes_on_in_the_same_files_from_the_step_it_is_trimmed_to(tmp_path: Path) -> None:
+def test_resuming_continues_the_same_files_from_the_trimmed_step(tmp_path: Path) -> None:
     with logger_context(tmp_path, config={"lr": 1}, snapshot_mode="all", console=False) as run:
         for step in (10, 20, 30):
             run.log({"env_steps": step, "a": 1.0})
@@ -116,7 +116,7 @@ def test_resume_takes_the_run_directory_itself_whatever_its_name(tmp_path: Path)
         assert run.directory == tmp_path / "mine"
 
 
-def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_resuming_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run to resume"), logger_context(tmp_path, resume=True):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +125,7 @@ def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigError, match=f"cannot make {tmp_path / 'file' / 'run_0'}"),
+        pytest.raises(ConfigError, match=f"cannot create {tmp_path / 'file' / 'run_0'}"),
         logger_context(tmp_path / "file"),
     ):
         pass
@@ -144,7 +144,7 @@ def failing_run(log_dir: Path) -> None:
         raise ZeroDivisionError("by zero")
 
 
-def test_an_exception_is_noted_goes_on_and_closes_everything(tmp_path: Path) -> None:
+def test_an_exception_is_logged_reraised_and_closes_everything(tmp_path: Path) -> None:
     handlers, level = list(LOGGER.handlers), LOGGER.level
     open_before = psutil.Process().num_fds()
     with pytest.raises(ZeroDivisionError):
@@ -245,7 +245,7 @@ def test_importing_record_loads_no_backend() -> None:
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path, resume: bool) -> None:
     with logger_context(tmp_path, console=False) as run:
         again = logger_context(tmp_path, console=False, resume=resume)
-        with pytest.raises(ConfigError, match="goes on" if resume else "not empty"), again:
+        with pytest.raises(ConfigError, match="is in use" if resume else "not empty"), again:
             pass
         run.log({"env_steps": 1})
     with logger_context(tmp_path, console=False, resume=True):

@@ -1,4 +1,4 @@
-"""Damaged snapshots give way to the one before, and hostile ones are refused before memory is taken."""
+"""Damaged snapshots are skipped for the previous one; hostile ones are errors before memory is allocated."""
 
 import hashlib
 import json
@@ -16,8 +16,8 @@ import torch
 
 from rlframe.record import rank_state
 from rlframe.record import snapshot as snapshots
-from rlframe.record.codec import Chunked
-from rlframe.record.retention import Policy, Rotation
+from rlframe.record.codec import ChunkedArray
+from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import (
     SnapshotError,
     load_newest,
@@ -58,8 +58,8 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
-@pytest.mark.parametrize("which", range(3))  # arrays, a piece, the manifest
-def test_the_one_before_is_used_and_both_are_named(
+@pytest.mark.parametrize("which", range(3))  # arrays, a chunk, the manifest
+def test_the_previous_snapshot_is_used_with_a_warning_naming_both(
     damage: Any, which: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, newest = run_of_two(tmp_path)
@@ -84,7 +84,7 @@ def test_a_damaged_snapshot_that_is_named_is_an_error(name: str, tmp_path: Path)
         assert load_newest(tmp_path)[2]["env_steps"] == 1
 
 
-def test_where_none_is_whole_the_newest_is_named(tmp_path: Path) -> None:
+def test_if_all_are_damaged_the_error_names_the_newest(tmp_path: Path) -> None:
     for snapshot in run_of_two(tmp_path):
         flip(snapshot / "arrays.safetensors")
     with pytest.raises(SnapshotError, match="step_000000000002/arrays"):
@@ -93,12 +93,12 @@ def test_where_none_is_whole_the_newest_is_named(tmp_path: Path) -> None:
 
 def test_the_agent_is_read_without_the_rest(tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
-    for piece in (newest / "chunks").iterdir():
-        piece.unlink()
-    state, meta = load_snapshot(tmp_path, of="agent")
+    for chunk in (newest / "chunks").iterdir():
+        chunk.unlink()
+    state, meta = load_snapshot(tmp_path, key="agent")
     assert (state["n"], state["small"].tolist(), meta["env_steps"]) == (2, [2.0] * 3, 2)
     with pytest.raises(SnapshotError, match="does not describe a state with 'policy'"):
-        load_snapshot(tmp_path, of="policy")
+        load_snapshot(tmp_path, key="policy")
 
 
 def test_a_future_format_is_refused_by_name_and_not_passed_over(tmp_path: Path) -> None:
@@ -120,38 +120,38 @@ def rewrite(snapshot: Path, large: dict[str, Any] | None = None, **changes: Any)
 @pytest.mark.parametrize(
     "large",
     [
-        {"pieces": [["../../secret", 4 * N]]},
-        {"pieces": [["0" * 63 + "/", 4 * N]]},
-        {"pieces": [["0" * 64, -4]]},
-        {"pieces": [["0" * 64, 2**40]], "shape": [2**38]},
-        {"pieces": [["0" * 64]]},
-        {"pieces": {}},
+        {"chunks": [["../../secret", 4 * N]]},
+        {"chunks": [["0" * 63 + "/", 4 * N]]},
+        {"chunks": [["0" * 64, -4]]},
+        {"chunks": [["0" * 64, 2**40]], "shape": [2**38]},
+        {"chunks": [["0" * 64]]},
+        {"chunks": {}},
         {"shape": [N, 0]},
         {"shape": [N + 1]},
         {"shape": []},
         {"shape": [-1, -N]},
         {"shape": [1, -1, -N]},
         {"shape": [N, *[1] * 99]},
-        {"shape": [0, 2**70], "pieces": []},
+        {"shape": [0, 2**70], "chunks": []},
         {"dtype": "object"},
         {"dtype": "float64"},
     ],
 )
-def test_a_large_array_that_cannot_be_is_refused_by_the_manifest_alone(large: dict[str, Any], tmp_path: Path) -> None:
+def test_an_impossible_large_array_is_refused_by_its_manifest_entry(large: dict[str, Any], tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
     rewrite(newest, large)
-    with pytest.raises(SnapshotError, match=r"manifest\.json does not say how the array 'state\.replay' lies"):
+    with pytest.raises(SnapshotError, match=r"manifest\.json has an invalid entry for the large array 'state\.replay'"):
         load_snapshot(newest)
 
 
-def test_a_piece_repeated_beyond_memory_is_refused_before_memory_is_taken(
+def test_a_chunk_repeated_beyond_free_memory_is_an_error_before_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = run_of_two(tmp_path)[1]
-    (piece,) = (newest / "chunks").iterdir()
-    rewrite(newest, {"pieces": [[piece.name, 4 * N]] * 1_000, "shape": [N * 1_000]})
+    (chunk,) = (newest / "chunks").iterdir()
+    rewrite(newest, {"chunks": [[chunk.name, 4 * N]] * 1_000, "shape": [N * 1_000]})
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
-    with pytest.raises(SnapshotError, match=r"needs 1,600,000,000 bytes of memory, 1,000,000,000 are free"):
+    with pytest.raises(SnapshotError, match=r"needs 1,600,000,000 bytes of memory and 1,000,000,000 are free"):
         load_snapshot(newest)
 
 
@@ -165,21 +165,21 @@ def test_a_huge_file_of_holes_takes_no_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda piece: piece.symlink_to(piece.parents[3] / "elsewhere")])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda chunk: chunk.symlink_to(chunk.parents[3] / "elsewhere")])
 def test_only_plain_files_are_read(put: Any, tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
-    (piece,) = (newest / "chunks").iterdir()
-    piece.rename(tmp_path / "elsewhere")
-    put(piece)
-    with pytest.raises(SnapshotError, match=f"{piece} is not a plain file"):
+    (chunk,) = (newest / "chunks").iterdir()
+    chunk.rename(tmp_path / "elsewhere")
+    put(chunk)
+    with pytest.raises(SnapshotError, match=f"{chunk} is not a regular file"):
         load_snapshot(newest)
 
 
-def test_a_folder_of_pieces_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_linked_folder_of_chunks_is_an_error(tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
     (newest / "chunks").rename(tmp_path / "elsewhere")
     (newest / "chunks").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SnapshotError, match="not a plain folder"):
+    with pytest.raises(SnapshotError, match="not a regular folder"):
         load_snapshot(newest)
 
 
@@ -190,23 +190,23 @@ def test_a_symlink_named_as_a_snapshot_is_none(tmp_path: Path) -> None:
     assert load_newest(tmp_path)[2]["env_steps"] == 1
 
 
-def test_a_piece_cut_off_after_it_was_checked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_truncated_after_its_check_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_state, "LARGE_BYTES", 8)
-    array = Chunked(np.dtype(np.float32), (), [100], lambda i: np.ones(100, np.float32), [""])
+    array = ChunkedArray(np.dtype(np.float32), (), [100], lambda i: np.ones(100, np.float32), [""])
     path = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})
     loaded = load_snapshot(path)[0]["x"]
     cut(next((path / "chunks").iterdir()))
-    with pytest.raises(SnapshotError, match="was cut off"):
-        loaded.whole()
+    with pytest.raises(SnapshotError, match="was truncated"):
+        loaded.to_numpy()
 
 
-def test_a_piece_cut_off_on_the_disk_is_written_anew_by_the_next_snapshot(tmp_path: Path) -> None:
+def test_a_truncated_chunk_is_rewritten_by_the_next_snapshot(tmp_path: Path) -> None:
     digests = [""]
-    array = Chunked(np.dtype(np.float32), (), [N], lambda i: np.ones(N, np.float32), digests)
+    array = ChunkedArray(np.dtype(np.float32), (), [N], lambda i: np.ones(N, np.float32), digests)
     first = save_snapshot(tmp_path, {"x": array}, {"env_steps": 1})
     cut(first / "chunks" / digests[0])
     second = save_snapshot(tmp_path, {"x": array}, {"env_steps": 2})
-    assert load_snapshot(second)[0]["x"].whole().sum() == N
+    assert load_snapshot(second)[0]["x"].to_numpy().sum() == N
     assert hashlib.sha256((second / "chunks" / digests[0]).read_bytes()).hexdigest() == digests[0]
 
 
@@ -221,14 +221,14 @@ def test_meta_needs_no_arrays(tmp_path: Path) -> None:
 def test_a_manifest_without_its_step_is_refused(meta: dict[str, Any], tmp_path: Path) -> None:
     newest = run_of_two(tmp_path)[1]
     rewrite(newest, meta=meta)
-    with pytest.raises(SnapshotError, match="does not say of how many env_steps"):
+    with pytest.raises(SnapshotError, match="does not give its env_steps"):
         load_newest(tmp_path)
 
 
 def test_a_flipped_format_is_damage_and_no_newer_version(tmp_path: Path) -> None:
     before, newest = run_of_two(tmp_path)
     file = newest / "manifest.json"
-    file.write_text(file.read_text().replace('"format": 2', '"format": 3', 1))
+    file.write_text(file.read_text().replace('"format": 3', '"format": 2', 1))
     assert load_newest(tmp_path)[0] == before
 
 
@@ -249,7 +249,7 @@ def test_a_snapshot_that_is_rotated_away_while_it_is_read_gives_way_to_the_newer
         return manifest
 
     monkeypatch.setattr(snapshots, "read_manifest", and_then_it_goes)
-    assert load_newest(tmp_path, of="agent")[1] == {"n": 3}
+    assert load_newest(tmp_path, key="agent")[1] == {"n": 3}
     assert not caplog.records
 
 
@@ -260,7 +260,7 @@ def test_a_directory_of_snapshots_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="is a link to elsewhere"):
         load_newest(tmp_path)
     with pytest.raises(SnapshotError, match="is a link to elsewhere"):
-        Rotation(tmp_path / "snapshot", Policy())
+        Retention(tmp_path / "snapshot", SnapshotPolicy())
 
 
 def test_last_names_a_snapshot_beside_it_or_nothing(tmp_path: Path) -> None:
@@ -269,5 +269,5 @@ def test_last_names_a_snapshot_beside_it_or_nothing(tmp_path: Path) -> None:
     link = tmp_path / "run/snapshot/last"
     link.unlink()
     link.symlink_to(newest)
-    with pytest.raises(SnapshotError, match="no snapshot beside it"):
+    with pytest.raises(SnapshotError, match="not to a snapshot in the same directory"):
         load_newest(link)

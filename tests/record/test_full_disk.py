@@ -1,4 +1,4 @@
-"""A disk that is really full, and a run's directory that is really gone: what stays, what is said, what goes on."""
+"""A disk that is really full and a directory that is really deleted: files, errors and continuation."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlframe.core.files import NotRecorded
+from rlframe.core.errors import RecordError
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_newest
 from rlframe.record.writers import read_csv
@@ -21,7 +21,7 @@ import logging, os, sys
 from pathlib import Path
 import numpy as np
 from rlframe.record import logger_context
-from rlframe.core.files import NotRecorded
+from rlframe.core.errors import RecordError
 from rlframe.record.snapshot import list_snapshots, load_newest
 from rlframe.record.writers import read_csv
 
@@ -67,18 +67,18 @@ with logger_context(disk, console=False) as run:
     run.snapshot(state(2), 2)
     try:
         run.snapshot(state(3), 3)
-    except NotRecorded as error:
+    except RecordError as error:
         message = str(error)
 free = int(message.split(" bytes and ")[1].split(" are free")[0].replace(",", ""))
 assert "needs 2,000,0" in message and free < 2_000_000, message
-assert f"go on with resume={run.directory}" in message, message
+assert f"continue with resume={run.directory}" in message, message
 assert names(run.directory / "snapshot") == ["last", "step_000000000001", "step_000000000002"]
 assert load_newest(run.directory)[1]["n"] == 2
 """,
     )
 
 
-def test_training_goes_on_where_asked_and_what_was_refused_is_counted_and_made_good(tmp_path: Path) -> None:
+def test_with_continue_training_goes_on_and_disk_errors_are_counted_and_rows_written_later(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,
         """
@@ -104,7 +104,7 @@ assert "snapshot_errors=continue" in (run.directory / "debug.log").read_text()
     )
 
 
-def test_what_cannot_be_saved_in_the_end_is_an_error_whatever_was_asked(tmp_path: Path) -> None:
+def test_a_disk_error_in_the_final_snapshot_is_always_raised(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,
         """
@@ -112,14 +112,14 @@ with logger_context(disk, snapshot_errors="continue", console=False) as run:
     fill()
     try:
         run.snapshot(state(1), 1, final=True)
-    except NotRecorded:
+    except RecordError:
         sys.exit(0)
 sys.exit("nothing was raised")
 """,
     )
 
 
-def test_a_row_that_the_disk_refuses_stops_the_run_and_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_disk_error_in_a_row_stops_the_run_and_leaves_complete_lines(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,
         """
@@ -130,7 +130,7 @@ try:
         for step in range(1, 2_000):
             run.log({"env_steps": step, "x": 0.5})
     sys.exit("nothing was raised")
-except NotRecorded as error:
+except RecordError as error:
     assert "the row of env_steps" in str(error) and "are free in" in str(error), error
 lines = (run.directory / "progress.csv").read_text()
 assert lines.endswith("\\n") and all(line.count(",") == 1 for line in lines.splitlines()), lines
@@ -138,7 +138,7 @@ assert lines.endswith("\\n") and all(line.count(",") == 1 for line in lines.spli
     )
 
 
-def test_a_limit_on_files_met_while_writing_is_told_like_a_full_disk(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     script = (
         PRELUDE
         + """
@@ -148,7 +148,7 @@ with logger_context(disk, console=False) as run:
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
     try:
         run.snapshot(state(2), 2)
-    except NotRecorded as error:
+    except RecordError as error:
         assert "File too large; it needs 2,000," in str(error), error
 assert names(run.directory / "snapshot") == ["last", "step_000000000001"]
 assert load_newest(run.directory)[1]["n"] == 1
@@ -161,12 +161,12 @@ assert load_newest(run.directory)[1]["n"] == 1
 
 
 @pytest.mark.parametrize("lose", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))])
-def test_a_directory_that_is_gone_is_told_at_once_and_not_made_again(lose: object, tmp_path: Path) -> None:
+def test_a_deleted_directory_is_an_error_and_not_created_again(lose: object, tmp_path: Path) -> None:
     with logger_context(tmp_path, snapshot_errors="continue", console=False) as run:
         run.log({"env_steps": 1})
         lose(run.directory)  # type: ignore[operator]
         for record in (lambda: run.log({"env_steps": 2}), lambda: run.snapshot(dict, 2)):
-            with pytest.raises(NotRecorded, match="was deleted or moved"):
+            with pytest.raises(RecordError, match="was deleted or moved"):
                 record()
     assert not run.directory.exists()
 

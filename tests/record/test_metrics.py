@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from rlframe.record.metrics import METRICS, Clock, Metrics, metrics_table
+from rlframe.record.metrics import METRICS, Metrics, Timers, metrics_table
 
 
 def test_flush_means_over_the_interval_and_starts_anew() -> None:
@@ -69,7 +69,7 @@ def test_integers_bools_and_one_element_tensors_count_as_numbers() -> None:
     assert metrics.flush() == {"a": 2.0, "b": 1.0, "c": 1.0}
 
 
-def test_nan_is_news_and_stays() -> None:
+def test_nan_is_kept() -> None:
     metrics = Metrics()
     metrics.add({"a": torch.tensor(math.nan), "b": 1.0})
     metrics.add({"a": 1.0})
@@ -97,7 +97,7 @@ def busy(seconds: float) -> None:
 
 
 def test_evaluation_does_not_count_in_throughput() -> None:
-    clock = Clock()
+    clock = Timers()
     clock.begin(1_000, 0)
     with clock("sampling"):
         busy(0.01)
@@ -111,7 +111,7 @@ def test_evaluation_does_not_count_in_throughput() -> None:
 
 
 def test_a_part_inside_another_is_not_counted_twice() -> None:
-    clock = Clock()
+    clock = Timers()
     with clock("learning"):
         busy(0.005)
         with clock("evaluating"):
@@ -121,7 +121,7 @@ def test_a_part_inside_another_is_not_counted_twice() -> None:
 
 
 def test_a_part_that_raises_is_counted_and_closed() -> None:
-    clock = Clock()
+    clock = Timers()
     with pytest.raises(KeyError), clock("sampling"):
         raise KeyError
     with clock("learning"):
@@ -129,8 +129,8 @@ def test_a_part_that_raises_is_counted_and_closed() -> None:
     assert clock.seconds()["sampling"] > 0
 
 
-def test_a_new_interval_starts_at_zero_and_elapsed_goes_on_from_a_resume() -> None:
-    clock = Clock(elapsed_s=100.0)
+def test_a_new_interval_starts_at_zero_and_elapsed_includes_time_before_a_resume() -> None:
+    clock = Timers(elapsed_s=100.0)
     with clock("sampling"):
         busy(0.005)
     assert clock.flush(10, 1)["time/elapsed_s"] > 100.0

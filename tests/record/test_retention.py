@@ -8,12 +8,12 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
-from rlframe.record.retention import Policy, Rotation
+from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import load_snapshot
 
 
-def offered(rotation: Rotation, env_steps: int, score: float = math.nan, final: bool = False) -> bool:
-    return rotation.offer(lambda: {"n": env_steps}, env_steps, score, 0, final) is not None
+def offered(retention: Retention, env_steps: int, score: float = math.nan, final: bool = False) -> bool:
+    return retention.save_if_due(lambda: {"n": env_steps}, env_steps, score, 0, final) is not None
 
 
 def kept(directory: Path) -> list[int]:
@@ -25,122 +25,122 @@ def target(directory: Path, link: str) -> int:
 
 
 def test_none_writes_nothing_and_asks_for_no_state(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path / "snapshot", Policy("none", keep=1))
+    retention = Retention(tmp_path / "snapshot", SnapshotPolicy("none", keep=1))
 
     def forbidden() -> dict[str, int]:
         raise AssertionError("the state was asked for")
 
-    assert rotation.offer(forbidden, 1, 1.0, 0, final=True) is None
+    assert retention.save_if_due(forbidden, 1, 1.0, 0, final=True) is None
     assert not (tmp_path / "snapshot").exists()
 
 
 def test_last_keeps_only_the_newest(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("last", keep=1))
-    assert [offered(rotation, step) for step in (10, 20, 30)] == [True] * 3
+    retention = Retention(tmp_path, SnapshotPolicy("last", keep=1))
+    assert [offered(retention, step) for step in (10, 20, 30)] == [True] * 3
     assert kept(tmp_path) == [30]
     assert target(tmp_path, "last") == 30
 
 
 def test_all_keeps_every_one_and_marks_the_best(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("all", keep=1))
+    retention = Retention(tmp_path, SnapshotPolicy("all", keep=1))
     for step, score in ((10, 1.0), (20, 3.0), (30, 2.0)):
-        offered(rotation, step, score)
+        offered(retention, step, score)
     assert kept(tmp_path) == [10, 20, 30]
     assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 30)
 
 
 def test_gap_writes_when_enough_steps_have_passed_and_at_the_end(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("gap", 100))
-    written = [step for step in (40, 99, 100, 150, 199, 260) if offered(rotation, step)]
+    retention = Retention(tmp_path, SnapshotPolicy("gap", 100))
+    written = [step for step in (40, 99, 100, 150, 199, 260) if offered(retention, step)]
     assert written == [100, 260]
-    assert offered(rotation, 300, final=True)
+    assert offered(retention, 300, final=True)
     assert kept(tmp_path) == [100, 260, 300]
 
 
 def test_best_keeps_the_newest_and_the_highest_score(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("best", keep=1))
+    retention = Retention(tmp_path, SnapshotPolicy("best", keep=1))
     for step, score in ((10, 5.0), (20, 7.0), (30, 7.0), (40, math.nan)):
-        offered(rotation, step, score)
+        offered(retention, step, score)
     assert kept(tmp_path) == [20, 40]
     assert (target(tmp_path, "best"), target(tmp_path, "last")) == (20, 40)
 
 
 def test_nan_is_never_best(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, Policy("best", keep=1)), 10, math.nan)
+    offered(Retention(tmp_path, SnapshotPolicy("best", keep=1)), 10, math.nan)
     assert not (tmp_path / "best").exists()
     assert load_snapshot(tmp_path)[1]["score"] is None
 
 
 def test_the_best_score_is_remembered_over_a_resume(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, Policy("best", keep=1)), 10, 5.0)
-    resumed = Rotation(tmp_path, Policy("best", keep=1))
+    offered(Retention(tmp_path, SnapshotPolicy("best", keep=1)), 10, 5.0)
+    resumed = Retention(tmp_path, SnapshotPolicy("best", keep=1))
     offered(resumed, 20, 4.0)
     assert target(tmp_path, "best") == 10
 
 
 def test_a_gap_is_counted_from_the_snapshot_resumed_from(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, Policy("gap", 100)), 100)
-    assert not offered(Rotation(tmp_path, Policy("gap", 100)), 150)
+    offered(Retention(tmp_path, SnapshotPolicy("gap", 100)), 100)
+    assert not offered(Retention(tmp_path, SnapshotPolicy("gap", 100)), 150)
 
 
-def test_a_final_snapshot_that_stands_already_is_not_written_again(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("last", keep=1))
-    path = rotation.offer(lambda: {"n": 1}, 10, 1.0, 0, False)
-    assert rotation.offer(lambda: {"n": 2}, 10, 1.0, 0, True) == path
+def test_an_existing_final_snapshot_is_not_written_again(tmp_path: Path) -> None:
+    retention = Retention(tmp_path, SnapshotPolicy("last", keep=1))
+    path = retention.save_if_due(lambda: {"n": 1}, 10, 1.0, 0, False)
+    assert retention.save_if_due(lambda: {"n": 2}, 10, 1.0, 0, True) == path
 
 
 def test_mode_last_after_mode_best_leaves_no_dangling_link(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, Policy("best", keep=1)), 10, 5.0)
-    offered(Rotation(tmp_path, Policy("last", keep=1)), 20, 4.0)
+    offered(Retention(tmp_path, SnapshotPolicy("best", keep=1)), 10, 5.0)
+    offered(Retention(tmp_path, SnapshotPolicy("last", keep=1)), 20, 4.0)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["last", "step_000000000020"]
 
 
 def test_trimming_sets_later_snapshots_aside_and_points_back(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("all", keep=1))
+    retention = Retention(tmp_path, SnapshotPolicy("all", keep=1))
     for step, score in ((10, 2.0), (20, 1.0), (30, 9.0)):
-        offered(rotation, step, score)
-    rotation.trim(20)
+        offered(retention, step, score)
+    retention.trim(20)
     assert kept(tmp_path) == [10, 20]
     assert (target(tmp_path, "best"), target(tmp_path, "last")) == (10, 20)
     assert load_snapshot(tmp_path / "abandoned_step_000000000030")[0] == {"n": 30}
     assert load_snapshot(tmp_path)[0] == {"n": 20}
-    offered(rotation, 30, 3.0)
+    offered(retention, 30, 3.0)
     assert target(tmp_path, "best") == 30
 
 
 def test_trimming_to_the_newest_changes_nothing(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("best", keep=1))
-    offered(rotation, 10, 1.0)
+    retention = Retention(tmp_path, SnapshotPolicy("best", keep=1))
+    offered(retention, 10, 1.0)
     before = sorted(entry.name for entry in tmp_path.iterdir())
-    rotation.trim(10)
+    retention.trim(10)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == before
 
 
 def test_a_mistyped_mode_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean best"):
-        Rotation(tmp_path, Policy("bets", keep=1))
+        Retention(tmp_path, SnapshotPolicy("bets", keep=1))
     with pytest.raises(ConfigError, match="snapshot_gap=-1"):
-        Rotation(tmp_path, Policy("gap", -1))
+        Retention(tmp_path, SnapshotPolicy("gap", -1))
 
 
 def test_the_ones_before_stay_as_many_as_asked(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy(keep=3))
+    retention = Retention(tmp_path, SnapshotPolicy(keep=3))
     for step in (10, 20, 30, 40):
-        offered(rotation, step)
+        offered(retention, step)
     assert kept(tmp_path) == [20, 30, 40]
 
 
 def test_by_default_the_one_before_stays(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy())
+    retention = Retention(tmp_path, SnapshotPolicy())
     for step in (10, 20, 30):
-        offered(rotation, step)
+        offered(retention, step)
     assert kept(tmp_path) == [20, 30]
 
 
 def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
-    rotation = Rotation(tmp_path, Policy("best", keep=2))
+    retention = Retention(tmp_path, SnapshotPolicy("best", keep=2))
     for step, score in ((10, 9.0), (20, 1.0), (30, 2.0), (40, 3.0)):
-        offered(rotation, step, score)
+        offered(retention, step, score)
     assert kept(tmp_path) == [10, 30, 40]
 
 
@@ -150,7 +150,7 @@ def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
 )
 def test_a_policy_that_cannot_be_is_refused(field: str, value: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        Policy(**{field: value})
+        SnapshotPolicy(**{field: value})
 
 
 def test_best_goes_by_any_metric_and_lower_may_be_better(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_best_goes_by_any_metric_and_lower_may_be_better(tmp_path: Path) -> None
 
 
 def test_a_score_by_another_metric_is_no_rival(tmp_path: Path) -> None:
-    offered(Rotation(tmp_path, Policy("best", best="algo/loss")), 10, 100.0)
-    resumed = Rotation(tmp_path, Policy("best", best="eval/return_mean"))
+    offered(Retention(tmp_path, SnapshotPolicy("best", best="algo/loss")), 10, 100.0)
+    resumed = Retention(tmp_path, SnapshotPolicy("best", best="eval/return_mean"))
     offered(resumed, 20, 5.0)
     assert target(tmp_path, "best") == 20
 

@@ -1,4 +1,4 @@
-"""Snapshots: what comes back, what is refused, and what a kill leaves."""
+"""Snapshots: round trips, errors and kills."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from rlframe.record.snapshot import (
     resolve_snapshot,
     save_snapshot,
     self_hash,
-    write_part,
+    write_rank_state,
 )
 
 EMPTY: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def test_nan_and_numpy_scalars_survive(tmp_path: Path) -> None:
     assert scalar == np.float32(0.1)
 
 
-def test_generators_and_an_optimizer_go_on_as_they_would_have(tmp_path: Path) -> None:
+def test_generators_and_an_optimizer_continue_exactly(tmp_path: Path) -> None:
     numpy_generator, torch_generator = np.random.default_rng(1), torch.Generator().manual_seed(1)
     weight = torch.nn.Parameter(torch.ones(3))
     adam = torch.optim.Adam([weight])
@@ -123,7 +123,7 @@ def test_generators_and_an_optimizer_go_on_as_they_would_have(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("value", "place"), [(object(), "state.a.1"), (np.array(["x"]), "state.a.1"), (np.array([None]), "state.a.1")]
 )
-def test_what_cannot_be_held_is_refused_with_its_place(tmp_path: Path, value: Any, place: str) -> None:
+def test_an_unsupported_value_is_an_error_with_its_path(tmp_path: Path, value: Any, place: str) -> None:
     with pytest.raises(TypeError, match=place):
         saved(tmp_path, state={"a": [0, value]})
     assert list((tmp_path / "snapshot").iterdir()) == []
@@ -178,7 +178,7 @@ def rewritten(path: Path, rank: dict[str, Any] = EMPTY, **changes: Any) -> None:
 
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     rewritten(saved(tmp_path), format=101, rlframe="9.0")
-    with pytest.raises(SnapshotError, match=r"format 101, written by rlframe 9\.0; rlframe .* reads formats 1 to 2"):
+    with pytest.raises(SnapshotError, match=r"format 101, written by rlframe 9\.0; rlframe .* reads format 3 only"):
         load_snapshot(tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_a_symlink_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     file = saved(tmp_path) / "arrays.safetensors"
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SnapshotError, match="not a plain file"):
+    with pytest.raises(SnapshotError, match="not a regular file"):
         load_snapshot(tmp_path)
 
 
@@ -203,7 +203,7 @@ def test_a_symlink_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
         {"pairs": [1]},
     ],
 )
-def test_a_tree_that_nobody_writes_is_refused(tmp_path: Path, tree: Any) -> None:
+def test_an_invalid_tree_is_an_error(tmp_path: Path, tree: Any) -> None:
     path = saved(tmp_path)
     rewritten(path, {"tree": tree})
     with pytest.raises(SnapshotError, match=str(path / "manifest.json")):
@@ -251,18 +251,18 @@ def test_a_run_without_its_links_still_resolves(tmp_path: Path) -> None:
     assert resolve_snapshot(tmp_path) == newest.resolve()
 
 
-def test_what_is_not_there_is_explained(tmp_path: Path) -> None:
+def test_a_missing_snapshot_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp/run_0").mkdir(parents=True)
     (tmp_path / "exp/run_0/params.json").write_text("{}")
-    with pytest.raises(SnapshotError, match="there is no"):
+    with pytest.raises(SnapshotError, match="does not exist"):
         resolve_snapshot(tmp_path / "nowhere")
-    with pytest.raises(SnapshotError, match="it holds run_0: name one"):
+    with pytest.raises(SnapshotError, match="it holds run_0: give one of them"):
         resolve_snapshot(tmp_path / "exp")
     with pytest.raises(SnapshotError, match="a run without a snapshot"):
         resolve_snapshot(tmp_path / "exp/run_0")
 
 
-def test_a_second_snapshot_of_one_step_leaves_the_first_until_it_stands(tmp_path: Path) -> None:
+def test_a_second_snapshot_of_one_step_keeps_the_first(tmp_path: Path) -> None:
     first = saved(tmp_path, 100, {"n": 1})
     second = saved(tmp_path, 100, {"n": 2})
     assert (load_snapshot(first)[0], load_snapshot(second)[0]) == ({"n": 1}, {"n": 2})
@@ -322,19 +322,19 @@ def test_a_kill_at_any_file_operation_leaves_a_complete_snapshot(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("case", ["ppo", "sac"])
-def test_a_run_goes_on_wherever_its_snapshot_was_killed(case: str, tmp_path: Path) -> None:
+def test_a_run_resumes_after_a_kill_anywhere_in_its_snapshot(case: str, tmp_path: Path) -> None:
     assert killed_everywhere(tmp_path, case, 1_200) > 20
 
 
 def test_every_rank_finds_its_own_state_and_no_other(tmp_path):
     def others(folder):
-        return [write_part(folder, rank, {"x": torch.full((2,), float(rank)), "rank": rank}) for rank in (1, 2)]
+        return [write_rank_state(folder, rank, {"x": torch.full((2,), float(rank)), "rank": rank}) for rank in (1, 2)]
 
     path = save_snapshot(tmp_path, {"x": torch.zeros(2), "rank": 0}, {"env_steps": 3}, others)
     for rank in range(3):
         state, meta = load_snapshot(path, rank)
         assert (state["rank"], state["x"].tolist(), meta["env_steps"]) == (rank, [rank, rank], 3)
-    with pytest.raises(SnapshotError, match="written by 3 ranks: it holds nothing of rank 3"):
+    with pytest.raises(SnapshotError, match="written by 3 ranks; it has no state of rank 3"):
         load_snapshot(path, 3)
     (path / "rank_2.safetensors").unlink()
     assert load_snapshot(path, 1)[0]["rank"] == 1

@@ -14,7 +14,7 @@ import pytest
 from rlframe.core.files import as_bytes
 from rlframe.core.struct import leaves
 from rlframe.record import codec, rank_state
-from rlframe.record.codec import Arrays, Chunked, encode
+from rlframe.record.codec import Arrays, ChunkedArray, encode
 from rlframe.record.snapshot import load_snapshot, save_snapshot
 from rlframe.replay import FixedSequence, NStep
 from tests.replay.buffers import replay_for, same
@@ -28,7 +28,7 @@ READERS = [NStep(0.5), NStep(0.5, 3), FixedSequence(5)]
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store the small arrays of these tests in chunks, as large ones are."""
     monkeypatch.setattr(rank_state, "LARGE_BYTES", 8)
-    monkeypatch.setattr(codec, "PIECE_BYTES", 64)
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 64)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -101,15 +101,15 @@ def test_only_written_rows_are_saved() -> None:
     assert max(x.nbytes for x in leaves(replay.state_dict()["storage"]["observation"][0])) == 5 * 2 * 12
 
 
-def pieces(snapshot: Path) -> dict[str, int]:
+def chunks(snapshot: Path) -> dict[str, int]:
     """The chunk files of a snapshot and their inodes."""
     return {file.name: file.stat().st_ino for file in (snapshot / "chunks").iterdir()}
 
 
-def chunked_of(state: Any) -> list[Chunked]:
+def chunked_of(state: Any) -> list[ChunkedArray]:
     arrays: Arrays = {}
     encode(state, arrays)
-    return [array for array in arrays.values() if isinstance(array, Chunked)]
+    return [array for array in arrays.values() if isinstance(array, ChunkedArray)]
 
 
 @pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
@@ -136,19 +136,19 @@ def test_cached_digests_match_the_chunks_after_any_writes(
 def test_a_snapshot_writes_only_new_chunks_also_after_a_resume(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "PIECE_BYTES", 256)
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 256)
     if "compress" in config:
         monkeypatch.setattr("rlframe.replay.frames._CHUNK_BLOCKS", 16)
     history = History(2, "frames")
     replay = replay_for(history, L=800, config=config)
     for _ in range(201):
         replay.append(history.batch(4))
-    first = pieces(save_snapshot(tmp_path, replay.state_dict(), {"env_steps": 1}))
+    first = chunks(save_snapshot(tmp_path, replay.state_dict(), {"env_steps": 1}))
     resumed = replay_for(history, L=800, config=config)
     resumed.load_state_dict(load_snapshot(tmp_path)[0])
     for step, buffer in ((2, replay), (3, resumed)):
         buffer.append(history.batch(4))
-        now = pieces(save_snapshot(tmp_path, buffer.state_dict(), {"env_steps": step}))
+        now = chunks(save_snapshot(tmp_path, buffer.state_dict(), {"env_steps": step}))
         assert len(now) > 50
         assert len(set(now.values()) - set(first.values())) < len(now) / 3
         first = {**first, **now}

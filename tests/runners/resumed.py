@@ -13,7 +13,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.core.struct import as_numpy
-from rlframe.record.codec import Chunked
+from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.runners import Runner
@@ -76,7 +76,7 @@ def count_equal(one: Any, other: Any, path: str) -> int:
     if isinstance(one, list | tuple):
         assert len(one) == len(other), path
         return sum(count_equal(a, b, f"{path}/{i}") for i, (a, b) in enumerate(zip(one, other, strict=True)))
-    one, other = (each.whole() if isinstance(each, Chunked) else each for each in (one, other))
+    one, other = (each.to_numpy() if isinstance(each, ChunkedArray) else each for each in (one, other))
     if hasattr(one, "shape"):
         np.testing.assert_array_equal(as_numpy(one), as_numpy(other), err_msg=path)
         return 1

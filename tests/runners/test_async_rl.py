@@ -24,9 +24,9 @@ from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
 from rlframe.replay import ReplayConfig
-from rlframe.rollout.env_pool import Supervision
 from rlframe.runners import AsyncRl, MinibatchRlEval
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
+from rlframe.system.supervision import Supervision
 from tests.processes import DEADLINE_S, is_running, launched, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault

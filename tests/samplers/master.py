@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import empty_rows
-from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.stepper import worker_steppers
-from rlframe.system.shared import share
+from rlframe.system.shared import share_zeros
 from rlframe.system.signals import stop_request
+from rlframe.system.supervision import Supervision
 from tests.samplers import faulty
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
@@ -22,7 +23,7 @@ acts = {each.__name__: each for each in known}
 faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
 supervision = Supervision(60.0, 9, method)
 envs = EnvPool(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
-rows = share(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
+rows = share_zeros(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
 (stepper,) = worker_steppers(envs, rows, 1)
 
 

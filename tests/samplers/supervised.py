@@ -16,10 +16,11 @@ import pytest
 from rlframe.agents import PolicyAgent
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig
-from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
-from rlframe.system.process import Child
-from rlframe.system.worker_main import Parent
+from rlframe.system.process import ChildProcess
+from rlframe.system.supervision import Supervision
+from rlframe.system.worker_main import ParentLink
 from tests.processes import PRELOAD, is_running, until
 from tests.samplers.faulty import Coded
 from tests.samplers.made import agent_for, copied
@@ -39,10 +40,10 @@ def supervision(timeout_s: float = 30.0, max_restarts: int = 100, method: str = 
 def _preload_torch() -> None:
     """Have a server of forks with torch loaded, so that workers start at once; end one without that some test left."""
 
-    def work(parent: Parent) -> None:  # pickled by value, so that it loads nothing
+    def work(parent: ParentLink) -> None:  # pickled by value, so that it loads nothing
         parent.send(("torch" in sys.modules, os.getppid()))
 
-    child = Child("probe", work, (), preload=PRELOAD)
+    child = ChildProcess("probe", work, (), preload=PRELOAD)
     is_loaded, server = child.receive(60.0)
     child.close()
     if not is_loaded:

@@ -17,8 +17,8 @@ import torch
 from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
-from rlframe.rollout.env_pool import Supervision, WorkersFailed
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, cpu, gpu, serial
+from rlframe.system.supervision import Supervision, WorkersFailed
 from tests.processes import is_running, until
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory, without_diagnostics
@@ -149,7 +149,7 @@ def test_check_process_notices_a_death_between_batches() -> None:
 
 def test_too_many_deaths_are_an_error_with_their_number() -> None:
     fault = Fault(faulty.kill, at=30)
-    said = "3 deaths of the sampler's process within an hour, and runner.max_restarts=2"
+    said = "3 deaths of the sampler's process within an hour, more than runner.max_restarts=2"
     with remote(kwargs={"faults": (fault,)}, max_restarts=2) as (sampler, _), pytest.raises(WorkersFailed, match=said):
         collected(sampler, 40)
 

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from rlframe.rollout.env_pool import WorkersFailed
 from rlframe.samplers import GpuSampler
+from rlframe.system.supervision import WorkersFailed
 from tests.processes import until
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory, assert_states_match_rows, column, without_diagnostics
@@ -209,7 +209,7 @@ def test_a_run_survives_the_death_of_the_forkserver() -> None:
 def test_a_worker_that_always_dies_ends_the_run_with_its_name_and_count(kind: str, when: str) -> None:
     start = time.monotonic()
     with (
-        pytest.raises(WorkersFailed, match=r"^worker 0 .* killed by SIGKILL .*; so it did 5 times in a row"),
+        pytest.raises(WorkersFailed, match=r"^worker 0 .* killed by SIGKILL .*; it died 5 times in a row"),
         sampler_for(kind, kwargs={"faults": (Fault(faulty.kill, when),)}, n_workers=1) as sampler,
     ):
         sampler.collect()
@@ -220,10 +220,10 @@ def test_a_worker_that_always_dies_ends_the_run_with_its_name_and_count(kind: st
 def test_no_more_workers_are_replaced_than_allowed(kind: str, max_restarts: int) -> None:
     with sampler_for(kind, kwargs={"faults": (Fault(faulty.kill, at=3),)}, max_restarts=max_restarts) as sampler:
         with pytest.raises(
-            WorkersFailed, match=rf"that were {max_restarts + 1} deaths .* sampler\.max_restarts={max_restarts}$"
+            WorkersFailed, match=rf"that makes {max_restarts + 1} deaths .* sampler\.max_restarts={max_restarts}$"
         ):
             collected(sampler, 4)
-        with pytest.raises(RuntimeError, match="takes no command"):
+        with pytest.raises(RuntimeError, match="cannot start a command"):
             sampler.collect()
 
 

@@ -38,7 +38,7 @@ def test_a_hang_costs_only_the_workers_episodes_and_its_stack_is_logged(
         assert restarts(sampler) == 1
     (line,) = warnings_of(caplog)
     assert "worker 1" in line
-    assert "gave no sign for 1 s and was killed" in line
+    assert "made no progress for 1 s and was killed" in line
     assert f"in {what.__name__}" in line or what is faulty.stop
     assert "stepping its 2 environments may take that long, raise sampler.timeout_s; restarted" in line
 

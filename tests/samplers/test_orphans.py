@@ -167,7 +167,7 @@ import gymnasium
 from rlframe.envs import EnvConfig
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import GpuSampler
-from rlframe.rollout.env_pool import Supervision
+from rlframe.system.supervision import Supervision
 from tests.samplers.faulty import Modules
 from tests.samplers.made import agent_for
 

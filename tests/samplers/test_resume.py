@@ -11,9 +11,10 @@ import pytest
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
+from rlframe.system.supervision import Supervision
 from tests.envs import resumable
 from tests.envs.test_restore import stored
 from tests.processes import PRELOAD

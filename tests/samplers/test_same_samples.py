@@ -10,8 +10,9 @@ import pytest
 
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, debug_envs, make_envs
-from rlframe.rollout.env_pool import EnvPool, Supervision
+from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
+from rlframe.system.supervision import Supervision
 from tests.processes import PRELOAD
 from tests.samplers.made import agent_for, assert_equal, copied
 

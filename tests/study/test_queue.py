@@ -237,4 +237,4 @@ def test_no_run_survives_a_killed_queue_and_the_same_command_continues(tmp_path:
 def test_a_study_has_one_queue_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with queue(tmp_path, "polite", 1, 1, "ready"):
         assert study(tmp_path, "polite") == 2
-        assert "a study goes on there" in capsys.readouterr().err
+        assert "is in use by a study" in capsys.readouterr().err

@@ -40,7 +40,7 @@ REFUSED = [
     (["sweep.seed=0,x"], "'x' is not a whole number"),
     (["sweep.seed=0,1", "seed=3"], "seed is given as 3 and swept"),
     (["sweep.seed=0,1", "seeds=outer"], "did you mean outermost"),
-    (["sweep.seed=0,1", "affinity=99cpr"], "cannot get 99 cores"),
+    (["sweep.seed=0,1", "affinity=99cpr"], "cannot get 99 of"),
     (["sweep.seed=0,1", "affinity=1cpr_0slt"], "leave out slt"),
     (["sweep.seed=0,1", "retries=-1"], "retries='-1' must be a whole number"),
     (["sweep.seed=0,1", "run_ID=2"], "a run's ID is its seed"),

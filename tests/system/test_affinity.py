@@ -1,4 +1,4 @@
-"""Tests of affinity: known answers on recorded machines, what must hold on all of them, and refusals."""
+"""Affinity: known plans on recorded machines, properties on all of them, and errors."""
 
 import logging
 import math
@@ -182,7 +182,7 @@ def test_runs_without_gpus_stay_on_one_node_where_they_fit():
         ("64cpu_4gpu_4cpr", 16, 4, (3,)),
     ],
 )
-def test_what_a_code_means_on_the_server(code: str, n_slots: int, n_cores: int, gpus_of_last: tuple[int, ...]):
+def test_affinity_codes_on_the_server(code: str, n_slots: int, n_cores: int, gpus_of_last: tuple[int, ...]):
     runs = slots(code, SERVER)
     assert len(runs) == n_slots
     assert {len(cores_of(affinity, SERVER)) for affinity in runs} == {n_cores}
@@ -205,31 +205,31 @@ def test_the_order_of_tokens_does_not_matter():
 @pytest.mark.parametrize(
     ("code", "topology", "message"),
     [
-        ("16cpu_4gpu_3gpr", SERVER, "4 GPUs cannot be dealt 3 to a run; use 1gpr, 2gpr or 4gpr"),
+        ("16cpu_4gpu_3gpr", SERVER, "4 GPUs cannot be divided into 3 per run; use 1gpr, 2gpr or 4gpr"),
         ("16cpu", GAPS, "16cpu is more than the 2 cores of this process; use at most 2cpu"),
         ("2gpu", HYBRID, "2gpu is more than the 1 GPUs of this process; use at most 1gpu"),
         ("4cpu_1res", LAPTOP, "4cpu is more than the 4 cores less 1 reserved of this process; use at most 3cpu"),
         ("4res", LAPTOP, "4res leaves no core of the 4"),
-        ("1gpr", LAPTOP, "a run cannot get 1 GPUs of 0"),
-        ("8cpr", LAPTOP, "a run cannot get 8 cores of 4"),
-        ("4cpu_3cpr", LAPTOP, "4 cores cannot be dealt 3 to a run; use 1cpr, 2cpr or 4cpr"),
-        ("10cpu_4gpu", SERVER, "10 cores cannot be dealt evenly to 4 runs; use 8cpu"),
-        ("6cpr", SERVER, "8 GPUs cannot be dealt evenly to 10 runs; use 0gpu, 1gpu, 2gpu or 5gpu"),
+        ("1gpr", LAPTOP, "a run cannot get 1 of 0 GPUs"),
+        ("8cpr", LAPTOP, "a run cannot get 8 of 4 cores"),
+        ("4cpu_3cpr", LAPTOP, "4 cores cannot be divided into 3 per run; use 1cpr, 2cpr or 4cpr"),
+        ("10cpu_4gpu", SERVER, "10 cores cannot be divided evenly among 4 runs; use 8cpu"),
+        ("6cpr", SERVER, "8 GPUs cannot be divided evenly among 10 runs; use 0gpu, 1gpu, 2gpu or 5gpu"),
         ("16cpu_4cpr_8gpu_1gpr", SERVER, "16 cores at 4 a run make 4 runs, but 8 GPUs at 1 a run make 8"),
         ("64cpu_4cpr_8gpu_4rpg", SERVER, "make 16 runs, but 8 GPUs at 1 a run, each shared by 4, make 32"),
-        ("12cpu_4cpr_2rpg", SERVER, "3 runs cannot share GPUs 2 to each; use 1rpg or 3rpg"),
-        ("13rpg", HYBRID, "13 runs cannot get a core each of 12"),
-        ("2cpr_2slt", LAPTOP, "no slot 2: 2 runs of 2 cores and 0 GPUs fit side by side, so slots go from 0 to 1"),
-        ("4cpu_2cpu", LAPTOP, "4cpu and 2cpu: cpu can be given once only"),
+        ("12cpu_4cpr_2rpg", SERVER, "3 runs cannot share GPUs by 2; use 1rpg or 3rpg"),
+        ("13rpg", HYBRID, "12 cores are too few for 13 runs"),
+        ("2cpr_2slt", LAPTOP, "no slot 2: 2 runs of 2 cores and 0 GPUs fit; use a slot from 0 to 1"),
+        ("4cpu_2cpu", LAPTOP, "4cpu and 2cpu: give cpu only once"),
         ("0cpr", LAPTOP, r"0cpr \(cores per run\) must be at least 1cpr"),
-        ("4cpus", LAPTOP, "'4cpus' is no number before one of .*did you mean cpu"),
-        ("cpu4", LAPTOP, "'cpu4' is no number"),
+        ("4cpus", LAPTOP, "'4cpus' is not a number followed by one of .*did you mean cpu"),
+        ("cpu4", LAPTOP, "'cpu4' is not a number"),
         ("2xyz", LAPTOP, "write auto, none or a code such as 16cpu_4gpu"),
         ("atuo", LAPTOP, "did you mean auto"),
-        ("", LAPTOP, "'' is no number"),
+        ("", LAPTOP, "'' is not a number"),
     ],
 )
-def test_what_does_not_work_out_is_refused_with_the_arithmetic(code: str, topology: Topology, message: str):
+def test_impossible_codes_are_errors_with_the_arithmetic(code: str, topology: Topology, message: str):
     with pytest.raises(ConfigError, match=f"^affinity={code}: .*{message}"):
         plan(code, topology)
 

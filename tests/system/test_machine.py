@@ -1,4 +1,4 @@
-"""What the operating system tells of a machine is read right, and what it does not tell is taken for the simplest."""
+"""Reading the machine from the operating system, with defaults for unknown facts."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A child process: it answers, logs and fails to its parent, leaves nothing behind, and is not easily disturbed."""
+"""A child process: commands, log, exceptions, signals, and cleanup of everything it started."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
-from rlframe.system.process import Child, ChildDied
-from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share
-from rlframe.system.worker_main import Parent
+from rlframe.system.process import ChildDied, ChildProcess
+from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share_zeros
+from rlframe.system.worker_main import ParentLink
 from tests.processes import PRELOAD, is_running, until
 
 METHODS = ["forkserver", "spawn"]
 
 
 @contextmanager
-def child_for(work: Callable[..., None], *args: Any, method: str = "forkserver") -> Iterator[Child]:
+def child_for(work: Callable[..., None], *args: Any, method: str = "forkserver") -> Iterator[ChildProcess]:
     """A child that is gone in the end."""
-    child = Child("the child", work, args, method=method, preload=PRELOAD)
+    child = ChildProcess("the child", work, args, method=method, preload=PRELOAD)
     try:
         yield child
     finally:
@@ -46,15 +46,15 @@ def child_for(work: Callable[..., None], *args: Any, method: str = "forkserver")
         until(lambda: not is_running(child.pid))
 
 
-def answer(child: Child, command: int, argument: int = 0, timeout_s: float = 10.0) -> Any:
+def answer(child: ChildProcess, command: int, argument: int = 0, timeout_s: float = 10.0) -> Any:
     """Carry out a command."""
-    child.begin(command, argument)
+    child.start_command(command, argument)
     while not child.wait(0.1):
         child.check(0.1, timeout_s)
     return child.answer(timeout_s)
 
 
-def serve(parent: Parent) -> None:
+def serve(parent: ParentLink) -> None:
     """0: the process id; 1: the argument, doubled, after many lines of log; 2: nothing; 3: nothing, after some log."""
 
     def handle(command: int, argument: int) -> Any:
@@ -83,7 +83,7 @@ def test_commands_are_answered_in_order(method: str) -> None:
 
 def test_an_answer_that_comes_while_the_child_is_looked_at_is_kept() -> None:
     with child_for(serve) as child:
-        child.begin(0)
+        child.start_command(0)
         until(lambda: child.busy_s)
         for _ in range(100):
             child.check(0.0, 10.0)
@@ -103,21 +103,21 @@ def test_log_and_warnings_arrive_with_the_childs_name_as_soon_as_the_command_is_
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_a_child_at_work_or_closed_takes_no_command() -> None:
+def test_a_busy_or_closed_child_cannot_start_a_command() -> None:
     with child_for(serve) as child:
-        child.begin(2)
-        with pytest.raises(RuntimeError, match="the child takes no command, it is still at another"):
-            child.begin(2)
+        child.start_command(2)
+        with pytest.raises(RuntimeError, match="the child cannot start a command: it is busy"):
+            child.start_command(2)
         until(lambda: child.wait(0.1))
         child.stop()
         child.close()
         child.close()
-        with pytest.raises(RuntimeError, match="the child takes no command, it is closed"):
-            child.begin(2)
+        with pytest.raises(RuntimeError, match="the child cannot start a command: it is closed"):
+            child.start_command(2)
         child.stop()
 
 
-def test_a_way_to_start_that_there_is_not_is_refused() -> None:
+def test_an_unknown_start_method_is_an_error() -> None:
     with (
         pytest.raises(ConfigError, match="start_method='fork' is not one of forkserver, spawn"),
         child_for(serve, method="fork"),
@@ -133,7 +133,7 @@ def test_signals_to_whole_groups_do_not_disturb_a_child(signum: int) -> None:
         assert answer(child, 0) == child.pid
 
 
-def start_programs(parent: Parent, ignores: bool) -> None:
+def start_programs(parent: ParentLink, ignores: bool) -> None:
     """Start a program and a fork, and let the first go when told to."""
     program = subprocess.Popen(["sleep", "1000"])
     fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
@@ -151,7 +151,7 @@ def start_programs(parent: Parent, ignores: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "forget"])
-def test_what_a_child_has_started_ends_with_it(how: str) -> None:
+def test_processes_started_by_a_child_end_with_it(how: str) -> None:
     with child_for(start_programs, True) as child:
         pids = child.receive(10.0)
         assert all(map(is_running, pids))
@@ -165,7 +165,7 @@ def test_what_a_child_has_started_ends_with_it(how: str) -> None:
         until(lambda: not any(map(is_running, pids)))
 
 
-def test_what_a_child_has_started_hears_the_signals_that_the_child_leaves_to_its_parent(
+def test_processes_started_by_a_child_receive_the_signals_that_the_child_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GONE", str(tmp_path / "gone"))
@@ -176,12 +176,12 @@ def test_what_a_child_has_started_hears_the_signals_that_the_child_leaves_to_its
     assert (tmp_path / "gone").exists(), "both ended when asked, so the child ended in order"
 
 
-def idle(parent: Parent, ballast: np.ndarray) -> None:
+def idle(parent: ParentLink, ballast: np.ndarray) -> None:
     """Do nothing, with much in hand."""
     parent.serve(lambda command, argument: None)
 
 
-def test_a_death_before_the_work_has_been_received_is_found_by_who_waits_for_it() -> None:
+def test_a_death_before_the_work_was_received_is_raised_by_receive() -> None:
     multiprocessing.resource_tracker.ensure_running()  # which is no newcomer then
     before = set(psutil.Process().children())
 
@@ -197,7 +197,7 @@ def test_a_death_before_the_work_has_been_received_is_found_by_who_waits_for_it(
     killer.join()
 
 
-def fork_and_die(parent: Parent) -> None:
+def fork_and_die(parent: ParentLink) -> None:
     """Leave a fork that holds all lines open."""
     if os.fork() == 0:
         time.sleep(1000)
@@ -213,9 +213,9 @@ def test_a_death_is_noticed_while_a_fork_of_the_child_lives(method: str) -> None
         assert time.monotonic() - start < 10.0
 
 
-def start_grandchild(parent: Parent) -> None:
+def start_grandchild(parent: ParentLink) -> None:
     """Have a child of one's own."""
-    child = Child("the grandchild", serve, ())
+    child = ChildProcess("the grandchild", serve, ())
     parent.send(answer(child, 0))
     parent.serve(lambda command, argument: answer(child, 1, argument))
 
@@ -232,8 +232,8 @@ def test_a_child_may_have_children_which_end_with_it(how: str) -> None:
         until(lambda: not is_running(pid) and not is_running(child.pid))
 
 
-def test_a_forgotten_child_ends() -> None:
-    child = Child("the child", serve, (), preload=PRELOAD)
+def test_an_unreferenced_child_ends() -> None:
+    child = ChildProcess("the child", serve, (), preload=PRELOAD)
     pid = child.pid
     answer(child, 0)
     del child
@@ -267,7 +267,7 @@ def test_starts_in_threads_leave_the_parents_environment_and_main_module_as_they
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def tell_environment(parent: Parent) -> None:
+def tell_environment(parent: ParentLink) -> None:
     """Send the environment variables."""
     parent.send(dict(os.environ))
 
@@ -287,9 +287,9 @@ def test_a_child_has_the_environment_variables_of_its_start(method: str, monkeyp
 TREE = {"a": np.zeros((3, 5), np.float32), "b": (np.zeros(7, bool), np.zeros((), np.int64)), "c": np.zeros((0, 2))}
 
 
-def double(parent: Parent) -> None:
+def double(parent: ParentLink) -> None:
     """Double what is in the memory."""
-    tree = parent.take().tree
+    tree = parent.receive_memory().tree
 
     def handle(command: int, argument: int) -> None:
         tree["a"] *= 2
@@ -300,14 +300,14 @@ def double(parent: Parent) -> None:
 
 
 def test_shared_memory_is_one_memory_for_both() -> None:
-    shared = share(TREE, "numbers")
+    shared = share_zeros(TREE, "numbers")
     tree = shared.tree
     assert [x.shape for x in leaves(tree)] == [x.shape for x in leaves(TREE)]
     assert [x.dtype for x in leaves(tree)] == [x.dtype for x in leaves(TREE)]
     assert all(x.ctypes.data % 64 == 0 for x in leaves(tree)), "no two arrays share a cache line"
     assert not any(x.any() for x in leaves(tree))
     with child_for(double) as child:
-        child.hand_over(shared)
+        child.send_memory(shared)
         shared.close()
         shared.close()
         assert shared.fd == -1
@@ -318,10 +318,10 @@ def test_shared_memory_is_one_memory_for_both() -> None:
     assert tree["b"][1] == 2**41
 
 
-def test_memory_that_the_machine_has_not_is_refused_with_the_remedy() -> None:
+def test_too_little_free_memory_is_an_error_with_the_remedy() -> None:
     huge = np.broadcast_to(np.uint8(0), (10**15,))
     with pytest.raises(ConfigError, match=r"rows needs 1000000\.0 GB of memory and [\d.]+ GB are free; .*batch_B"):
-        share(huge, "rows")
+        share_zeros(huge, "rows")
 
 
 def test_memory_that_cannot_be_mapped_leaves_no_descriptor() -> None:
@@ -331,7 +331,7 @@ def test_memory_that_cannot_be_mapped_leaves_no_descriptor() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # one for the memory, none for its map
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            share(TREE, "numbers")
+            share_zeros(TREE, "numbers")
         gc.collect()  # a second attempt to close it would be an error
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -339,19 +339,19 @@ def test_memory_that_cannot_be_mapped_leaves_no_descriptor() -> None:
         os.fstat(free)
 
 
-def post_all(parent: Parent) -> None:
+def post_all(parent: ParentLink) -> None:
     """Post 1, 2, ..., each to arrays that take a while to write."""
-    posted = parent.take().tree
+    posted = parent.receive_memory().tree
     for number in itertools.count(1):
         post_parameters(posted, {"a": np.full(3000, number), "b": np.full(3000, number)})
 
 
-def test_a_board_is_never_read_half_written() -> None:
+def test_parameters_are_never_read_half_written() -> None:
     shared = make_shared_parameters({"a": np.zeros(3000), "b": np.zeros(3000)})
     values = {"a": np.zeros(3000), "b": np.zeros(3000)}
     version, seen = -1, set()
     with child_for(post_all) as child:
-        child.hand_over(shared)
+        child.send_memory(shared)
         while len(seen) < 100:
             version = read_parameters(shared.tree, values, version)
             assert len(np.unique(np.concatenate([values["a"], values["b"]]))) == 1
@@ -359,7 +359,7 @@ def test_a_board_is_never_read_half_written() -> None:
         child.kill()
 
 
-def test_a_posting_that_was_interrupted_is_made_good_by_the_next() -> None:
+def test_an_interrupted_write_of_parameters_is_repaired_by_the_next() -> None:
     shared = make_shared_parameters({"a": np.zeros(2)})
     shared.tree["version"][0] += 1  # as an exception within `post` would leave it
     values = {"a": np.zeros(2)}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.system.affinity import Affinity, Cpu, Gpu, Topology, plan, share
+from rlframe.system.affinity import Affinity, Cpu, Gpu, Topology, affinity_share, plan
 
 # Four cores of two hyperthreads: CPUs 0 and 4 are siblings, and so on; two GPUs.
 MACHINE = Topology(tuple(Cpu(i, i % 4, 0, 0) for i in range(8)), (Gpu(0, 0), Gpu(1, 0)), math.inf)
@@ -15,7 +15,7 @@ MACHINE = Topology(tuple(Cpu(i, i % 4, 0, 0) for i in range(8)), (Gpu(0, 0), Gpu
 
 def shares(code: str, world_size: int, topology: Topology = MACHINE, n_workers: int = 0) -> list[Affinity]:
     whole = plan(code, topology, n_workers)
-    return [share(whole, topology, n_workers, rank, world_size) for rank in range(world_size)]
+    return [affinity_share(whole, topology, n_workers, rank, world_size) for rank in range(world_size)]
 
 
 def test_a_single_rank_gets_all() -> None:
@@ -48,6 +48,6 @@ def test_without_pins_threads_and_workers_are_dealt() -> None:
 
 
 def test_more_ranks_than_cores_are_refused_unless_they_may_share() -> None:
-    with pytest.raises(ConfigError, match="8 ranks on this machine cannot get a core each of 4"):
+    with pytest.raises(ConfigError, match="4 cores are too few for world_size=8 ranks on this machine"):
         shares("auto", 8)
     assert [each.threads for each in shares("none", 8)] == [1] * 8

@@ -1,4 +1,4 @@
-"""A ring of slots: filled ahead and in order, never beyond its room, and sound however the child ends."""
+"""A ring of slots: order, blocking when full, and deaths of the child."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.system.process import Child, ChildDied, ChildHung
-from rlframe.system.ring import Ring, filling
-from rlframe.system.worker_main import PROGRESS, Parent
+from rlframe.system.process import ChildDied, ChildHung, ChildProcess
+from rlframe.system.ring import Ring, fill_handler
+from rlframe.system.worker_main import PROGRESS, ParentLink
 from tests.processes import PRELOAD, is_running, until
 
 PATIENT_S = 60.0
 
 
-def work(parent: Parent, fill: Callable[[Any], None]) -> None:
+def work(parent: ParentLink, fill: Callable[[Any], None]) -> None:
     """Say that it is there, then fill slots until told to stop."""
     parent.send("here")
-    parent.serve(filling(parent.take().tree, fill))
+    parent.serve(fill_handler(parent.receive_memory().tree, fill))
 
 
 def counting(fault: Callable[[int], None] = lambda number: None) -> Callable[[Any], None]:
@@ -40,7 +40,7 @@ def counting(fault: Callable[[int], None] = lambda number: None) -> Callable[[An
 
 
 @contextmanager
-def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, Child]]:
+def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, ChildProcess]]:
     """A ring and the child that fills it, of which nothing is left in the end."""
     ring = Ring({"number": np.zeros(3, np.int64)}, n_slots, "test")
     child = started(ring, fill)
@@ -53,9 +53,9 @@ def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, 
         until(lambda: not is_running(child.pid))
 
 
-def started(ring: Ring, fill: Callable[[Any], None]) -> Child:
-    child = Child("filler", work, (fill,), preload=PRELOAD)
-    child.hand_over(ring.memory)
+def started(ring: Ring, fill: Callable[[Any], None]) -> ChildProcess:
+    child = ChildProcess("filler", work, (fill,), preload=PRELOAD)
+    child.send_memory(ring.memory)
     assert child.receive(PATIENT_S) == "here"
     ring.start(child)
     return child
@@ -65,22 +65,22 @@ def taken(ring: Ring, n: int, timeout_s: float = PATIENT_S) -> list[int]:
     """The numbers of the next n slots, each the same in all of its slot."""
     found = []
     for _ in range(n):
-        slot = ring.slots[ring.take(timeout_s)]["number"]
+        slot = ring.slots[ring.get(timeout_s)]["number"]
         assert len(set(slot.tolist())) == 1
         found.append(int(slot[0]))
     return found
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 5])
-def test_slots_come_in_order_and_none_is_left_out(n_slots: int) -> None:
+def test_slots_are_returned_in_order_without_gaps(n_slots: int) -> None:
     with ring_for(n_slots, counting()) as (ring, _):
         assert taken(ring, 200) == list(range(200))
 
 
-def test_a_child_is_held_back_when_all_slots_are_filled_or_in_use() -> None:
+def test_a_child_waits_while_all_slots_are_filled_or_in_use() -> None:
     with ring_for(3, counting()) as (ring, child):
         until(lambda: ring.n_ready == 3, PATIENT_S)
-        index = ring.take(PATIENT_S)
+        index = ring.get(PATIENT_S)
         start = time.monotonic()
         until(lambda: time.monotonic() - start > 0.2)
         assert ring.n_ready == 2, "the third is ours until the next take"
@@ -91,7 +91,7 @@ def test_a_child_is_held_back_when_all_slots_are_filled_or_in_use() -> None:
         assert taken(ring, 5) == [1, 2, 3, 4, 5]
 
 
-def test_what_was_filled_before_a_death_is_taken_and_then_the_death_told() -> None:
+def test_slots_filled_before_a_death_are_returned_before_the_error() -> None:
     def die(number: int) -> None:
         if number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_what_was_filled_before_a_death_is_taken_and_then_the_death_told() -> No
         assert taken(ring, 2) == [0, 1]
         start = time.monotonic()
         with pytest.raises(ChildDied, match="SIGKILL"):
-            ring.take(PATIENT_S)
+            ring.get(PATIENT_S)
         assert time.monotonic() - start < 10.0
 
 
@@ -120,7 +120,7 @@ def test_another_child_fills_all_slots_after_a_death() -> None:
             other.close(5.0)
 
 
-def test_what_was_filled_before_an_error_is_taken_and_then_the_error_raised() -> None:
+def test_slots_filled_before_an_exception_are_returned_before_it() -> None:
     def fail(number: int) -> None:
         if number == 2:
             raise ValueError("no third slot")
@@ -128,24 +128,24 @@ def test_what_was_filled_before_an_error_is_taken_and_then_the_error_raised() ->
     with ring_for(2, counting(fail)) as (ring, _):
         assert taken(ring, 2) == [0, 1]
         with pytest.raises(ValueError, match="no third slot"):
-            ring.take(PATIENT_S)
+            ring.get(PATIENT_S)
 
 
-def test_a_child_that_is_slow_but_gives_signs_is_let_be() -> None:
-    def work_slowly(parent: Parent, n_steps: int) -> None:
+def test_a_slow_child_with_progress_is_not_killed() -> None:
+    def work_slowly(parent: ParentLink, n_steps: int) -> None:
         def fill(slot: Any) -> None:
             for step in range(n_steps):
                 time.sleep(0.2)
-                parent.words[PROGRESS] = step
+                parent.control[PROGRESS] = step
 
         work(parent, fill)
 
     ring = Ring(np.zeros(1), 1, "test")
-    child = Child("slow", work_slowly, (10,), preload=PRELOAD)
-    child.hand_over(ring.memory)
+    child = ChildProcess("slow", work_slowly, (10,), preload=PRELOAD)
+    child.send_memory(ring.memory)
     assert child.receive(PATIENT_S) == "here"
     ring.start(child)
-    assert ring.take(1.5) == 0
+    assert ring.get(1.5) == 0
     child.stop()
     child.close(5.0)
 
@@ -158,7 +158,7 @@ def test_a_child_that_hangs_is_killed_after_its_deadline() -> None:
     with ring_for(1, counting(hang)) as (ring, child):
         assert taken(ring, 1) == [0]
         with pytest.raises(ChildHung, match="in hang"):
-            ring.take(1.0)
+            ring.get(1.0)
         until(lambda: not child.alive)
 
 

@@ -1,4 +1,4 @@
-"""Tests of being asked to stop: by signals and by the time, with real signals."""
+"""Stop requests by time limit and by real signals."""
 
 import math
 import os
@@ -27,7 +27,7 @@ def send(signum: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_request_answers_with_its_signal_and_the_exit_status_of_a_shell(signum):
+def test_a_request_has_its_signal_and_the_exit_status_of_a_shell(signum):
     with stop_request() as stop:
         send(signum)
         assert stop.reason() == OUT_OF_TIME + signum
@@ -54,7 +54,7 @@ def test_under_nohup_a_hangup_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_work_that_does_not_stop_within_its_grace_is_broken_in_upon_and_tells_the_first_signal():
+def test_work_is_interrupted_after_the_grace_period_with_the_first_signal():
     with stop_request(grace_s=0.1):
         send(signal.SIGHUP)
         with pytest.raises(Interrupted, match=r"within 0.1 s") as caught:
@@ -62,16 +62,16 @@ def test_work_that_does_not_stop_within_its_grace_is_broken_in_upon_and_tells_th
     assert caught.value.exit_status == 128 + signal.SIGHUP
 
 
-def test_what_is_protected_outlasts_the_grace():
+def test_a_protected_block_suspends_the_grace_period():
     with stop_request(grace_s=0.1) as stop:
-        with stop.undisturbed():
+        with stop.protect():
             send(signal.SIGTERM)
             time.sleep(0.7)
         with pytest.raises(Interrupted):
             until(lambda: False)
 
 
-def test_the_time_given_is_over_when_it_has_passed_and_a_signal_counts_more():
+def test_a_time_limit_is_a_weaker_reason_than_a_signal():
     with stop_request(max_time_s=0.05) as stop:
         assert stop.reason() == 0
         until(lambda: bool(stop))
@@ -80,7 +80,7 @@ def test_the_time_given_is_over_when_it_has_passed_and_a_signal_counts_more():
         assert stop.reason() == OUT_OF_TIME + signal.SIGTERM
 
 
-def test_the_first_signal_is_passed_on_once():
+def test_the_first_signal_is_forwarded_once():
     heard: list[int] = []
     with stop_request(math.inf, 0.0, heard.append):
         send(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Tests of signals, threads and memory: what the process asks of the machine, and what is asked of the process."""
+"""Signals, OpenMP settings, garbage collection and malloc settings."""
 
 import ctypes
 import gc
@@ -14,12 +14,12 @@ import pytest
 
 from rlframe.core.errors import Interrupted
 from rlframe.launch import beside
-from rlframe.system.machine import keep_freed_memory, limit_threads, loading, variables
+from rlframe.system.machine import gc_paused, limit_threads, retain_freed_memory, thread_variables
 from rlframe.system.signals import stop_request
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_breaks_in(signum):
+def test_the_first_signal_requests_a_stop_and_the_second_interrupts(signum):
     with stop_request() as stop:
         assert not stop
         os.kill(os.getpid(), signum)
@@ -30,7 +30,7 @@ def test_the_first_signal_asks_and_the_second_breaks_in(signum):
     assert caught.value.exit_status == 128 + signum
 
 
-def test_the_handlers_from_before_come_back_also_after_an_error():
+def test_previous_signal_handlers_are_restored_after_an_error():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(ValueError, match="inside"), stop_request():
         raise ValueError("inside")
@@ -50,7 +50,7 @@ def test_outside_the_main_thread_nothing_is_installed():
     assert found == [False]
 
 
-def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
+def test_openmp_settings_of_the_environment_are_kept(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     limit_threads()
@@ -61,8 +61,10 @@ def test_what_the_environment_says_of_waiting_threads_is_kept(monkeypatch):
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
-def test_torch_waits_awake_as_long_as_nothing_else_wants_the_cores(tmp_path):
-    alone, processes, threads = (variables(each).get("GOMP_SPINCOUNT") for each in ("nothing", "processes", "threads"))
+def test_openmp_threads_spin_longer_if_nothing_else_needs_the_cores(tmp_path):
+    alone, processes, threads = (
+        thread_variables(each).get("GOMP_SPINCOUNT") for each in ("nothing", "processes", "threads")
+    )
     assert alone is None
     assert int(processes) > int(threads)
     one = {"sampler.batch_B": "1"}
@@ -79,17 +81,17 @@ def test_torch_waits_awake_as_long_as_nothing_else_wants_the_cores(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
-def test_what_is_loaded_is_not_searched_for_garbage_and_what_comes_later_is(monkeypatch):
-    with loading():
+def test_imports_are_excluded_from_garbage_collection_and_later_objects_are_not(monkeypatch):
+    with gc_paused():
         assert gc.isenabled(), "where torch is loaded there is little to gain"
     monkeypatch.delitem(sys.modules, "torch")
     try:
-        with loading():
+        with gc_paused():
             assert not gc.isenabled()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
         gc.disable()
-        with loading():
+        with gc_paused():
             pass
         assert not gc.isenabled(), "who has turned it off keeps it so"
     finally:
@@ -98,12 +100,12 @@ def test_what_is_loaded_is_not_searched_for_garbage_and_what_comes_later_is(monk
 
 
 def test_freed_memory_is_kept_where_the_c_library_can():
-    assert keep_freed_memory()
+    assert retain_freed_memory()
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no large pages")
 def test_kept_memory_asks_for_large_pages():
-    assert keep_freed_memory()
+    assert retain_freed_memory()
     libc, n_bytes = ctypes.CDLL(None), 128 << 20
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]
     block = libc.malloc(n_bytes)

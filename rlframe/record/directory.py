@@ -1,0 +1,216 @@
+"""A run directory's own files: params.json (config, versions, host) and the lock against a second process.
+
+Used by `record.run` and, for the directories of studies, by `study`.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlframe import __version__
+from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import read_json, read_regular_file
+
+LOCK_FILE = "lock.json"
+_PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
+_SAME_START_S = 2.0  # tolerance between two readings of one process's start time
+_MAX_LOCK_BYTES = 1 << 16
+
+_logger = logging.getLogger("rlframe")
+
+
+def write_params(path: Path, config: Mapping[str, Any]) -> None:
+    """Write params.json of a new run.
+
+    Raises:
+        ConfigError: a value of `config` is not JSON-able.
+    """
+    params = {"config": _checked(config), "seed": config.get("seed"), **session()}
+    replace_file(path, json.dumps(params, indent=2) + "\n")
+
+
+def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
+    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
+
+    Raises:
+        ConfigError: params.json is unreadable.
+    """
+    try:
+        params = read_json(path)
+        before, resumed = params.get("config", {}), params.setdefault("resumed", [])
+        if not (isinstance(before, dict) and isinstance(resumed, list)):
+            raise ConfigError(f"{path} is damaged: config must be an object and resumed a list")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
+    changed = {key: value for key, value in _checked(config).items() if key not in before or before[key] != value}
+    resumed.append({**session(), "changed": changed})
+    replace_file(path, json.dumps(params, indent=2) + "\n")
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in config.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"config[{key!r}] cannot be written to params.json: {error}") from None
+    return dict(config)
+
+
+def session() -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "rlframe": __version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "command_line": list(sys.argv),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": versions,
+        "git": _git(),
+        "host": {"name": socket.gethostname(), "os": platform.platform(), "cpu_count": os.cpu_count()},
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Revision of the working directory and whether tracked files differ from it; None outside of git."""
+    revision = _output("git", "rev-parse", "HEAD")
+    if revision is None:
+        return None
+    changes = _output("git", "status", "--porcelain", "--untracked-files=no")
+    return {"revision": revision, "dirty": None if changes is None else bool(changes)}
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file atomically: a reader sees either the old or the new content."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)  # never write through a link
+    with temporary.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """The process that holds a directory lock."""
+
+    host: str
+    pid: int
+    started: float  # seconds since the epoch; with the pid, this identifies the process
+    command: str
+
+    def __str__(self) -> str:
+        since = f"{datetime.fromtimestamp(self.started):%Y-%m-%d %H:%M:%S}"
+        return printable(f"process {self.pid} on {self.host}, since {since} ({self.command})")
+
+    def is_running(self) -> bool:
+        """Whether the process still runs; valid on its own host only."""
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < _SAME_START_S
+        except (psutil.Error, OverflowError):
+            return False
+
+
+def this_process() -> LockHolder:
+    me = psutil.Process()
+    return LockHolder(socket.gethostname(), me.pid, me.create_time(), shlex.join(sys.argv)[:500])
+
+
+class DirectoryLock:
+    """Exclusive lock of a directory until `close`, or until this process dies.
+
+    It is the kernel's lock where the file system has locks; elsewhere the process named in lock.json is looked up.
+    """
+
+    def __init__(self, directory: Path, job: str, keys: str) -> None:
+        """Args:
+            job: what runs there, for the error message.    keys: settings that choose another directory.
+        Raises:
+            ConfigError: another process holds the lock; the message names it.
+        """
+        self._path, self._ours = directory / LOCK_FILE, False
+        self._descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            self._acquire(f"{directory} is in use by {job}", f"stop it, or use another {keys}")
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _acquire(self, in_use: str, remedy: str) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        except BlockingIOError:
+            holder = read_lock(self._path)
+            raise ConfigError(f"{in_use}{f', {holder}' if holder else ''}; {remedy}") from None
+        except OSError:  # the file system has no locks
+            locked = False
+        before = read_lock(self._path)
+        if before and not locked:
+            self._check_dead(before, in_use, remedy)
+        if before:
+            _logger.warning("%s: lock taken over from %s, which no longer runs", self._path.parent, before)
+        self._write(in_use, remedy, before is not None or locked)
+
+    def _check_dead(self, holder: LockHolder, in_use: str, remedy: str) -> None:
+        if holder.host != socket.gethostname():
+            raise ConfigError(
+                f"{in_use}, {holder}; its file system has no locks, so only {printable(holder.host)} can tell whether "
+                f"that process still runs: {remedy}, or if it has ended, remove {self._path}"
+            )
+        if holder.is_running():
+            raise ConfigError(f"{in_use}, {holder}; {remedy}")
+
+    def _write(self, in_use: str, remedy: str, replace: bool) -> None:
+        if replace:
+            self._path.unlink(missing_ok=True)
+        try:
+            with self._path.open("x", encoding="utf-8") as file:
+                json.dump(asdict(this_process()), file)
+        except FileExistsError:  # another process started at the same time, on a file system without locks
+            raise ConfigError(f"{in_use}, started just now; {remedy}") from None
+        self._ours = True
+
+    def close(self) -> None:
+        """Release the lock. May be called twice."""
+        if self._ours:
+            self._ours = False
+            with suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+
+
+def read_lock(path: Path) -> LockHolder | None:
+    """The process named in lock.json; None if the file is missing or invalid."""
+    try:
+        found = json.loads(read_regular_file(path, _MAX_LOCK_BYTES))
+        holder = LockHolder(str(found["host"]), int(found["pid"]), float(found["started"]), str(found["command"]))
+        datetime.fromtimestamp(holder.started)
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        return None
+    return holder if holder.pid > 0 else None
