@@ -261,7 +261,7 @@ def test_a_part_named_on_the_command_line_hides_the_presets_fields_of_the_other(
 )
 def test_an_argument_of_the_environment_that_is_no_yaml_is_refused(word, capsys):
     assert main([word]) == 2
-    assert f"error: {word} is no YAML; write text that looks like it in quotes" in capsys.readouterr().err
+    assert f"error: {word} is not valid YAML; write such text in quotes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -24,7 +24,7 @@ DQN = dqn.Config(replay=ReplayConfig(size=10**6), learn_from=10**5, replay_ratio
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch a measurement."""
-    monkeypatch.setattr("rlframe.experiment.hardware._LEAST_S", 0.0)
+    monkeypatch.setattr("rlframe.experiment.hardware._MIN_S", 0.0)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])

@@ -22,10 +22,11 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import SyncRl
-from rlframe.runners.nonfinite import keep_refused
+from rlframe.runners.nonfinite import save_skipped_update
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system.distributed import Place, in_ranks, join
+from tests.runners.own_callbacks import StopsRank1
 
 CARTPOLE = EnvConfig("CartPole-v1", backend="python")
 PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
@@ -123,7 +124,7 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     evaluator = Evaluator(CARTPOLE, agent, EvalConfig(n_envs=2, n_episodes=2, n_workers=0), 1)
     with SyncRl(sampler, agent, algo, n_steps, n_steps, evaluator) as runner:
         row = runner.train()
-        own = {"n_episodes": runner.n_episodes, "n_recent": len(runner.recent)}
+        own = {"n_episodes": runner.log.n_episodes, "n_recent": len(runner.log.recent)}
         with torch.no_grad():
             next(agent.parameters()).add_(current_ranks().rank)
         try:
@@ -131,6 +132,16 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
         except RanksDiffer as error:
             own["error"] = str(error)
     return {"row": row, **own}
+
+
+def stopped(n_steps: int = 10_000) -> dict[str, Any]:
+    """A SyncRl that a callback of rank 1 stops, without evaluation; its env_steps and metrics."""
+    envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
+    agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
+    sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
+    algo = a2c.A2C(agent, sampler.batch_spec, n_steps)
+    with SyncRl(sampler, agent, algo, n_steps, n_steps, callbacks=[StopsRank1()]) as runner:
+        return {"row": runner.train(), "env_steps": runner.env_steps}
 
 
 def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
@@ -147,7 +158,7 @@ def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
         metrics = algo.update()
         check_equal(learned(agent, algo), current_ranks())
         kept = [torch.equal(x, y) for x, y in zip(before, algo.progress.learned, strict=True)]
-        told = keep_refused(agent, algo, algo.progress.skipped_updates[0], metrics)
+        told = save_skipped_update(agent, algo, algo.progress.skipped_updates[0], metrics)
     return {"refused": algo.progress.skipped, "kept": kept, "told": told}
 
 
@@ -189,6 +200,7 @@ def everything(place: Place) -> list[dict[str, Any]]:
             "off policy": {name: off_policy(name) for name in ALGOS},
             "evaluated": {name: evaluated(config) for name, config in EVALS.items()},
             "trained": trained(),
+            "stopped": stopped(),
             "refused": {name: refused(*each) for name, each in REFUSED.items()},
         }
         return ranks.gather(found)

@@ -89,11 +89,18 @@ def test_the_log_tells_of_all_ranks(told: list[dict[str, Any]]) -> None:
     assert one["row"]["episode/count"] == one["n_episodes"] + two["n_episodes"]
 
 
+def test_a_callback_of_one_rank_stops_all(told: list[dict[str, Any]]) -> None:
+    one, two = (of_rank["stopped"] for of_rank in told)
+    assert one["env_steps"] == two["env_steps"] <= 2 * 8 * 4
+    assert one["row"]["env_steps"] == 0, "the last row is from before training"
+    assert "eval/return_mean" not in one["row"]
+
+
 def test_what_differs_on_one_rank_is_named(told: list[dict[str, Any]]) -> None:
     for of_rank in told:
         error = of_rank["trained"]["error"]
         assert "agent.model.actor.encoder" in error
-        assert "on rank 1 than on rank 0 (1 of" in error
+        assert "on rank 1 differs from rank 0 (1 of" in error
 
 
 @pytest.mark.parametrize("name", jobs.REFUSED)

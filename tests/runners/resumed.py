@@ -32,15 +32,15 @@ def words(case: str, directory: Path) -> list[str]:
 
 def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *changed: str) -> None:
     """Train until SIGTERM comes after `env_steps`, and then go on to the end, with changed words."""
-    follow = Runner.follow
+    record_episodes = Runner.record_episodes
 
-    def follow_and_stop(runner: Runner) -> None:
-        follow(runner)
+    def record_and_stop(runner: Runner) -> None:
+        record_episodes(runner)
         if runner.env_steps >= env_steps:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "follow", follow_and_stop)
+        patch.setattr(Runner, "record_episodes", record_and_stop)
         assert launch.main(words(case, directory)) == 128 + signal.SIGTERM
     assert launch.main([f"resume={directory / 'run_0'}", TRUST, *changed]) == 0
 

@@ -266,7 +266,7 @@ def test_a_sampler_of_this_process_is_refused() -> None:
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     sampler = SERIAL.make_sampler(envs, agent, 0)
     evaluator = Evaluator(PENDULUM, agent, EVAL)
-    with pytest.raises(TypeError, match="needs a BackgroundSampler, whose process is its own, got SerialSampler"):
+    with pytest.raises(TypeError, match="needs a BackgroundSampler, which has its own process, got SerialSampler"):
         AsyncRl(sampler, agent, config.make_algorithm(agent, sampler.batch_spec, 10, 0), 10, 10, evaluator)  # type: ignore[arg-type]
     evaluator.close()
     sampler.close()

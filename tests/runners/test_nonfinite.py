@@ -94,7 +94,7 @@ def test_skipping_goes_on_to_the_end_with_finite_parameters_and_counts(name: str
     sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), normalize_observation=True))
     sampler.field = field
     with logger_context(tmp_path, console=False) as run:
-        row = MinibatchRl(sampler, agent, algo, 512, 128, Limits(nonfinite="skip")).train()
+        row = MinibatchRl(sampler, agent, algo, 512, 128, limits=Limits(nonfinite="skip")).train()
     assert row["env_steps"] >= 512
     assert row["algo/refused"] >= 1
     assert all_finite(agent)
@@ -115,7 +115,7 @@ def test_a_loss_that_explodes_is_refused_like_one_that_is_nan(name: str) -> None
         return update()
 
     algo.update = remembering  # type: ignore[method-assign]
-    with pytest.raises(Diverged, match="was not made"):
+    with pytest.raises(Diverged, match="was not applied"):
         MinibatchRl(sampler, agent, algo, 512, 512).train()
     assert all_finite(agent)
     if name == "ppo":  # the others' actors learn from the critics that were not changed

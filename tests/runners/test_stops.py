@@ -59,7 +59,7 @@ def test_a_stop_between_the_updates_of_a_batch_leaves_the_rest_owed(tmp_path: Pa
     again = MinibatchRl(*parts(), 64, 64)
     with logger_context(run.directory, resume=True, console=False):
         again.resume(state)
-        assert again.half_done
+        assert again.updates_left
         before = again.env_steps
         again.iterate()
     assert again.env_steps == before, "what is owed is paid before another batch is collected"
@@ -109,7 +109,7 @@ def test_an_evaluation_is_broken_off_and_made_when_the_run_goes_on(tmp_path: Pat
 def test_when_the_time_is_over_a_run_ends_in_order_with_a_snapshot(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     with logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 10**9, 10**9, Limits(max_time_s=0.3)).train()
+        MinibatchRl(sampler, agent, algo, 10**9, 10**9, limits=Limits(max_time_s=0.3)).train()
     assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps > 0
     assert "the time is over (runner.max_time_s=0.3)" in (run.directory / "debug.log").read_text()
 
@@ -129,7 +129,7 @@ def test_a_run_ends_with_the_first_report_that_reaches_the_target(tmp_path: Path
     again = MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0))
     with logger_context(run.directory, resume=True, console=False):
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
-        assert again.done == said
+        assert again.end_reason == said
         again.train()
     assert next(scores) == 11, "nothing was evaluated again"
 
