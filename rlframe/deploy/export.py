@@ -156,19 +156,9 @@ def _bounds(box: spaces.Box) -> dict[str, np.ndarray]:
     return {"low": low, "high": high, "scale": scale, "offset": offset, "least": box.low, "most": box.high}
 
 
-def example_of(space: Space, n: int) -> Any:
+def example_of(space: Space, n: int) -> Tree:
     """n samples of an observation space, stacked: [n, ...]."""
-    return _stacked([space.sample() for _ in range(n)], space)
-
-
-def _stacked(drawn: list[Any], space: Space) -> Any:
-    match space:
-        case spaces.Dict():
-            return {key: _stacked([x[key] for x in drawn], sub) for key, sub in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_stacked([x[i] for x in drawn], sub) for i, sub in enumerate(space.spaces))
-        case _:
-            return np.stack([np.asarray(x) for x in drawn])
+    return map_tree(lambda *samples: np.stack(samples), *(space.sample() for _ in range(n)))
 
 
 class FlatGreedy(nn.Module):

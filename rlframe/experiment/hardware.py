@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import chz
@@ -116,28 +117,24 @@ def _agent(experiment: Experiment, affinity: Affinity, observation_space: Space,
 
 def _fastest_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, agent: Agent) -> auto.Choice:
     """Sample with every candidate, print the rates, and choose the fastest."""
+
+    def make(candidate: Any) -> Sampler:
+        cpus = affinity.workers[: candidate.worker_count()]
+        with ExitStack() as opened:
+            envs = opened.enter_context(closing(candidate.make_envs(experiment.env_config(), experiment.seed, cpus)))
+            torch.set_num_threads(torch_threads(experiment, affinity, envs.observation_space))
+            sampler = candidate.make_sampler(envs, agent, experiment.seed)
+            opened.pop_all()
+        return sampler
+
     rates = {}
     candidates = auto.candidates(experiment.sampler, n_workers)
     print(f"{'sampler':<28} {'env_steps/s':>12}")
     for name, candidate in candidates.items():
-        rates[name] = auto.rate(_sampler_maker(experiment, candidate, affinity, agent), _TUNE_S)
+        rates[name] = auto.rate(partial(make, candidate), _TUNE_S)
         print(f"{name:<28} {rates[name]:>12,.0f}")
     best = max(rates, key=lambda name: rates[name])
     return auto.Choice(candidates[best], f"{best}: the fastest of {len(rates)} that were measured")
-
-
-def _sampler_maker(experiment: Experiment, candidate: Any, affinity: Affinity, agent: Agent) -> Callable[[], Sampler]:
-    def make() -> Sampler:
-        cpus = affinity.workers[: candidate.worker_count()]
-        envs = candidate.make_envs(experiment.env_config(), experiment.seed, cpus)
-        try:
-            torch.set_num_threads(torch_threads(experiment, affinity, envs.observation_space))
-            return candidate.make_sampler(envs, agent, experiment.seed)
-        except BaseException:
-            envs.close()
-            raise
-
-    return make
 
 
 _ROUNDS = 3  # measurements of each number of threads
