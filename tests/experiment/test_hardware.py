@@ -39,14 +39,14 @@ def run_of(log_dir: Path, *words: str) -> Path:
 
 
 def metrics(run: Path) -> list[dict[str, str]]:
-    """progress.csv without what differs between samplers by its nature."""
+    """progress.csv without metrics that differ between samplers."""
     _, rows = read_csv(run / "progress.csv")
     return [
         {k: v for k, v in row.items() if not k.startswith(("time/", "sampler/", "memory/", "eval/re"))} for row in rows
     ]
 
 
-def test_the_default_sampler_is_settled_by_timing_and_says_why() -> None:
+def test_the_default_sampler_is_chosen_by_timing_with_its_reason() -> None:
     asked = experiment()
     assert isinstance(asked.sampler, auto.Config)
     resolved = hardware.resolve(asked)
@@ -65,7 +65,7 @@ def test_workers_follow_from_the_affinity_and_never_exceed_the_environments() ->
     assert resolved.experiment.eval.n_workers == 3
 
 
-def test_nothing_is_left_to_the_hardware_afterwards() -> None:
+def test_nothing_is_auto_afterwards() -> None:
     resolved = hardware.resolve(experiment("sampler=cpu")).experiment
     assert AUTO not in (resolved.sampler.n_workers, resolved.eval.n_workers)
     assert resolved.precision == ("bf16" if has_bf16_units() else "fp32")
@@ -104,7 +104,7 @@ def test_a_run_has_the_same_metrics_whatever_sampler(how: str, tmp_path: Path) -
     assert read_csv(other / "progress.csv")[1][-1]["sampler/restarts"] == "0"
 
 
-def test_a_run_may_be_resumed_with_another_sampler_but_not_with_another_batch(
+def test_a_run_can_be_resumed_with_another_sampler_but_not_with_another_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(tmp_path, *PARALLEL["cpu"])

@@ -1,4 +1,4 @@
-"""What ranks do in tests: small trainings whose results every rank tells, in one job, since starting one takes long."""
+"""Small trainings in ranks whose results every rank returns; all in one job, because starting ranks is slow."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, mo
 
 
 def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[str, Any]:
-    """Train on replay; what all ranks must agree on, and what they must not share."""
+    """Train on replay; returns what must be equal on all ranks and what must differ."""
     module, env, settings, model = ALGOS[name]
     config = module.Config(replay=ReplayConfig(size=1000), replay_ratio=RATIO, learn_from=LEARN_FROM, **settings)
     envs = make_envs(env, B, env_seeds(5, Role.ENV, B))
@@ -116,7 +116,7 @@ EVALS = {
 
 
 def trained(n_steps: int = 200) -> dict[str, Any]:
-    """A whole SyncRl; what its last row says, and whether a change on one rank alone is found."""
+    """Train with SyncRl; returns the last row, and the error after a change on one rank alone."""
     envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
@@ -145,7 +145,7 @@ def stopped(n_steps: int = 10_000) -> dict[str, Any]:
 
 
 def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
-    """Learn from batches, of which rank 1 has a reward that is NaN; what was refused, and whether all is as before."""
+    """Make an update with NaN rewards on rank 1; returns what was skipped and which parameters stayed the same."""
     envs = make_envs(env, 4, env_seeds(1, Role.ENV, 4))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=1)) as sampler:
@@ -170,7 +170,7 @@ REFUSED = {
 
 
 def exchanged() -> dict[str, Any]:
-    """One of each thing that ranks do together."""
+    """One exchange of every kind."""
     ranks = current_ranks()
     number = ranks.rank + 1
     tensors = [torch.full((2, 2), float(number)), torch.tensor([10.0 * number])]
@@ -191,7 +191,7 @@ def exchanged() -> dict[str, Any]:
 
 
 def everything(place: Place) -> list[dict[str, Any]]:
-    """All of the above, as every rank tells it."""
+    """The results of all functions above, of every rank."""
     torch.set_num_threads(1)
     with join(place, timeout_s=60.0) as ranks:
         found: dict[str, Any] = {
@@ -207,7 +207,7 @@ def everything(place: Place) -> list[dict[str, Any]]:
 
 
 def failing(place: Place, how: str) -> None:
-    """Rank 1 fails in the middle of exchanges; rank 0 notices by an exchange, or is busy."""
+    """Rank 1 fails between exchanges; rank 0 notices in an exchange, or is busy."""
     with join(place, timeout_s=60.0) as ranks:
         ranks.sum(1)
         if place.rank:
@@ -221,7 +221,7 @@ def failing(place: Place, how: str) -> None:
 
 
 def leaving(place: Place, worked: Path) -> bool:
-    """Rank 1 works longer; whether this rank has waited for it."""
+    """Rank 1 works longer; returns whether this rank has waited for it."""
     with join(place, timeout_s=60.0) as ranks:
         ranks.sum(1)
         if place.rank:

@@ -69,7 +69,7 @@ def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
         assert (state["agent"][name] == value).all()
 
 
-def test_a_loaded_runner_goes_on_with_counts_episodes_and_time():
+def test_a_loaded_runner_continues_counts_episodes_and_time():
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     runner = MinibatchRl(sampler, agent, algo, 512, 256)
     runner.train()
@@ -109,7 +109,7 @@ class Diverging(ppo.PPO):
 
 
 @pytest.mark.parametrize(("env", "interval"), [("CartPole-v1", 64), ("Pendulum-v1", 10_000)], ids=["report", "env"])
-def test_parameters_that_are_no_numbers_end_the_run_and_are_never_saved(tmp_path, env, interval):
+def test_nan_parameters_end_the_run_and_are_never_saved(tmp_path, env, interval):
     sampler, agent, _ = parts(EnvConfig(env))
     diverging = Diverging(agent, sampler.batch_spec, 1_000, CONFIG)
     with pytest.raises(Diverged, match="learning rate"), logger_context(tmp_path, console=False) as run:
@@ -119,7 +119,7 @@ def test_parameters_that_are_no_numbers_end_the_run_and_are_never_saved(tmp_path
     assert all(value.isfinite().all() for value in state["agent"].values())
 
 
-def test_a_run_without_score_is_saved_all_the_same(tmp_path):
+def test_a_run_without_a_score_is_saved_with_snapshot_mode_best(tmp_path):
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     runner = MinibatchRl(sampler, agent, algo, 16, 16)
     with logger_context(tmp_path, snapshot_mode="best", console=False) as run:
