@@ -144,7 +144,7 @@ def stopped(n_steps: int = 10_000) -> dict[str, Any]:
         return {"row": runner.train(), "env_steps": runner.env_steps}
 
 
-def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
+def skipped(config: Any, env: EnvConfig) -> dict[str, Any]:
     """Make an update with NaN rewards on rank 1; returns what was skipped and which parameters stayed the same."""
     envs = make_envs(env, 4, env_seeds(1, Role.ENV, 4))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
@@ -159,10 +159,10 @@ def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
         check_equal(learned(agent, algo), current_ranks())
         kept = [torch.equal(x, y) for x, y in zip(before, algo.progress.learned, strict=True)]
         told = save_skipped_update(agent, algo, algo.progress.skipped_updates[0], metrics)
-    return {"refused": algo.progress.skipped, "kept": kept, "told": told}
+    return {"skipped": algo.progress.skipped, "kept": kept, "told": told}
 
 
-REFUSED = {
+SKIPPED = {
     "ppo": (ppo.Config(minibatches=2, epochs=2), CARTPOLE),
     "dqn": (dqn.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), CARTPOLE),
     "sac": (sac.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), PENDULUM),
@@ -201,7 +201,7 @@ def everything(place: Place) -> list[dict[str, Any]]:
             "evaluated": {name: evaluated(config) for name, config in EVALS.items()},
             "trained": trained(),
             "stopped": stopped(),
-            "refused": {name: refused(*each) for name, each in REFUSED.items()},
+            "skipped": {name: skipped(*each) for name, each in SKIPPED.items()},
         }
         return ranks.gather(found)
 
