@@ -63,9 +63,7 @@ def last_state(run: Path, rank: int = 0) -> Any:
     """The state in the newest snapshot, without the elapsed time."""
     state = load_snapshot(resolve_snapshot(run), rank)[0]
     del state["runner"]["elapsed_s"]
-    state["algo"].get("replay", {}).get("reader", {}).pop(
-        "state", None
-    )  # of rows before an episode: not read
+    state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: not read
     return state
 
 
