@@ -28,7 +28,8 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.launch import DEFAULT_PRESET, beside
+from rlframe.experiment.presets import competing_work
+from rlframe.launch import DEFAULT_PRESET
 from rlframe.system.machine import limit_threads
 
 REFUSED = ("resume", "world_size", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")
@@ -70,17 +71,17 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
     preset = words.pop("experiment", "" if {"env", "algo"} & set(words) else DEFAULT_PRESET)
     experiment = from_flat(*([load_preset(preset)] if preset else []), {**words, "runner.n_steps": "1e9"})
     retain_freed_memory()
-    settled = hardware.settle(experiment)
-    pin(settled.affinity.master)
+    resolved = hardware.resolve(experiment)
+    pin(resolved.affinity.master)
     stacks, begin = Stacks(), (0, 0)
     with ExitStack() as stack:
-        built = build(settled.experiment, settled.affinity)
+        built = build(resolved.experiment, resolved.affinity)
         stack.callback(built.close)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(
             logger_context(log_dir=folder, snapshot_mode=experiment.snapshot_mode, config={}, console=False)
         )
-        print("\n".join([*settled.notes, *(f"{name}: {fact}" for name, fact in built.facts.items())]), flush=True)
+        print("\n".join([*resolved.notes, *(f"{name}: {fact}" for name, fact in built.summary.items())]), flush=True)
         runner, iterate = built.runner, built.runner.iterate
 
         def looked_at() -> None:
@@ -117,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError("seconds= must be a number") from None
     if not seconds > 0:
         raise ConfigError(f"seconds={seconds} must be above 0")
-    limit_threads(beside(words.remaining))
+    limit_threads(competing_work(words.remaining))
     found = profile(words.remaining, seconds)
     print("\n".join(found.lines()))
     if out:

@@ -1,15 +1,75 @@
-"""rlframe: deep-RL research on one machine: a Runner drives a Sampler, an Agent and an Algorithm over [T, B]."""
+"""rlframe: deep-RL research on one machine: a Runner drives a Sampler, an Agent and an Algorithm over [T, B] batches.
 
-from typing import TYPE_CHECKING
+`train`, `build` and `load_policy` are one line each for a notebook. Importing rlframe loads neither torch nor NumPy.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlframe.deploy.load import Policy
+    from rlframe.experiment.build import Built
+    from rlframe.experiment.train import Job, TrainResult
 
 __version__ = "0.1.0"
 
 
-def load_policy(path: str, device: str = "cpu", trust: bool = False) -> "Policy":
-    """The trained policy of a run directory or snapshot; `load_policy(RUN_DIR).act(observation)` is its action."""
-    from rlframe.deploy.load import load_policy as load  # here: rlframe alone loads no torch
+def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "TrainResult":
+    """Train one run, and return its directory and the last row of its log.
+
+        result = rlframe.train("ppo", "CartPole-v1", n_steps=50_000, seed=0, **{"algo.learning_rate": 1e-3})
+        result.metrics["eval/return_mean"]
+        policy = rlframe.load_policy(result.directory)
+
+    Settings are the keys of the command line (python -m rlframe.launch --help): algo, env, runner.n_steps (for short
+    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. What is not given has the default of its part: a
+    preset is used only if experiment=NAME names it. As on the command line, the run is recorded in log_dir/run_0 or
+    below data/local, and this process is pinned to the run's cores and uses its number of torch threads.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing was written.
+        Interrupted: Ctrl-C stopped it; a snapshot was written, and resume= continues the run.
+    """
+    job = _read(algo, env, n_steps, settings)
+    from rlframe.experiment import train
+
+    return train.train(train.place_job(job)[0])
+
+
+def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "Built":
+    """Build the objects of a run without training: `built.runner` and its sampler, agent and algo. Settings: see train.
+
+        with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as built:
+            built.train()  # or built.runner.iterate(), one batch at a time
+
+    Nothing is recorded unless it is trained inside `rlframe.record.logger_context`.
+
+    Raises:
+        ConfigError: a setting is wrong, or is for several processes.
+    """
+    job = _read(algo, env, n_steps, settings)
+    from rlframe.experiment.train import build_job
+
+    return build_job(job)
+
+
+def _read(algo: str, env: str, n_steps: float, settings: dict[str, Any]) -> "Job":
+    given = {"algo": algo, "env": env, "runner.n_steps": n_steps}
+    keys = {**{key: value for key, value in given.items() if value}, **settings}
+    from rlframe.experiment.presets import competing_work  # imports are in functions: rlframe alone loads no torch
+    from rlframe.system.machine import gc_paused, limit_threads
+
+    limit_threads(competing_work(keys))
+    with gc_paused():
+        from rlframe.experiment.train import read_job
+    return read_job(keys)
+
+
+def load_policy(path: Any, device: str = "cpu", trust: bool = False) -> "Policy":
+    """The trained policy of a run directory or snapshot: `load_policy(RUN_DIR).act(observation)` returns its action.
+
+    Args:
+        path: str or Path.    trust: the run's config may name code that is not part of rlframe.
+    """
+    from rlframe.deploy.load import load_policy as load
 
     return load(path, device, trust)

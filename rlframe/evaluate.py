@@ -1,4 +1,4 @@
-"""python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]: score, and film, a trained agent from its files."""
+"""python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]: evaluate a trained agent, and film it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FRAMES_PER_SECOND = 30
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
 
-  n_episodes=10    episodes, shared out evenly over the environments beforehand
-  n_envs=8         environments stepped together
-  n_workers=0      processes that step them; 0: this one
-  explore=false    act with exploration noise, as in training
-  seed=0           of the evaluation; its environments never share a seed with training
-  video=DIR        film every episode as DIR/episode_<n>.mp4, one after another
-  out=FILE.json    write the summary and every episode there
+  n_episodes=10    episodes, dealt evenly to the environments beforehand
+  n_envs=8         environments that are stepped together
+  n_workers=0      worker processes that step them; 0: this process
+  explore=false    act with the exploration noise of training
+  seed=0           seed of the evaluation; training never uses the same environment seeds
+  video=DIR        play the episodes one after another, and write each as DIR/episode_<n>.mp4
+  out=FILE.json    write the summary and every episode to a file
   device=auto      auto | cpu | cuda:0
-  trust=false      run what the run's config names that is no part of rlframe: module:Class, ./file.py
+  trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)
 """
 
 
@@ -67,9 +67,8 @@ def _evaluate(argv: list[str]) -> int:
     if video:
         episodes = film(env, agent, n_episodes, explore, seed, Path(video))
     else:
-        evaluator = Evaluator(env, agent, config, seed)
-        episodes = evaluator.evaluate()
-        evaluator.close()
+        with closing(Evaluator(env, agent, config, seed)) as evaluator:
+            episodes = evaluator.evaluate()
     _print(episodes)
     if out:
         _write(Path(out), episodes, trained.snapshot, trained.env_steps)
@@ -80,19 +79,20 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
     """Play episodes on one environment and write each as folder/episode_<n>.mp4.
 
     Raises:
-        ConfigError: imageio is missing, or the folder cannot be made.    EnvError: the environment cannot be drawn.
+        ConfigError: imageio is not installed, or the folder cannot be made.
+        EnvError: the environment cannot render images.
     """
     try:
         from imageio.v2 import get_writer
     except ImportError:
         raise ConfigError('video needs imageio: pip install "rlframe[video]"') from None
-    plays_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # draws what the agent sees
-    drawn = env if plays_atari else EnvConfig(env.id, {**env.kwargs, "render_mode": "rgb_array"}, "python")
+    is_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # its frames are those that the agent sees
+    rendered = env if is_atari else EnvConfig(env.id, {**env.kwargs, "render_mode": "rgb_array"}, "python")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"video={folder} cannot be made: {error.strerror}") from None
-    envs = make_envs(drawn, 1, env_seeds(seed, Role.EVAL_ENV, 1))
+    envs = make_envs(rendered, 1, env_seeds(seed, Role.EVAL_ENV, 1))
     collector = local_collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], explore)
     episodes: list[Trajectory] = []
     try:
@@ -106,7 +106,7 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
                     collector.collect()
                     finished = collector.tracker.pop()
                 writer.append_data(_even(envs.frame(0)))
-            collector.collect()  # the reset, so that the next episode's film begins with its first frame
+            collector.collect()  # the reset, so that the next video starts with the episode's first frame
             episodes += finished
             print(f"video: {path}")
     finally:
@@ -115,9 +115,9 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
 
 
 def _even(frame: np.ndarray) -> np.ndarray:
-    """Small frames enlarged, and cut to even sides, as video encoders want them."""
-    times = max(1, 336 // frame.shape[0])
-    large = frame.repeat(times, 0).repeat(times, 1)
+    """Enlarge small frames, and cut them to even sides, which video encoders require."""
+    factor = max(1, 336 // frame.shape[0])
+    large = frame.repeat(factor, 0).repeat(factor, 1)
     return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
 
 

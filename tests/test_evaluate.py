@@ -1,4 +1,4 @@
-"""Tests of the evaluate command: it scores, and films, an agent from its files alone."""
+"""The evaluate command scores and films a trained agent."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_every_episode_has_its_line_and_the_summary_its_numbers(run, tmp_path, c
     assert summary["eval/return_mean"] == pytest.approx(sum(returns) / 5)
 
 
-def test_evaluation_repeats_itself_and_follows_its_seed(run, tmp_path):
+def test_an_evaluation_is_repeatable_and_depends_on_its_seed(run, tmp_path):
     def returns(seed: int, name: str) -> list[float]:
         out = tmp_path / name
         assert main([str(run), "n_episodes=6", f"seed={seed}", f"out={out}", "explore=true"]) == 0
@@ -47,7 +47,7 @@ def test_a_snapshot_is_evaluated_like_its_run(run, capsys):
     assert "2 episodes" in capsys.readouterr().out
 
 
-def test_episodes_are_filmed_one_file_each(run, tmp_path):
+def test_every_episode_is_a_video_file(run, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
     assert main([str(run), "n_episodes=2", f"video={tmp_path}"]) == 0

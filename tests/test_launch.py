@@ -1,4 +1,4 @@
-"""Tests of the launch command: what it runs, what it leaves, what it refuses, and that it goes on where it stopped."""
+"""The launch command: its runs, their files, refused settings, and resume."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ def test_a_run_leaves_the_files_of_the_contract_and_prints_the_commands_to_type_
     assert f"-m rlframe.plot {run}" in printed
 
 
-def test_the_commands_printed_can_be_typed_for_a_path_with_spaces_too(tmp_path, capsys):
+def test_the_printed_commands_quote_paths_with_spaces(tmp_path, capsys):
     assert launch(tmp_path / "two words", "env=CartPole-v1") == 0
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("evaluate:", "plot:"))]
     assert [shlex.split(line)[-1] for line in printed] == [str(tmp_path / "two words" / "run_0")] * 2
@@ -139,7 +139,7 @@ def test_a_run_is_never_overwritten(tmp_path, capsys):
     assert (tmp_path / "run_0" / "progress.csv").read_bytes() == before
 
 
-def test_resume_goes_on_from_the_snapshot_without_a_row_twice_or_missing(tmp_path):
+def test_resume_continues_from_the_snapshot_without_a_duplicate_or_missing_row(tmp_path):
     assert launch(tmp_path, "env=CartPole-v1") == 0
     run = tmp_path / "run_0"
     before = load_snapshot(resolve_snapshot(run))[0]
@@ -184,14 +184,14 @@ def test_a_run_killed_after_a_row_resumes_with_the_rows_it_would_have_had(tmp_pa
     assert [step // 128 for step in steps] == [0, 1, 2]
 
 
-def test_resuming_a_run_that_is_done_says_so(tmp_path, capsys):
+def test_resuming_a_complete_run_says_so(tmp_path, capsys):
     assert launch(tmp_path, "env=CartPole-v1") == 0
     capsys.readouterr()
     assert main([f"resume={tmp_path / 'run_0'}"]) == 0
     assert "nothing is left to train" in capsys.readouterr().out
 
 
-def test_resume_refuses_to_change_what_decides_the_result(tmp_path, capsys):
+def test_resume_refuses_to_change_settings_that_decide_the_result(tmp_path, capsys):
     assert launch(tmp_path, "env=CartPole-v1") == 0
     assert main([f"resume={tmp_path / 'run_0'}", "algo.discount=0.5"]) == 2
     assert "algo.discount cannot change" in capsys.readouterr().err
@@ -250,7 +250,7 @@ def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path):
     assert config["algo"] == str(mine)
 
 
-def test_a_part_named_on_the_command_line_hides_the_presets_fields_of_the_other():
+def test_another_part_on_the_command_line_drops_the_presets_fields_of_that_part():
     experiment = from_flat(load_preset("classic/ppo_cartpole"), {"algo": "a2c"})
     assert type(experiment.algo).__module__ == "rlframe.algos.a2c"
     assert experiment.sampler.batch_T == load_preset("classic/ppo_cartpole")["sampler.batch_T"]
@@ -259,9 +259,9 @@ def test_a_part_named_on_the_command_line_hides_the_presets_fields_of_the_other(
 @pytest.mark.parametrize(
     "word", ["env_kwargs.goal=[1", "eval.env_kwargs.goal={a: [", "env_kwargs={a: [", "env_kwargs.day=2024-99-99"]
 )
-def test_an_argument_of_the_environment_that_is_no_yaml_is_refused(word, capsys):
+def test_an_argument_of_the_environment_that_is_not_yaml_is_refused(word, capsys):
     assert main([word]) == 2
-    assert f"error: {word} is no YAML; write text that looks like it in quotes" in capsys.readouterr().err
+    assert f"error: {word} is not valid YAML; write such text in quotes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -294,7 +294,7 @@ def test_dry_run_prints_the_config_and_starts_nothing(tmp_path, monkeypatch, cap
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_config_is_json_that_any_reader_takes(capsys):
+def test_the_config_is_standard_json(capsys):
     assert main(["experiment=classic/ppo_cartpole", "dry_run=true"]) == 0
 
     def refuse(constant: str) -> None:

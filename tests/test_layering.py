@@ -34,7 +34,7 @@ ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["plot"] = {"plot", "analysis", "core"}
-ALLOWED["__init__"] = {"deploy"}  # when it is asked for
+ALLOWED["__init__"] = {"deploy", "experiment", "system"}  # inside functions
 
 OF_LEARNERS = {"rlframe.system.distributed"}  # of system, what stands on torch: no environment's process loads it
 STEPPING = {f"rlframe.rollout.{name}" for name in ("env_pool", "stepper", "buffer")}  # loaded by workers that only step

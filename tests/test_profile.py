@@ -35,7 +35,7 @@ def stack(*frames: str) -> list[tuple[str, str]]:
             "stepping environments",
         ),
         (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/samplers/evaluator.py:score"), "evaluation"),
-        (stack("rlframe/record/codec.py:save", "rlframe/runners/base.py:_snapshot"), "snapshots"),
+        (stack("rlframe/record/codec.py:save", "rlframe/runners/report.py:save_snapshot"), "snapshots"),
         (stack("mine.py:main"), OTHER),
     ],
 )

@@ -1,4 +1,4 @@
-"""Signals to real runs in every part of the loop: each ends within 10 s, resumable, and leaves no process behind."""
+"""Signals to real runs in every part of the loop: the run ends within 10 s, can be resumed, and no process remains."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ HOW = {
 
 def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
     with launched(log_dir, *words) as process:
-        time.sleep(after_s)  # into the phase, at another place each time
+        time.sleep(after_s)  # into the phase, at a different moment each time
         children = psutil.Process(process.pid).children(recursive=True)
         begin = time.monotonic()
         os.kill(process.pid, signum)
@@ -51,7 +51,7 @@ def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
 @pytest.mark.timeout(400)  # on a machine with other work
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_in_any_phase_ends_the_run_in_time_and_it_goes_on(phase: str, how: str, tmp_path: Path) -> None:
+def test_a_signal_in_any_phase_ends_the_run_in_time_and_it_can_be_resumed(phase: str, how: str, tmp_path: Path) -> None:
     for index, signum in enumerate((signal.SIGTERM, signal.SIGHUP)):
         words = [*PHASES[phase], *HOW[how]]
         log_dir = tmp_path / str(index)
@@ -61,7 +61,7 @@ def test_a_signal_in_any_phase_ends_the_run_in_time_and_it_goes_on(phase: str, h
         assert launch.main(again) == 0
 
 
-def test_a_run_whose_time_is_over_exits_in_order_and_goes_on(
+def test_a_run_at_its_time_limit_exits_with_0_and_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [

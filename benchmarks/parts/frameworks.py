@@ -13,7 +13,7 @@ from benchmarks.parts.command import words_of
 from benchmarks.parts.gate import Gate, Train
 from benchmarks.parts.rows import Row
 from benchmarks.parts.turns import Contender
-from rlframe.launch import beside
+from rlframe.experiment.presets import competing_work
 from rlframe.system import machine
 
 OURS = "rlframe"
@@ -67,7 +67,7 @@ def all_frameworks(words: Mapping[str, str]) -> dict[str, Framework]:
             "pip install rlframe",
             "benchmarks.parts.train_rlframe",
             (words,),
-            lambda row: machine.thread_variables(beside(words_of(row, words))),
+            lambda row: machine.thread_variables(competing_work(words_of(row, words))),  # as launch sets them
         ),
         "sb3": Framework(
             "Stable-Baselines3",

@@ -25,10 +25,10 @@ def _built(row: Row, more: Words, stack: ExitStack) -> tuple[Built, str]:
     """The objects of a training, and a description of what was chosen."""
     retain_freed_memory()
     words = words_of(row, more)
-    settled = hardware.settle(from_flat(words))
-    built = build(settled.experiment, settled.affinity)
+    resolved = hardware.resolve(from_flat(words))
+    built = build(resolved.experiment, resolved.affinity)
     stack.callback(built.close)
-    sampler = part_name(settled.experiment.sampler, "rlframe.samplers") + " sampler"
+    sampler = part_name(resolved.experiment.sampler, "rlframe.samplers") + " sampler"
     chosen = [sampler, built.runner.sampler.backend, built.precision]
     return built, ", ".join([*chosen, *(f"{key}={value}" for key, value in more.items())])
 

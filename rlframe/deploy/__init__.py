@@ -1,1 +1,1 @@
-"""A trained policy elsewhere: loaded from its files, as a function, exported."""
+"""A trained policy outside training: loaded from a run directory, called on observations, exported."""

@@ -1,4 +1,4 @@
-"""A trained agent from its files, and `rlframe.load_policy(RUN_DIR).act(observation)` for notebooks."""
+"""A trained agent from a run directory, and Policy, which acts with it: `load_policy(RUN_DIR).act(observation)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.deploy.greedy import Greedy
+from rlframe.deploy.export import Greedy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.build import choose_device, load_weights, make_agent
 from rlframe.experiment.config import Experiment, from_flat
@@ -24,11 +24,11 @@ from rlframe.record.snapshot import load_newest
 
 @dataclass(frozen=True)
 class Trained:
-    """An agent with its weights, and where they come from."""
+    """A trained agent and where it comes from."""
 
     agent: Agent
     experiment: Experiment
-    env: EnvConfig  # as for evaluation
+    env: EnvConfig  # for evaluation
     observation_space: Space
     action_space: Space
     snapshot: Path
@@ -36,12 +36,12 @@ class Trained:
 
 
 def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: int = 0) -> Trained:
-    """The agent of a run directory, or of one of its snapshots.
+    """Load the agent of a run directory, or of one of its snapshots.
 
     Args:
-        trust: whether the run's config may name code that is no part of rlframe.
+        trust: the run's config may name code that is not part of rlframe.
     Raises:
-        ConfigError, SnapshotError: there is none, it is damaged, or it needs trust.
+        ConfigError, SnapshotError: there is no snapshot, it is damaged, or it needs trust.
     """
     snapshot, weights, meta = load_newest(path, key="agent")
     config = read_config(params_of(snapshot), trust)
@@ -49,17 +49,17 @@ def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: in
     env = experiment.eval_env_config()
     envs = make_envs(env, 1, [0])
     try:
-        spaces = envs.observation_space, envs.action_space
+        both_spaces = envs.observation_space, envs.action_space
     finally:
         envs.close()
-    agent = make_agent(experiment, *spaces, torch.device("cpu"))
+    agent = make_agent(experiment, *both_spaces, torch.device("cpu"))
     load_weights(agent, weights, str(snapshot))
     agent = agent.to(choose_device(device))
-    return Trained(agent, experiment, env, *spaces, snapshot, int(meta["env_steps"]))
+    return Trained(agent, experiment, env, *both_spaces, snapshot, int(meta["env_steps"]))
 
 
 def params_of(snapshot: Path) -> Path:
-    """The params.json of the run that a snapshot belongs to: the nearest above it.
+    """The params.json of the run that a snapshot belongs to, at most three folders above it.
 
     Raises:
         ConfigError: there is none.
@@ -67,14 +67,14 @@ def params_of(snapshot: Path) -> Path:
     for folder in list(snapshot.resolve().parents)[:3]:
         if (folder / "params.json").is_file():
             return folder / "params.json"
-    raise ConfigError(f"{snapshot} lies in no run directory: there is no params.json above it")
+    raise ConfigError(f"{snapshot} is not in a run directory: there is no params.json above it")
 
 
 class Policy:
-    """Acts on an environment's own observations, one or a batch, and remembers from call to call what it must."""
+    """Acts on observations of the environment, one or a batch; a policy with memory keeps its state between calls."""
 
     def __init__(self, trained: Trained, seed: int = 0) -> None:
-        """`seed`: of the noise that explores."""
+        """`seed`: of the exploration noise."""
         self.snapshot, self.env_steps = trained.snapshot, trained.env_steps
         self.observation_space, self.action_space = trained.observation_space, trained.action_space
         self._agent = trained.agent
@@ -82,10 +82,10 @@ class Policy:
         self._greedy = Greedy(trained.agent, trained.observation_space, trained.action_space).to(self._device)
         self._rng = np.random.default_rng(seed)
         self._state: Tree = ()
-        self._n = 0  # rows of the state; 0: an episode begins
+        self._n = 0  # rows of the state; 0: an episode starts
 
     def reset(self) -> None:
-        """An episode begins: forget the one before. A policy without memory has nothing to forget."""
+        """Start an episode: forget the previous one. A policy without memory needs no reset."""
         self._n = 0
 
     @torch.inference_mode()
@@ -93,10 +93,10 @@ class Policy:
         """The action for an observation [*obs], or the actions for a batch of them [B, *obs].
 
         Args:
-            reward: of the action before, which a policy with model.feed_back looks at: a number, or [B].
-            explore: act with the noise of training.
+            reward: of the previous action, a number or [B]; only a policy with model.feed_back uses it.
+            explore: act with the exploration noise of training.
         Raises:
-            ValueError: the observation has another form than the space.
+            ValueError: the observation does not fit the observation space.
         """
         single = not _is_batch(observation, self.observation_space)
         rows = map_tree(lambda x: torch.as_tensor(np.asarray(x)).to(self._device), observation)
@@ -121,7 +121,7 @@ def load_policy(path: str | Path, device: str = "cpu", trust: bool = False) -> P
 
 
 def _is_batch(observation: Any, space: Space) -> bool:
-    """Whether an observation has a leading dimension more than its space.
+    """Whether an observation has one more leading dimension than its space.
 
     Raises:
         ValueError: it has neither that shape nor the space's.

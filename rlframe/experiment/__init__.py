@@ -1,1 +1,1 @@
-"""From key=value words to live objects: the config of a run, its presets, and the machine it runs on."""
+"""From key=value settings to a trained run: config, presets, trust, hardware, build and train."""

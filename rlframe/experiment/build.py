@@ -1,11 +1,12 @@
-"""build(): from an Experiment to live objects."""
+"""build(): from an Experiment and its part of the machine to the live runner, sampler, agent and algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from gymnasium import Space
@@ -16,18 +17,17 @@ from rlframe.experiment.config import Experiment
 from rlframe.kernels.precision import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
-from rlframe.runners import Runner, async_rl
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler, gpu
-from rlframe.samplers.base import WorkersConfig
+from rlframe.runners import Runner
+from rlframe.runners.callbacks import load_callbacks
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler
 from rlframe.system.affinity import Affinity
-from rlframe.system.supervision import Supervision
 
 
 def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
-    """`auto`: the first of `gpus`, or of all, if there is one.
+    """The torch device for `device=name`; `auto` is the first of `gpus`, else the first GPU, else the CPU.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: there is no such device.
     """
     if name == "auto":
         return torch.device(f"cuda:{gpus[0]}" if gpus else "cuda") if torch.cuda.is_available() else torch.device("cpu")
@@ -42,94 +42,95 @@ def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
 
 @dataclass(frozen=True)
 class Built:
-    """The live objects of one experiment."""
+    """The live objects of one experiment. A context manager: it closes samplers and environments at its end."""
 
     runner: Runner
     precision: str  # fp32 or bf16
-    facts: dict[str, str]  # what was chosen, for the log
+    summary: dict[str, str]  # of what was built, for the log
 
-    def train(self) -> None:
-        """The whole run, in its precision."""
+    def train(self) -> dict[str, float]:
+        """Train in the chosen precision; returns the last row of the log."""
         with learning_in(self.precision):
-            self.runner.train()
+            return self.runner.train()
 
     def close(self) -> None:
         """Close samplers and environments."""
         self.runner.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
 
 def torch_threads(experiment: Experiment, affinity: Affinity, observation_space: Space) -> int:
-    """Threads that the main process computes with."""
-    chosen = experiment.threads if experiment.threads > 0 else 0
-    return chosen or (affinity.threads if has_images(observation_space) else 1)
+    """Torch threads of the main process."""
+    if experiment.threads > 0:
+        return experiment.threads
+    return affinity.threads if has_images(observation_space) else 1
 
 
 def build(experiment: Experiment, affinity: Affinity) -> Built:
-    """From configs, which the hardware has settled, to live objects.
+    """Build what the experiment describes; `hardware.resolve` has replaced every `auto` in it.
 
     Raises:
-        ConfigError: something does not fit together; nothing is left open that was opened here.
+        ConfigError: parts do not fit together; everything that was opened is closed.
     """
     device = choose_device(experiment.device, affinity.gpus)
     precision = choose_precision(experiment.precision, device)
-    envs = _make_envs(experiment, affinity)
-    try:
-        threads = torch_threads(experiment, affinity, envs.observation_space)
-        torch.set_num_threads(threads)
-        agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
-        sampler = _make_sampler(experiment, envs, agent, device)
-        n_steps = experiment.runner.n_steps
-        algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
-        runner = experiment.runner.make_runner(sampler, agent, algo, lambda: _evaluator(experiment, agent, affinity))
-    except ValueError as error:
-        envs.close()
-        raise ConfigError(str(error)) from error
-    except BaseException:
-        envs.close()
-        raise
+    callbacks = load_callbacks(experiment.callbacks)
+    with ExitStack() as opened:
+        envs = opened.enter_context(closing(_make_envs(experiment, affinity)))
+        try:
+            threads = torch_threads(experiment, affinity, envs.observation_space)
+            torch.set_num_threads(threads)
+            agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
+            sampler = _make_sampler(experiment, envs, agent, device)
+            n_steps = experiment.runner.n_steps
+            algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
+            evaluator = None
+            if experiment.runner.evaluates(experiment.eval.n_episodes):
+                evaluator = opened.enter_context(closing(_make_evaluator(experiment, agent, affinity)))
+            runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        opened.pop_all()
     parameters, (T, B) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
-    facts = {
+    summary = {
         "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
-        "agent": f"{type(agent).__name__}, {parameters:,} parameters, on {device}, "
-        f"{pluralize(threads, 'torch thread')}",
-        "precision": f"{precision}, of learning's matrix products",
+        "agent": f"{type(agent).__name__}, {parameters:,} parameters, {device}, {pluralize(threads, 'torch thread')}",
+        "precision": f"{precision}, of matrix products in learning",
         **algo.facts(),
     }
-    return Built(runner, precision, facts)
+    return Built(runner, precision, summary)
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
-    """The environments, for the sampler in this process; or the process that will have one of its own."""
+    """The environments, or the sampler's process, which has them."""
     config, runner = experiment.sampler, experiment.runner
-    if not isinstance(runner, async_rl.Config):
+    if not runner.samples_in_background:
         return config.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
-    return BackgroundProcess(
-        config,
-        experiment.env_config(),
-        experiment.seed,
-        affinity.sampler,
-        affinity.workers,
-        max(1, affinity.sampler_threads),
-        runner.supervision(),
-    )
+    threads = max(1, affinity.sampler_threads)
+    where = affinity.sampler, affinity.workers, threads, runner.supervision()
+    return BackgroundProcess(config, experiment.env_config(), experiment.seed, *where)
 
 
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:
-    if not isinstance(envs, BackgroundProcess):
-        return experiment.sampler.make_sampler(envs, agent, experiment.seed)
-    acts_on = str(device) if isinstance(experiment.sampler, gpu.Config) else "cpu"
-    return BackgroundSampler(envs, agent, experiment.runner.n_slots, acts_on)
+    config = experiment.sampler
+    if not experiment.runner.samples_in_background:
+        return config.make_sampler(envs, agent, experiment.seed)
+    return BackgroundSampler(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
 
 
-def _evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:
-    config, sampler = experiment.eval, experiment.sampler
-    supervision = sampler.supervision() if isinstance(sampler, WorkersConfig) else Supervision()
-    supervision = replace(supervision, name="evaluation worker")
-    return Evaluator(experiment.eval_env_config(), agent, config, experiment.seed, affinity.workers, supervision)
+def _make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:
+    supervision = replace(experiment.sampler.supervision(), name="evaluation worker")
+    env, config = experiment.eval_env_config(), experiment.eval
+    return Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
 
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:
-    """The experiment's agent, with weights from its seed, or from `init`."""
+    """The experiment's agent on `device`, with weights from `init`, or random ones from its seed."""
     agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
     if experiment.init:
         load_weights(agent, load_snapshot(Path(experiment.init), key="agent")[0], experiment.init)
@@ -137,10 +138,10 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
 
 
 def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
-    """Give an agent saved weights.
+    """Load saved weights into an agent.
 
     Raises:
-        ConfigError: they are those of another network; names what differs.
+        ConfigError: they are from another network; the message names what differs.
     """
     try:
         agent.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""The Experiment config: everything that decides a run, and its way from and to key=value words."""
+"""The Experiment config, everything that decides a run, and its conversion from and to flat key=value settings."""
 
 from __future__ import annotations
 
@@ -16,84 +16,82 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
 from rlframe.kernels.precision import PRECISIONS
 from rlframe.models import ModelConfig
-from rlframe.runners import minibatch_rl, minibatch_rl_eval, sync_rl
-from rlframe.runners.base import RunnerConfig
 from rlframe.samplers import EvalConfig
 from rlframe.samplers.base import SamplerConfig
 
-PARTS = {
-    "algo": "rlframe.algos",
-    "sampler": "rlframe.samplers",
-    "runner": "rlframe.runners",
-}  # key: where its names are
-_SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # which all samplers have
-_FREE = ("env_kwargs.", "eval.env_kwargs.")  # keys below these are the environment's own
+# Keys that name a module with a class Config, and the package that short names are looked up in.
+PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
+_SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
+_FREE = ("env_kwargs.", "eval.env_kwargs.")  # prefixes of keys that the environment defines
+# Keys of the command line that are not fields of Experiment.
+_COMMAND_KEYS = ("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries", "stall_s", "seeds")
 
 
 @chz.chz
 class Experiment:
-    """One run, whole: everything that decides its result, and where its record goes."""
+    """The settings of one run: everything that decides its result, and where it is recorded."""
 
     algo: Any = chz.field(meta_factory=module_part(PARTS["algo"], "ppo"), doc="algorithm; or package.module, ./file.py")
     env: str = option("CartPole-v1", "Gymnasium id, or package.module:callable")
-    env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="the environment's own: env_kwargs.name=value")
+    env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the environment: env_kwargs.name=value")
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
-    sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "auto"), doc="who steps the environments")
+    sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "auto"), doc="how environments are stepped")
     runner: Any = chz.field(meta_factory=module_part(PARTS["runner"], "minibatch_rl_eval"), doc="the training loop")
     eval: EvalConfig
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
-    threads: int = count_or_auto("torch threads; 0: for images one a core, else one; auto: measured at the start", 0)
-    precision: str = choice("auto", PRECISIONS, "of learning's matrix products; auto: bf16 on a CPU with units for it")
+    threads: int = count_or_auto("torch threads; 0: one per core for images, else one; auto: measured at the start", 0)
+    precision: str = choice("auto", PRECISIONS, "of matrix products in learning; auto: bf16 on a CPU with bf16 units")
     seed: int = count(0, "root of every random stream")
-    name: str = option("", "of the run; default: algorithm and environment")
+    name: str = option("", "name of the run; default: algorithm and environment")
     run_ID: int = count(0, "number of the run in its directory")
     log_dir: str = option("", "directory of runs; default: data/local/<date>/<time>/<name>")
     snapshot_mode: str = choice("last", ("none", "last", "all", "gap", "best"), "which snapshots are kept")
     snapshot_gap: int = count(0, "env_steps between kept snapshots, with snapshot_mode=gap")
     snapshot_keep: int = count(2, "newest snapshots kept, with snapshot_mode=last or best")
-    snapshot_best: str = option("", "metric that best goes by, -metric where lower is better; default: the mean return")
-    snapshot_errors: str = choice("stop", ("stop", "continue"), "what a disk means that refuses a snapshot or a row")
+    snapshot_best: str = option("", "metric that best compares, -metric if lower is better; default: the mean return")
+    snapshot_errors: str = choice("stop", ("stop", "continue"), "what to do if a snapshot or row cannot be written")
     init: str = option("", "snapshot or run directory to take trained weights from")
+    callbacks: str = option("", "module:Class,./file.py:Class: your subclasses of rlframe.runners.Callback")
 
     @chz.validate
     def _check(self) -> None:
         if self.world_size < 1:
             raise ConfigError(f"world_size={self.world_size} must be at least 1")
-        if self.eval.n_episodes < self.world_size:
+        n_episodes = self.eval.n_episodes
+        if n_episodes < 0:
+            raise ConfigError(f"eval.n_episodes={n_episodes} must be at least 0")
+        if self.runner.evaluates(n_episodes) and n_episodes < self.world_size:
             raise ConfigError(
-                f"eval.n_episodes={self.eval.n_episodes} must be at least world_size={self.world_size}: ranks share"
+                f"eval.n_episodes={n_episodes} must be at least world_size={self.world_size}: each rank plays some"
             )
         if self.seed < 0 or self.threads < AUTO or self.run_ID < 0:
             raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
         if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
             raise ConfigError(f"snapshot_mode=gap needs snapshot_gap=N env_steps, got {self.snapshot_gap}")
-
         if self.snapshot_keep < 1:
-            raise ConfigError(f"snapshot_keep={self.snapshot_keep} must be at least 1: the newest is always kept")
+            raise ConfigError(f"snapshot_keep={self.snapshot_keep} must be at least 1")
         if self.snapshot_errors == "continue" and self.world_size > 1:
-            raise ConfigError("snapshot_errors=continue needs world_size=1: of several ranks, all must save or none")
+            raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
 
     def env_config(self) -> EnvConfig:
-        """The training environment."""
+        """The environment for training."""
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
 
     def eval_env_config(self) -> EnvConfig:
-        """The evaluation environment."""
+        """The environment for evaluation."""
         return EnvConfig(self.env, {**self.env_kwargs, **self.eval.env_kwargs}, self.env_backend)
 
     def title(self) -> str:
-        """`name`, or one made of algorithm and environment, usable as a directory's."""
-        environment = self.env.rpartition("/")[2].rpartition(":")[2]
-        return (
-            self.name or f"{part_name(self.algo, PARTS['algo']).rpartition('/')[2].removesuffix('.py')}_{environment}"
-        )
+        """`name`, or algorithm and environment; usable as the name of a directory."""
+        algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].removesuffix(".py")
+        return self.name or f"{algo}_{self.env.rpartition('/')[2].rpartition(':')[2]}"
 
 
 def part_name(config: object, package: str) -> str:
-    """The word that names a part: its module's name, short inside `package`; a path for a user's file."""
+    """The value of algo=, sampler= or runner= that names this config's module; short inside `package`."""
     module = type(config).__module__
     if module.startswith(f"{package}."):
         return module.removeprefix(f"{package}.")
@@ -102,7 +100,7 @@ def part_name(config: object, package: str) -> str:
 
 
 def flatten(**fields: Any) -> dict[str, Any]:
-    """Configs and values as the keys of the command line, JSON-able: what `logger_context` keeps of a script's run.
+    """Configs and values as JSON-able keys of the command line, for example for `logger_context(config=...)`.
 
     flatten(algo=ppo.Config(clip=0.2), env="CartPole-v1") gives {"algo": "ppo", "algo.clip": 0.2, ..., "env": ...}.
     """
@@ -119,21 +117,21 @@ def flatten(**fields: Any) -> dict[str, Any]:
 
 
 def to_flat(experiment: Experiment) -> dict[str, Any]:
-    """Every key of an experiment with its value: what params.json holds, and what `from_flat` reads."""
+    """Every key of an experiment with its value, as in params.json; `from_flat` reads it back."""
     return flatten(**{field: getattr(experiment, field) for field in chz.chz_fields(experiment)})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no word for it; as a word of the command line it means the same
+        return str(value)  # not in JSON; the command line reads the text as the same number
     return list(value) if isinstance(value, tuple) else value
 
 
 def from_flat(*layers: Mapping[str, Any]) -> Experiment:
-    """The experiment that some layers of key: value describe, later ones first in rank.
+    """The experiment that layers of key: value describe; later layers override earlier ones.
 
-    A layer that names another algo, sampler or runner than a layer below it hides that layer's fields of the part, but
-    for the sizes of the sampler's batch.
+    A layer that names another algo, sampler or runner than the layers before it drops their fields of that part, except
+    the sizes of the sampler's batch.
 
     Raises:
         ConfigError: an unknown key or name (with the nearest), a wrong type or value.
@@ -161,16 +159,12 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
         raise ConfigError(str(error)) from None
 
 
-# What a command line may have beside the config's keys.
-_BESIDE = ("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries", "stall_s", "seeds")
-
-
 def _readable(message: str) -> str:
-    """The line that matters of chz's explanation."""
+    """The relevant line of an error message of chz."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown:
         near = re.search(r"Did you mean '([^']+)'", message)
-        hint = f"; did you mean {near[1]}?" if near else nearest(unknown[1], _BESIDE)
+        hint = f"; did you mean {near[1]}?" if near else nearest(unknown[1], _COMMAND_KEYS)
         return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
     bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
@@ -182,8 +176,8 @@ def _readable(message: str) -> str:
 def _parse(key: str, value: Any) -> Any:
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
-    except (yaml.YAMLError, RecursionError, ValueError):  # of a date that is none
-        raise ConfigError(f"{key}={value:.60} is no YAML; write text that looks like it in quotes: '\"...\"'") from None
+    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: an impossible date
+        raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:
@@ -200,17 +194,19 @@ def _text(value: Any) -> str:
 
 
 def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
-    """The experiment as it is trained in so many ranks: by SyncRl, if they are several.
+    """The experiment as it is trained in `world_size` ranks: with runner=sync_rl if there are several.
 
     Raises:
-        ConfigError: it wants another number of ranks, or a runner that trains in one process.
+        ConfigError: it asks for another number of ranks, or its runner cannot train in ranks.
     """
     if experiment.world_size not in (1, world_size):
         raise ConfigError(f"world_size={experiment.world_size}, but {pluralize(world_size, 'rank')} were started")
-    runner = experiment.runner
-    if world_size > 1 and isinstance(runner, minibatch_rl.Config | minibatch_rl_eval.Config):
-        runner = sync_rl.Config(**{name: getattr(runner, name) for name in chz.chz_fields(RunnerConfig)})
-    if world_size > 1 and not isinstance(runner, sync_rl.Config):
+    if world_size == 1:
+        return experiment
+    runner, config = experiment.runner.for_ranks(), experiment.eval
+    if not runner.trains_in_ranks:
         name = part_name(runner, PARTS["runner"])
         raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")
-    return chz.replace(experiment, world_size=world_size, runner=runner)
+    if not experiment.runner.evaluates(config.n_episodes):
+        config = chz.replace(config, n_episodes=0)
+    return chz.replace(experiment, world_size=world_size, runner=runner, eval=config)

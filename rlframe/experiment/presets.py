@@ -1,7 +1,9 @@
-"""Presets: the files of experiments/, found by name, and what they say; read without loading torch."""
+"""Presets, the YAML files of experiments/, and what a command line says before torch is loaded."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from rlframe.core.files import read_json
 
 
 def presets_dir() -> Path:
-    """The folder of presets: experiments/ beside the package in a clone, inside the package in a wheel."""
+    """The folder experiments/: beside the package in a clone, inside the package in a wheel."""
     in_clone = Path(__file__).parents[2] / "experiments"
     return in_clone if in_clone.is_dir() else Path(__file__).parents[1] / "experiments"
 
@@ -28,7 +30,7 @@ def load_preset(name: str) -> dict[str, Any]:
     """The `config` of a preset, by name or by the path of a YAML file or of a run's params.json.
 
     Raises:
-        ConfigError: there is none (with the nearest names), it is no YAML or JSON, or it has no `config`.
+        ConfigError: it does not exist (with the nearest names), is not valid YAML or JSON, or has no `config`.
     """
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file():
@@ -44,9 +46,27 @@ def _read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def presets_for(env: str) -> list[str]:
     """The presets made for an environment."""
     return [name for name in preset_names() if load_preset(name).get("env") == env]
+
+
+def competing_work(keys: Mapping[str, Any]) -> str:
+    """What competes with torch's threads for the cores, for `system.machine.limit_threads`, from a run's settings.
+
+    Known before torch is loaded, so from keys and preset alone. "processes" or "threads" step the environments. With
+    one environment, this process steps it or waits for it, and "nothing" competes; but an "update" may be prefetched
+    meanwhile if observations are images.
+    """
+    config: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError, OSError, ValueError):  # reported later, when the config is read
+        source = f"{keys['resume']}/params.json" if "resume" in keys else str(keys.get("experiment", ""))
+        config = load_preset(source) if source else {}
+    config |= keys
+    images = "ALE/" in str(config.get("env"))
+    if str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async"):
+        return "update" if images else "nothing"
+    return "threads" if images or "envpool" in str(config.get("env_backend")) else "processes"

@@ -1,7 +1,7 @@
-"""What a config from a file may name without being trusted: parts of rlframe, registered environments, plain values.
+"""Trust: what a config read from a file may contain without trust=true.
 
-A run directory is data, perhaps a stranger's. But a config names code: parts by their modules, and whatever else is
-written module:attribute. What the command line says is the user's own; what a file says is looked at here.
+A config names code: modules, and module:attribute. The command line is the user's own, but a run directory may come
+from another person, so its config may name only parts of rlframe, registered environments and plain values.
 """
 
 from __future__ import annotations
@@ -18,60 +18,62 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import read_json
 from rlframe.experiment.config import PARTS
 
-_MOST_UNITS = 1 << 28  # weights of a network, as far as its widths tell: 1 GB
-_LAYERS, _MOST_LAYERS = ("model.hidden", "model.image_hidden"), 100
-_MOST = {  # of fields that so much memory, or so many processes, are made for
+_MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
+_LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
+_MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
     **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups", "world_size", "threads"), 1 << 10),
     "sampler.batch_T": 1 << 24,
 }
-_MOST_TEXT = 10_000  # of an environment's arguments
-_OURS = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
-_PROBE = re.compile(r"rlframe\.envs\.debug_envs:[a-z]\w*")  # the only environments that are callables of ours
+_MAX_TEXT = 10_000  # characters of an environment's arguments
+_OWN_MODULE = re.compile(r"rlframe(\.[A-Za-z_]\w*)+")
+_OWN_ENV = re.compile(r"rlframe\.envs\.debug_envs:[a-z]\w*")  # the only callables of rlframe that are environments
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
-_VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: nothing that could name a module
+_VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: cannot name a module
 _DIGITS = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
 _ARGUMENT = re.compile(r"(?![.~])[^:/\\~]*")  # of an environment: no path, no module:attribute
-_TEXT = ("name", "log_dir", "init", "device", "affinity")  # fields that are nothing but text
-_GROUPS = ("model", "eval")  # whose fields have values; they have none
+_TEXT = ("name", "log_dir", "init", "device", "affinity")  # fields of free text
+_GROUPS = ("model", "eval")  # they have fields, but no value
 _ENV_KWARGS = ("env_kwargs", "eval.env_kwargs")
 
 
 def read_config(path: Path, trust: bool) -> dict[str, Any]:
-    """The `config` of a params.json, as `from_flat` reads it.
+    """The `config` of a params.json, for `from_flat`.
 
     Raises:
-        ConfigError: it is not there, damaged or too large, or without `trust` names what is not built in.
+        ConfigError: it does not exist, is damaged or too large, or needs trust (see `check_trusted`).
     """
     config = read_json(path).get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{printable(str(path))} has no config")
-    refuse_foreign(config, str(path), trust)
+    check_trusted(config, str(path), trust)
     return config
 
 
-def refuse_foreign(config: Mapping[str, Any], source: str, trust: bool) -> None:
-    """Raises:
-    ConfigError: without `trust`, and the config names what is not built in; lists it.
+def check_trusted(config: Mapping[str, Any], source: str, trust: bool) -> None:
+    """Check a config that was read from the file `source`.
+
+    Raises:
+        ConfigError: it has foreign entries, which the message lists, and `trust` is false.
     """
     found = [] if trust else foreign(config)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise ConfigError(
             printable(
-                f"{source} names what is no part of rlframe, and would be run: {', '.join(found[:5])}{more}; if you "
-                f"know whose it is and what it does, say trust=true"
+                f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}; "
+                f"if you trust its author, add trust=true"
             )
         )
 
 
 def foreign(config: Mapping[str, Any]) -> list[str]:
-    """The entries of a config, key=value, that would import or call something not built in, or reach into files."""
+    """The entries of a config, key=value, that would run foreign code, read files or take too much memory."""
     found = [f"{key}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
-    units = _units(config)
-    return [*found, f"model.*: at least {units:,} weights"] if units > _MOST_UNITS else found
+    n_weights = _count_weights(config)
+    return [*found, f"model.*: at least {n_weights:,} weights"] if n_weights > _MAX_WEIGHTS else found
 
 
 def _shown(value: Any) -> str:
@@ -81,22 +83,24 @@ def _shown(value: Any) -> str:
 
 def _is_plain(key: str, value: Any) -> bool:
     if key in PARTS:
-        return isinstance(value, str) and bool(_NAME.fullmatch(value) or _OURS.fullmatch(value))
+        return isinstance(value, str) and bool(_NAME.fullmatch(value) or _OWN_MODULE.fullmatch(value))
     if key == "env":
-        return isinstance(value, str) and bool(_REGISTERED.fullmatch(value) or _PROBE.fullmatch(value))
+        return isinstance(value, str) and bool(_REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
     if key == "model.encoder":
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
+    if key == "callbacks":
+        return value == ""
     if key in _TEXT:
         return isinstance(value, str)
     if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):
-        if len(str(value)) > _MOST_TEXT or "&" in str(value):  # aliases of YAML may stand for more than any memory
+        if len(str(value)) > _MAX_TEXT or "&" in str(value):  # aliases of YAML may expand without limit
             return False
         return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
-    if key in _LAYERS and len(_widths(value)) > _MOST_LAYERS:
+    if key in _LAYERS and len(_widths(value)) > _MAX_LAYERS:
         return False
-    if key in _MOST and _number(value) > _MOST[key]:
+    if key in _MAX and _number(value) > _MAX[key]:
         return False
     if isinstance(value, Mapping) or key in _GROUPS or key.endswith(".replay"):
         return False
@@ -104,7 +108,7 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    """Of a count, as it will be read; 0 of what is none."""
+    """The number that a count will be read as; 0 if it is none."""
     try:
         return float(str(value)[:100].replace("_", ""))
     except ValueError:
@@ -112,7 +116,7 @@ def _number(value: Any) -> float:
 
 
 def _parsed(value: Any) -> Any:
-    """As `from_flat` will read an argument of an environment; what cannot be read is refused, as text with a colon."""
+    """An argument of an environment as `from_flat` reads it; what it cannot read becomes text that is not allowed."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except (yaml.YAMLError, RecursionError, ValueError):
@@ -120,7 +124,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All that is text in a value, keys included."""
+    """All text in a value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -132,8 +136,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _units(config: Mapping[str, Any]) -> int:
-    """A lower bound on the weights of the network that a config describes."""
+def _count_weights(config: Mapping[str, Any]) -> int:
+    """A lower bound on the number of weights of the network that a config describes."""
     memory = _widths(config.get("model.memory_size", 0)) if config.get("model.memory", "none") != "none" else [0]
     layers = [_widths(config.get(key, ())) for key in _LAYERS]
     products = [a * b for widths in layers for a, b in pairwise(widths)]

@@ -1,9 +1,9 @@
-"""AsyncRl: a sampler in a process of its own collects ahead while this one learns; scored as by MinibatchRlEval."""
+"""AsyncRl: a sampler in its own process collects batches ahead while this process learns; `runner=async_rl`."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import chz
 
@@ -12,6 +12,7 @@ from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
+from rlframe.runners.callbacks import Callback
 from rlframe.samplers import BackgroundSampler, Evaluator
 from rlframe.system.process import START_METHODS
 from rlframe.system.supervision import Supervision
@@ -19,15 +20,17 @@ from rlframe.system.supervision import Supervision
 
 @chz.chz
 class Config(RunnerConfig):
-    """How long to train, how far sampling may run ahead, and what happens when its process dies."""
+    """How long to train, how far sampling may run ahead; eval.n_episodes=0: no evaluation."""
 
-    n_slots: int = count(2, "batches that sampling may be ahead, the one that is learned from included")
+    samples_in_background = True
+
+    n_slots: int = count(2, "batches that sampling may be ahead, including the one being learned from")
     sampler_waits: bool = option(
-        False, "replay_ratio holds exactly, and sampling waits; else it is the most, and fast sampling goes beyond it"
+        False, "true: sampling waits for updates, and replay_ratio is exact; false: replay_ratio is an upper bound"
     )
-    learner_cores: int = count(0, "of the run's cores, for learning; 0: one if it learns on a GPU, else half of them")
-    timeout_s: float = option(120.0, "seconds without a sign of life of the sampler's process, before it is killed")
-    max_restarts: int = count(10, "sampler processes replaced within an hour, beyond which the run ends")
+    learner_cores: int = count(0, "cores of the run for learning; 0: one if it learns on a GPU, else half of them")
+    timeout_s: float = option(120.0, "seconds without progress before the sampler's process is killed and replaced")
+    max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends")
     start_method: str = choice("forkserver", START_METHODS, "how the process starts")
 
     @chz.validate
@@ -43,25 +46,30 @@ class Config(RunnerConfig):
             )
 
     def supervision(self) -> Supervision:
-        """What happens to the sampler's process if it dies or hangs."""
+        """Deadline and restarts of the sampler's process."""
         return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")
 
     def make_runner(
-        self, sampler: BackgroundSampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
+        self,
+        sampler: BackgroundSampler,
+        agent: Agent,
+        algo: Algorithm,
+        evaluator: Evaluator | None,
+        callbacks: Sequence[Callback],
     ) -> AsyncRl:
-        how = make_evaluator(), self.sampler_waits, self.limits()
-        return AsyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, *how)
+        steps = self.n_steps, self.log_interval_steps
+        return AsyncRl(sampler, agent, algo, *steps, evaluator, self.sampler_waits, self.limits(), callbacks)
 
 
 class AsyncRl(Runner):
-    """One update at a time; batches are received when none is due, and between updates as they come.
+    """Makes one update at a time; receives batches when no update is due, and between updates as they arrive.
 
-    So an algorithm that learns from the batch itself learns each once and in order, and one with replay makes as many
-    updates as it owes, if it has the time. With `sampler_waits` nothing is received while an update is due: the ring
-    fills, and sampling is held back until all is paid. What is in the ring at the end is not learned from.
+    An algorithm that learns from the batch itself learns from each batch once, in order. One with replay makes as many
+    updates as its replay ratio asks for, if there is time. With `sampler_waits` no batch is received while an update is
+    due: the ring of batches fills, and sampling waits. Batches in the ring at the end are not learned from.
+    While an evaluation runs, the sampler fills its slots and then waits.
     """
 
-    score_name = "eval/return_mean"
     sampler: BackgroundSampler
 
     def __init__(
@@ -70,79 +78,76 @@ class AsyncRl(Runner):
         agent: Agent,
         algo: Algorithm,
         n_steps: int,
-        log_interval_steps: int,
-        evaluator: Evaluator,
+        log_interval_steps: int = 10_000,
+        evaluator: Evaluator | None = None,
         sampler_waits: bool = False,
         limits: Limits = NO_LIMITS,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         if not isinstance(sampler, BackgroundSampler):
             raise TypeError(
-                f"AsyncRl needs a BackgroundSampler, whose process is its own, got {type(sampler).__name__}"
+                f"AsyncRl needs a BackgroundSampler, which has its own process, got {type(sampler).__name__}"
             )
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
-        self.evaluator, self.sampler_waits = evaluator, sampler_waits
-        self.staleness = 0  # the most in this interval
-        self._posted: deque[tuple[int, int]] = deque()  # versions of the parameters, and the updates they had
-        self._news = True  # for the sampler: a batch was received since the last posting
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks)
+        self.sampler_waits = sampler_waits
+        self.staleness = 0  # the largest of this interval
+        self._posted: deque[tuple[int, int]] = deque()  # version of posted parameters, updates made by then
+        self._received = True  # a batch was received since parameters were last posted
 
     def iterate(self) -> None:
-        """A batch, if no update is due; one update; the batches that have come meanwhile."""
+        """Receive a batch if no update is due; make one update; receive the batches that have arrived meanwhile."""
         self.sampler.check_process()
         if not self.algo.updates_due():
             self._receive()
-        self._pay()
+        self._learn_and_post()
         while not self.sampler_waits and self.algo.updates_due() and self.sampler.ready and not self._at_end:
             self._receive()
-        while self._at_end and self.algo.updates_due() and not self.stop:  # what is owed in the end is paid
-            self._pay()
-        self.half_done = self._at_end and bool(self.algo.updates_due())
-        self.follow()
+        while self._at_end and self.algo.updates_due() and not self._stops:  # the last batches are learned from too
+            self._learn_and_post()
+        self.updates_left = self._at_end and bool(self.algo.updates_due())
+        self.record_episodes()
 
     @property
     def _at_end(self) -> bool:
-        return self.env_steps >= self.n_steps
+        return self.now >= self.n_steps
+
+    @property
+    def _stops(self) -> bool:
+        return bool(self.stop) or bool(self.callbacks.stop_reason)
 
     def _receive(self) -> None:
-        with self.clock("sampling"):
+        with self.log.timers("sampling"):
             samples = self.sampler.collect()
         staleness = self.algo.progress.updates - self._updates_of(self.sampler.version)
         self.staleness = max(self.staleness, staleness)
-        self.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
-        with self.clock("learning"):
+        self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
+        with self.log.timers("learning"):
             self.algo.receive(samples)
-        self._news = True
+        self._received = True
+        self.callbacks.call("on_batch", samples)
 
     def _updates_of(self, version: int) -> int:
-        """The updates that had been made when these parameters were posted. Older versions do not come again."""
+        """The updates that had been made when this version was posted; forgets older versions, which are over."""
         if not self._posted:
             self._posted.append((0, self.algo.progress.updates))
         while len(self._posted) > 1 and self._posted[1][0] <= version:
             self._posted.popleft()
         return self._posted[0][1]
 
-    def _pay(self) -> None:
-        """An update, if one is due; the parameters handed on after the first since a batch came, and before waiting.
+    def _learn_and_post(self) -> None:
+        """Make an update if one is due; post parameters after the first update since a batch, and before waiting.
 
-        Once for each of many updates would gain little: the sampler looks at the beginning of a batch.
+        Posting after every update gains little: the sampler reads parameters at the start of a batch.
         """
         if self.algo.updates_due():
-            with self.clock("learning"):
+            with self.log.timers("learning"):
                 self.update()
-        if self._news or not self.algo.updates_due():
-            self._news = False
+        if self._received or not self.algo.updates_due():
+            self._received = False
             self.sampler.refresh(self.agent)
             self._posted.append((self.sampler.posted_version, self.algo.progress.updates))
 
     def counters(self) -> dict[str, float]:
-        """How stale the stalest batch of the interval was."""
+        """The largest staleness of a batch in the interval."""
         staleness, self.staleness = self.staleness, 0
         return {"async/staleness_max": staleness}
-
-    def evaluate(self) -> dict[str, float]:
-        """Mean return, its spread and the episodes' length; the sampler fills its slots meanwhile, then waits."""
-        return self.evaluator.score(self.env_steps, self.stop.__bool__)
-
-    def close(self) -> None:
-        """Close the sampler and the evaluator."""
-        self.sampler.close()
-        self.evaluator.close()

@@ -1,33 +1,49 @@
-"""MinibatchRlEval: sample, learn, repeat, and score the agent on environments of its own at every report."""
+"""MinibatchRlEval: MinibatchRl with an evaluator; `runner=minibatch_rl_eval`, the default."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.core.errors import ConfigError
+from rlframe.runners import sync_rl
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
+from rlframe.runners.callbacks import Callback
 from rlframe.samplers import Evaluator, Sampler
 
 
 @chz.chz
 class Config(RunnerConfig):
-    """How long to train and how often to evaluate and report."""
+    """How long to train and how often to evaluate and log."""
+
+    def evaluates(self, n_episodes: int) -> bool:
+        if n_episodes < 1:
+            raise ConfigError(
+                f"eval.n_episodes={n_episodes} must be at least 1 with runner=minibatch_rl_eval; "
+                f"for no evaluation use runner=minibatch_rl"
+            )
+        return True
+
+    def for_ranks(self) -> RunnerConfig:
+        return sync_rl.with_options_of(self)
 
     def make_runner(
-        self, sampler: Sampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
+        self,
+        sampler: Sampler,
+        agent: Agent,
+        algo: Algorithm,
+        evaluator: Evaluator,
+        callbacks: Sequence[Callback],
     ) -> MinibatchRlEval:
-        return MinibatchRlEval(
-            sampler, agent, algo, self.n_steps, self.log_interval_steps, make_evaluator(), self.limits()
-        )
+        steps = self.n_steps, self.log_interval_steps
+        return MinibatchRlEval(sampler, agent, algo, *steps, evaluator, self.limits(), callbacks)
 
 
 class MinibatchRlEval(Runner):
-    """Evaluates before training and at every report; evaluation time counts in no throughput."""
-
-    score_name = "eval/return_mean"
+    """Evaluates before training and at every row of the log; throughput excludes the time of evaluations."""
 
     def __init__(
         self,
@@ -38,15 +54,6 @@ class MinibatchRlEval(Runner):
         log_interval_steps: int,
         evaluator: Evaluator,
         limits: Limits = NO_LIMITS,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
-        self.evaluator = evaluator
-
-    def evaluate(self) -> dict[str, float]:
-        """Mean return, its spread and the episodes' length."""
-        return self.evaluator.score(self.env_steps, self.stop.__bool__)
-
-    def close(self) -> None:
-        """Close the sampler and the evaluator."""
-        self.sampler.close()
-        self.evaluator.close()
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks)

@@ -1,4 +1,4 @@
-"""What is kept and said of an update that was refused, because its loss or a gradient was NaN or Inf."""
+"""Saves an update that was skipped because its loss or a gradient was NaN or Inf, so that a user can look into it."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from rlframe.core.struct import Struct, Tree
 from rlframe.record import current_run
 
 
-def keep_refused(agent: Agent, algo: Algorithm, refusal: SkippedUpdate, metrics: UpdateMetrics) -> str:
-    """Keep the batch, the agent and the generators beside the run's log; what was found, in words."""
-    batch = _plain(refusal.batch)
-    wrong = _not_finite(batch, "")
-    gradients = _names(agent, refusal.parameters)
+def save_skipped_update(agent: Agent, algo: Algorithm, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:
+    """Save its batch, the agent and the generators in the run directory; returns what was found as a sentence."""
+    batch = _plain(skipped.batch)
+    nonfinite = _not_finite(batch, "")
+    gradients = _names(agent, skipped.parameters)
     facts = {
-        "updates": refusal.updates,
+        "updates": skipped.updates,
         "env_steps": algo.progress.env_steps,
-        **refusal.facts,
-        "not_finite_in_batch": wrong,
+        **skipped.facts,
+        "not_finite_in_batch": nonfinite,
         "not_finite_gradients": gradients,
         "metrics": {name: float(value) for name, value in metrics.items()},
     }
     state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}
     ranks = algo.progress.ranks
-    name = f"nonfinite_{refusal.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
-    kept = current_run().dump(name, state, facts)
-    in_batch = ", ".join(f"{place} ({n} of its values)" for place, n in wrong.items()) or "no value of the batch"
+    name = f"nonfinite_{skipped.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
+    path = current_run().dump(name, state, facts)
+    in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "no value of the batch"
     return (
-        f"update {refusal.updates:,} at env_steps {algo.progress.env_steps:,} was not made: loss "
-        f"{refusal.facts['loss']:g}, gradient norm {refusal.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
-        + (f"; what it would have learned from is in {kept}" if kept else "")
+        f"update {skipped.updates:,} at env_steps {algo.progress.env_steps:,} was not applied: loss "
+        f"{skipped.facts['loss']:g}, gradient norm {skipped.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
+        + (f"; its batch is in {path}" if path else "")
     )
 
 
 def _plain(tree: Tree) -> Any:
-    """A tree of arrays without Structs."""
+    """A tree with Structs as dicts and tuples as lists."""
     if isinstance(tree, Struct):
         return {field.name: _plain(getattr(tree, field.name)) for field in fields(tree)}
     if isinstance(tree, Mapping):
@@ -54,7 +54,7 @@ def _plain(tree: Tree) -> Any:
 
 
 def _not_finite(tree: Any, path: str) -> dict[str, int]:
-    """How many values are not finite, by the place of their array."""
+    """The number of values that are not finite, by the path of their array; arrays without any are left out."""
     if isinstance(tree, dict | list):
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         return {
@@ -70,7 +70,7 @@ def _names(agent: Agent, parameters: list[Tensor]) -> list[str]:
 
 
 def _generators(algo: Algorithm) -> dict[str, Any]:
-    """The states of the algorithm's own generators, by their attributes' names: as they are after the update."""
+    """The states of the algorithm's own generators after the update, by attribute name."""
     found: dict[str, Any] = {}
     for name, value in vars(algo).items():
         if isinstance(value, torch.Generator):

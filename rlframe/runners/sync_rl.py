@@ -1,9 +1,9 @@
-"""SyncRl: MinibatchRlEval in several ranks at once, whose gradients are averaged and whose parameters stay equal."""
+"""SyncRl: MinibatchRl in several ranks; gradients are averaged, parameters stay equal; `runner=sync_rl`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import chz
 import torch
@@ -15,66 +15,63 @@ from rlframe.core.config import option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.normalize import RunningNorm
-from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
+from rlframe.runners.base import Runner, RunnerConfig
+from rlframe.runners.callbacks import Callback
 from rlframe.samplers import Evaluator, Sampler
 
 
 @chz.chz
 class Config(RunnerConfig):
-    """How long to train and how often to evaluate and report. `world_size` says in how many ranks."""
+    """How long to train and how often to log; eval.n_episodes=0: no evaluation."""
 
-    timeout_s: float = option(600.0, "seconds that a rank waits for the others, before the run ends")
+    trains_in_ranks = True
+
+    timeout_s: float = option(600.0, "seconds that a rank waits for the others before the run ends")
 
     @chz.validate
     def _check(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"runner.timeout_s={self.timeout_s} must be above 0")
 
+    def ranks_timeout_s(self) -> float:
+        return self.timeout_s
+
     def make_runner(
-        self, sampler: Sampler, agent: Agent, algo: Algorithm, make_evaluator: Callable[[], Evaluator]
-    ) -> SyncRl:
-        return SyncRl(sampler, agent, algo, self.n_steps, self.log_interval_steps, make_evaluator(), self.limits())
-
-
-class SyncRl(Runner):
-    """Every rank has a sampler of its own and a copy of all that is learned; built and trained within `join`ed ranks.
-
-    Batch sizes are those of each rank, env_steps and schedules count over all. Evaluates before training and at every
-    report, each rank its part, and checks there that what is learned is the same on all ranks.
-    """
-
-    score_name = "eval/return_mean"
-
-    def __init__(
         self,
         sampler: Sampler,
         agent: Agent,
         algo: Algorithm,
-        n_steps: int,
-        log_interval_steps: int,
-        evaluator: Evaluator,
-        limits: Limits = NO_LIMITS,
-    ) -> None:
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, limits)
-        self.evaluator = evaluator
+        evaluator: Evaluator | None,
+        callbacks: Sequence[Callback],
+    ) -> SyncRl:
+        steps = self.n_steps, self.log_interval_steps
+        return SyncRl(sampler, agent, algo, *steps, evaluator, self.limits(), callbacks)
+
+
+def with_options_of(config: RunnerConfig) -> Config:
+    """The config of SyncRl with the options that all runners have."""
+    return Config(**{name: getattr(config, name) for name in chz.chz_fields(RunnerConfig)})
+
+
+class SyncRl(Runner):
+    """Every rank has its own sampler and a copy of everything learned; construct and train it inside `join`.
+
+    Batch sizes are per rank; env_steps and schedules count over all ranks. With an evaluator, each rank plays a part of
+    the episodes. At every row of the log the ranks check that they have learned the same.
+    """
 
     def evaluate(self) -> dict[str, float]:
-        """Mean return, its spread and the episodes' length, of all ranks' episodes.
+        """See `Runner.evaluate`; over the episodes of all ranks.
 
         Raises:
-            RanksDiffer: the ranks do not have the same agent to evaluate.
+            RanksDiffer: the parameters of the ranks are not equal.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
-        return self.evaluator.score(self.env_steps, self.stop.__bool__)
-
-    def close(self) -> None:
-        """Close the sampler and the evaluator."""
-        self.sampler.close()
-        self.evaluator.close()
+        return super().evaluate()
 
 
 def learned(agent: Agent, algo: Algorithm) -> dict[str, Tensor]:
-    """All that must be equal on every rank, by name: what gradients move, and running statistics."""
+    """Everything that must be equal on all ranks, by name: learned parameters and running statistics."""
     found: dict[str, Tensor] = {f"agent.{name}": parameter for name, parameter in agent.named_parameters()}
     known = {id(parameter) for parameter in found.values()}
     of_algo = [parameter for parameter in algo.progress.learned if id(parameter) not in known]
@@ -89,7 +86,7 @@ def check_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Compare tensors over ranks, bit by bit, by their hashes.
 
     Raises:
-        RanksDiffer: some are not equal; names the first, and the ranks.
+        RanksDiffer: some are not equal; the message names the first one and the ranks.
     """
     hashes = ranks.gather({name: _hash(tensor) for name, tensor in tensors.items()})
     for name in tensors:
@@ -97,13 +94,9 @@ def check_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
         if others:
             n = sum(any(found.get(each) != hashes[0][each] for found in hashes) for each in tensors)
             raise RanksDiffer(
-                f"{name} is another on rank {_names(others)} than on rank 0 ({n} of {len(tensors)} differ); "
-                f"all ranks must start from one seed or snapshot, and change what they learn by Updaters only"
+                f"{name} on rank {', '.join(map(str, others))} differs from rank 0 ({n} of {len(tensors)} differ); "
+                f"all ranks must start from one seed or snapshot, and change parameters by Updaters only"
             )
-
-
-def _names(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _hash(tensor: Tensor) -> bytes:

@@ -34,6 +34,8 @@ _MIN_SPEEDUP = 1.25  # over the serial sampler, which is simpler to debug
 class Config(WorkersConfig):
     """serial, cpu or gpu, whichever is predicted to be fastest on this machine; all give the same samples."""
 
+    undecided = True
+
 
 @dataclass(frozen=True)
 class Costs:

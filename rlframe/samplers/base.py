@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import chz
 import numpy as np
@@ -81,7 +81,11 @@ class Sampler(ABC):
 
 @chz.chz
 class SamplerConfig:
-    """The settings of every sampler."""
+    """Base of every sampler's Config: the sizes of a batch."""
+
+    undecided = False  # the hardware decides which sampler it is (sampler=auto)
+    acts_in_workers = False  # worker processes act, with copies of the agent; else the sampler's process acts
+    acts_on_device = False  # in a process of its own, the sampler acts on the learner's device; else on the CPU
 
     batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")
@@ -94,6 +98,18 @@ class SamplerConfig:
                 f"sampler.batch_T={self.batch_T} and sampler.batch_B={self.batch_B} must be at least 1, "
                 f"sampler.decorrelation_steps={self.decorrelation_steps} at least 0"
             )
+
+    def worker_count(self) -> int:
+        """Worker processes: their number, 0 without any, or AUTO."""
+        return 0
+
+    def with_workers(self, n_workers: int) -> Self:
+        """This config with so many workers, if it has workers."""
+        return self
+
+    def supervision(self) -> Supervision:
+        """What happens to workers that die or hang."""
+        return Supervision()
 
 
 class LocalInferenceSampler(Sampler, ABC):
@@ -149,6 +165,12 @@ class WorkersConfig(SamplerConfig):
                 f"sampler.n_workers={self.n_workers} must be from 1 to sampler.batch_B={self.batch_B}, or auto"
             )
         self.supervision()
+
+    def worker_count(self) -> int:
+        return self.n_workers
+
+    def with_workers(self, n_workers: int) -> Self:
+        return chz.replace(self, n_workers=n_workers)
 
     def supervision(self) -> Supervision:
         """When workers are killed or replaced."""

@@ -28,6 +28,8 @@ from rlframe.system.shared import make_shared_parameters, post_parameters, share
 class Config(WorkersConfig):
     """For environments that are slow compared to the policy: workers do not wait for each other within a batch."""
 
+    acts_in_workers = True
+
     def preload(self) -> tuple[str, ...]:
         return ("rlframe.rollout.cpu_worker",)
 

@@ -35,7 +35,7 @@ class EvalConfig:
     """How agents are scored."""
 
     n_envs: int = count(8, "environments, which step together")
-    n_episodes: int = count(20, "episodes per evaluation, split evenly over the environments beforehand")
+    n_episodes: int = count(20, "episodes per evaluation, split evenly over n_envs; 0: none (runner=sync_rl, async_rl)")
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
     n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise as in training, instead of greedily")

@@ -18,6 +18,8 @@ from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_wo
 class Config(WorkersConfig):
     """For policies that gain from a GPU or from one large batch. The device may also be the CPU."""
 
+    acts_on_device = True
+
     n_groups: int = count(1, "groups of workers; with 2, one group steps while the agent acts for the other")
 
     @chz.validate

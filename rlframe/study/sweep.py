@@ -12,7 +12,7 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment, to_flat
-from rlframe.experiment.trust import foreign, refuse_foreign
+from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated
 from rlframe.study import plan
 from rlframe.study.plan import SWEEP, Run
@@ -107,7 +107,7 @@ def _with_recorded(directory: Path, arguments: Mapping[str, str], trust: bool) -
     for name, text in recorded.items():
         key = name.removeprefix(SWEEP)
         for value in plan.split_values(text) if key != name else [text]:
-            refuse_foreign({key: value}, str(directory / FILE), trust)
+            check_trusted({key: value}, str(directory / FILE), trust)
     return recorded | dict(arguments)
 
 

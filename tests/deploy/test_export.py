@@ -1,4 +1,4 @@
-"""Tests of exported policies and of load_policy: they act as the agent does, on what environments give."""
+"""Exported policies and load_policy act like the agent on observations of environments."""
 
 import sys
 from importlib.util import find_spec
@@ -81,7 +81,7 @@ def test_an_onnx_file_acts_as_the_agent(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SLOW)
-def test_policies_of_pictures_are_exported_in_both_forms_and_loaded(runs: Any, name: str, tmp_path: Path) -> None:
+def test_policies_for_images_are_exported_in_both_formats_and_loaded(runs: Any, name: str, tmp_path: Path) -> None:
     if "atari" in name:
         pytest.importorskip("ale_py")
     forms = ["torch", *(["onnx"] if find_spec("onnxscript") and find_spec("onnxruntime") else [])]
@@ -101,7 +101,7 @@ def test_without_the_extra_one_line_says_what_to_install(
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "lstm", "dqn"])
-def test_a_loaded_policy_plays_its_environment_and_acts_alike_on_one_and_on_a_batch(runs: Any, name: str) -> None:
+def test_a_loaded_policy_acts_on_one_observation_as_on_a_batch(runs: Any, name: str) -> None:
     policy = rlframe.load_policy(runs(name))
     env = gymnasium.make("Pendulum-v1" if name == "sac" else "CartPole-v1")
     observation, _ = env.reset(seed=0)
@@ -115,7 +115,7 @@ def test_a_loaded_policy_plays_its_environment_and_acts_alike_on_one_and_on_a_ba
         observation, *_ = env.step(action)
 
 
-def test_memory_goes_from_call_to_call_until_reset(runs: Any) -> None:
+def test_memory_is_kept_between_calls_until_reset(runs: Any) -> None:
     policy = rlframe.load_policy(runs("lstm"))
     observation = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     policy.act(observation)
@@ -130,7 +130,7 @@ def test_memory_goes_from_call_to_call_until_reset(runs: Any) -> None:
     assert not torch.equal(flat[0], flat[1])
 
 
-def test_exploring_draws_and_greedy_does_not(runs: Any) -> None:
+def test_exploring_is_random_and_greedy_is_not(runs: Any) -> None:
     policy = rlframe.load_policy(runs("sac"))
     observation = np.zeros(3, np.float32)
     assert policy.act(observation) == policy.act(observation)

@@ -39,50 +39,50 @@ def run_of(log_dir: Path, *words: str) -> Path:
 
 
 def metrics(run: Path) -> list[dict[str, str]]:
-    """progress.csv without what differs between samplers by its nature."""
+    """progress.csv without metrics that differ between samplers."""
     _, rows = read_csv(run / "progress.csv")
     return [
         {k: v for k, v in row.items() if not k.startswith(("time/", "sampler/", "memory/", "eval/re"))} for row in rows
     ]
 
 
-def test_the_default_sampler_is_settled_by_timing_and_says_why() -> None:
+def test_the_default_sampler_is_chosen_by_timing_with_its_reason() -> None:
     asked = experiment()
     assert isinstance(asked.sampler, auto.Config)
-    settled = hardware.settle(asked)
-    assert isinstance(settled.experiment.sampler, serial.Config | cpu.Config | gpu.Config)
-    assert settled.experiment.sampler.batch_T == 16
-    assert settled.experiment.eval.n_workers >= 0
-    assert "an environment's step takes" in settled.notes[0]
+    resolved = hardware.resolve(asked)
+    assert isinstance(resolved.experiment.sampler, serial.Config | cpu.Config | gpu.Config)
+    assert resolved.experiment.sampler.batch_T == 16
+    assert resolved.experiment.eval.n_workers >= 0
+    assert "an environment's step takes" in resolved.notes[0]
 
 
 def test_workers_follow_from_the_affinity_and_never_exceed_the_environments() -> None:
-    settled = hardware.settle(experiment("sampler=cpu", "sampler.batch_B=1"))
-    assert settled.experiment.sampler.n_workers == len(settled.affinity.workers) == 1
-    settled = hardware.settle(experiment("sampler=gpu", "sampler.n_workers=3", "affinity=none"))
-    assert settled.experiment.sampler.n_workers == 3
-    assert settled.affinity.workers == ((), (), ())
-    assert settled.experiment.eval.n_workers == 3
+    resolved = hardware.resolve(experiment("sampler=cpu", "sampler.batch_B=1"))
+    assert resolved.experiment.sampler.n_workers == len(resolved.affinity.workers) == 1
+    resolved = hardware.resolve(experiment("sampler=gpu", "sampler.n_workers=3", "affinity=none"))
+    assert resolved.experiment.sampler.n_workers == 3
+    assert resolved.affinity.workers == ((), (), ())
+    assert resolved.experiment.eval.n_workers == 3
 
 
-def test_nothing_is_left_to_the_hardware_afterwards() -> None:
-    settled = hardware.settle(experiment("sampler=cpu")).experiment
-    assert AUTO not in (settled.sampler.n_workers, settled.eval.n_workers)
-    assert settled.precision == ("bf16" if has_bf16_units() else "fp32")
-    assert hardware.settle(settled).experiment == settled
+def test_nothing_is_auto_afterwards() -> None:
+    resolved = hardware.resolve(experiment("sampler=cpu")).experiment
+    assert AUTO not in (resolved.sampler.n_workers, resolved.eval.n_workers)
+    assert resolved.precision == ("bf16" if has_bf16_units() else "fp32")
+    assert hardware.resolve(resolved).experiment == resolved
 
 
 def test_a_vector_environment_of_one_generator_stays_serial() -> None:
-    settled = hardware.settle(experiment("env=CartPole-v1", "sampler.batch_B=16"))
-    assert isinstance(settled.experiment.sampler, serial.Config)
-    assert "cannot be split" in settled.notes[0]
+    resolved = hardware.resolve(experiment("env=CartPole-v1", "sampler.batch_B=16"))
+    assert isinstance(resolved.experiment.sampler, serial.Config)
+    assert "cannot be split" in resolved.notes[0]
 
 
 def test_tuning_measures_every_candidate_and_prints_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "_TUNE_S", 0.05)
-    settled = hardware.settle(experiment("affinity=none", "sampler.n_workers=2"), tune=True)
+    resolved = hardware.resolve(experiment("affinity=none", "sampler.n_workers=2"), tune=True)
     table = capsys.readouterr().out.splitlines()
     assert [line.rsplit(maxsplit=1)[0].strip() for line in table] == [
         "sampler",
@@ -91,9 +91,9 @@ def test_tuning_measures_every_candidate_and_prints_the_table(
         "gpu, 2 workers",
         "gpu, 2 workers in 2 groups",
     ]
-    assert "the fastest of 4" in settled.notes[0]
+    assert "the fastest of 4" in resolved.notes[0]
     with pytest.raises(ConfigError, match="leave out sampler="):
-        hardware.settle(experiment("sampler=cpu"), tune=True)
+        hardware.resolve(experiment("sampler=cpu"), tune=True)
 
 
 @pytest.mark.parametrize("how", list(PARALLEL))
@@ -104,7 +104,7 @@ def test_a_run_has_the_same_metrics_whatever_sampler(how: str, tmp_path: Path) -
     assert read_csv(other / "progress.csv")[1][-1]["sampler/restarts"] == "0"
 
 
-def test_a_run_may_be_resumed_with_another_sampler_but_not_with_another_batch(
+def test_a_run_can_be_resumed_with_another_sampler_but_not_with_another_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(tmp_path, *PARALLEL["cpu"])

@@ -1,4 +1,4 @@
-"""Presets that are not there or cannot be read."""
+"""Presets that do not exist or cannot be read."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ from rlframe.launch import main
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"config: [1", "is no YAML: .* line 1, column 9"),
-        (b"config: {env: CartPole-v1, [: }", "is no YAML: .* line 1, column 29"),
-        (b"config: \xff", "is no YAML"),
-        (b"config: " + b"[" * 5_000, "is no YAML"),
+        (b"config: [1", "is not valid YAML: .* line 1, column 9"),
+        (b"config: {env: CartPole-v1, [: }", "is not valid YAML: .* line 1, column 29"),
+        (b"config: \xff", "is not valid YAML"),
+        (b"config: " + b"[" * 5_000, "is not valid YAML"),
         (b"config: 3", "has no mapping `config:`"),
         (b"", "has no mapping `config:`"),
     ],
 )
-def test_a_file_that_is_no_preset_is_refused_by_its_name_and_line(
+def test_an_invalid_preset_is_refused_with_file_and_line(
     content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.yaml"
@@ -31,6 +31,6 @@ def test_a_file_that_is_no_preset_is_refused_by_its_name_and_line(
     assert "error: " in capsys.readouterr().err
 
 
-def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
+def test_a_mistyped_name_gets_the_nearest_names() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*classic/ppo_cartpole"):
         load_preset("classic/ppo_cartpol")

@@ -1,4 +1,4 @@
-"""Tests of run directories from strangers: what they hold is read, and nothing that they name is run."""
+"""Run directories from other people: their content is read, and no code that they name is run without trust."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def rewrite(run: Path, **changes: Any) -> None:
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Inside, it is an error to take longer."""
+    """Fail if the block takes longer."""
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(seconds)
     try:
@@ -91,7 +91,7 @@ EVIL: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", EVIL, ids=str)
-def test_what_is_not_built_in_is_refused_by_its_name_unless_it_is_trusted(
+def test_foreign_entries_are_named_and_refused_unless_trusted(
     run: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewrite(run, **changes)
@@ -103,7 +103,7 @@ def test_what_is_not_built_in_is_refused_by_its_name_unless_it_is_trusted(
 
 
 @pytest.mark.parametrize("command", ["evaluate", "resume", "again"])
-def test_every_command_that_reads_a_run_refuses_before_it_imports(
+def test_every_command_refuses_foreign_code_before_importing_it(
     run: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = run.parent / "ran"
@@ -119,19 +119,19 @@ def test_every_command_that_reads_a_run_refuses_before_it_imports(
     assert main(words) == 2
     assert f"algo=./{name}" in capsys.readouterr().err
     assert not mark.exists()
-    assert main([*words, "trust=true"]) == 2  # now it is imported, and is no algorithm
+    assert main([*words, "trust=true"]) == 2  # imported now, but it is not an algorithm
     assert "no class Config" in capsys.readouterr().err
     assert mark.exists()
 
 
-def test_a_study_of_a_stranger_is_refused_likewise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_with_foreign_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"format": 1, "command": ["sweep.algo=evil.one,evil.two", "env=CartPole-v1"], "runs": []}
     (tmp_path / "experiment.json").write_text(json.dumps(record))
     assert launch.main([f"resume={tmp_path}"]) == 2
     assert "algo=evil.one" in capsys.readouterr().err
 
 
-def test_a_value_on_the_command_line_is_a_value_and_is_never_evaluated() -> None:
+def test_a_value_on_the_command_line_is_never_evaluated() -> None:
     for value in ("os:getpid", "lambda: 1", "os.getpid"):
         with pytest.raises(ConfigError, match="threads"):
             from_flat({"threads": value})
@@ -147,17 +147,17 @@ def test_a_value_on_the_command_line_is_a_value_and_is_never_evaluated() -> None
         {"env": "HalfCheetah-v5", "env_kwargs.xml_file": "half_cheetah.xml", "init": "/else/run_0"},
     ],
 )
-def test_what_our_own_parts_write_needs_no_trust(words: dict[str, Any]) -> None:
+def test_configs_of_built_in_parts_need_no_trust(words: dict[str, Any]) -> None:
     assert foreign(to_flat(from_flat(words))) == []
 
 
-def test_an_honest_run_is_evaluated_and_goes_on_without_trust(run: Path) -> None:
+def test_a_built_in_run_is_evaluated_and_resumed_without_trust(run: Path) -> None:
     assert evaluate.main([str(run), "n_episodes=1"]) == 0
     assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 0
 
 
 class Bomb:
-    """Unpickled, it leaves a file."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -167,7 +167,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("name", ["params.json", "arrays.safetensors", "manifest.json"])
-def test_a_pickle_named_as_ours_is_not_unpickled(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_in_place_of_a_file_is_not_unpickled(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     mark = run.parent / "ran"
     snapshot = resolve_snapshot(run)
     file = run / name if name == "params.json" else snapshot / name
@@ -190,7 +190,7 @@ def test_a_config_without_end_is_not_read(run: Path, capsys: pytest.CaptureFixtu
     assert "bytes" in capsys.readouterr().err
 
 
-def test_what_a_log_and_a_config_say_cannot_steer_a_terminal(
+def test_control_characters_in_logs_and_configs_do_not_reach_the_terminal(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     escape = "\x1b]0;owned\x07\x1b[2J"
@@ -218,7 +218,7 @@ FILES = ["params.json", "progress.csv", "debug.log", "lock.json", ".params.json.
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_pipe_in_place_of_a_file_is_waited_for(run: Path, name: str, command: str) -> None:
+def test_a_pipe_in_place_of_a_file_does_not_block(run: Path, name: str, command: str) -> None:
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     with at_most(20):
@@ -227,7 +227,7 @@ def test_no_pipe_in_place_of_a_file_is_waited_for(run: Path, name: str, command:
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
 @pytest.mark.parametrize("name", FILES)
-def test_a_run_that_goes_on_writes_nothing_outside(run: Path, name: str, link: Any) -> None:
+def test_a_resumed_run_writes_nothing_outside_its_directory(run: Path, name: str, link: Any) -> None:
     outside = run.parent / "outside"
     outside.write_text("precious")
     (run / name).unlink(missing_ok=True)
@@ -236,7 +236,9 @@ def test_a_run_that_goes_on_writes_nothing_outside(run: Path, name: str, link: A
     assert outside.read_text() == "precious"
 
 
-def test_a_config_that_is_run_again_does_not_choose_where(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_that_is_launched_again_does_not_choose_the_directory(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rewrite(run, log_dir=str(run.parent / "theirs"))
     mine = run.parent / "mine"
     mine.mkdir()
@@ -247,13 +249,13 @@ def test_a_config_that_is_run_again_does_not_choose_where(run: Path, monkeypatch
     assert list(mine.glob("data/local/*/*/*/run_0/params.json"))
 
 
-def test_a_run_goes_on_without_the_weights_that_it_began_from(run: Path) -> None:
+def test_a_run_is_resumed_without_the_weights_of_init(run: Path) -> None:
     rewrite(run, init="/gone")
     assert COMMANDS["resume"](run) == 0
 
 
 @pytest.mark.parametrize("part", ["agent", "algo", "sampler", "runner", ""])
-def test_a_state_that_fits_no_run_is_one_readable_line(
+def test_a_state_that_does_not_fit_the_run_is_one_readable_line(
     run: Path, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = resolve_snapshot(run) / "manifest.json"
@@ -268,4 +270,4 @@ def test_a_state_that_fits_no_run_is_one_readable_line(
     assert COMMANDS["resume"](run) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert str(file.parent) in line
-    assert (run / "progress.csv").read_text() == log, "nothing is trimmed for a state that cannot be used"
+    assert (run / "progress.csv").read_text() == log, "the log is not trimmed for a state that cannot be used"

@@ -1,4 +1,4 @@
-"""How many threads a run takes when it may choose."""
+"""threads=auto: the number of torch threads is measured."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DQN = dqn.Config(replay=ReplayConfig(size=10**6), learn_from=10**5, replay_ratio
 
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch a measurement."""
-    monkeypatch.setattr("rlframe.experiment.hardware._LEAST_S", 0.0)
+    """Measure one batch each."""
+    monkeypatch.setattr("rlframe.experiment.hardware._MIN_S", 0.0)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
@@ -47,14 +47,14 @@ def test_a_single_core_is_not_measured() -> None:
     assert fastest_threads(experiment, affinity) == (1, "threads: 1, there is one core to compute with")
 
 
-def test_a_trial_learns_at_once_and_from_little() -> None:
+def test_a_trial_learns_at_once_from_a_small_replay() -> None:
     changed = _learning_at_once(DQN)
     assert (changed.learn_from, changed.replay.size) == (0, 20_000)
     assert changed == chz.replace(DQN, learn_from=0, replay=chz.replace(DQN.replay, size=20_000))
     assert _learning_at_once(PPO) == PPO
 
 
-def test_what_was_chosen_is_told_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_choice_is_printed_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["env=CartPole-v1", "threads=auto", "sampler.batch_T=16", "runner.n_steps=200", "eval.n_episodes=1"]
     assert launch.main([f"log_dir={tmp_path}", *words]) == 0
     assert "threads: " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What ranks do in tests: small trainings whose results every rank tells, in one job, since starting one takes long."""
+"""Small trainings in ranks whose results every rank returns; all in one job, because starting ranks is slow."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import SyncRl
-from rlframe.runners.nonfinite import keep_refused
+from rlframe.runners.nonfinite import save_skipped_update
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system.distributed import RankInfo, join, launch_ranks
+from tests.runners.own_callbacks import StopsRank1
 
 CARTPOLE = EnvConfig("CartPole-v1", backend="python")
 PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
@@ -67,7 +68,7 @@ ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, mo
 
 
 def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[str, Any]:
-    """Train on replay; what all ranks must agree on, and what they must not share."""
+    """Train on replay; returns what must be equal on all ranks and what must differ."""
     module, env, settings, model = ALGOS[name]
     config = module.Config(replay=ReplayConfig(size=1000), replay_ratio=RATIO, learn_from=LEARN_FROM, **settings)
     envs = make_envs(env, B, env_seeds(5, Role.ENV, B))
@@ -115,7 +116,7 @@ EVALS = {
 
 
 def trained(n_steps: int = 200) -> dict[str, Any]:
-    """A whole SyncRl; what its last row says, and whether a change on one rank alone is found."""
+    """Train with SyncRl; returns the last row, and the error after a change on one rank alone."""
     envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
@@ -123,7 +124,7 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     evaluator = Evaluator(CARTPOLE, agent, EvalConfig(n_envs=2, n_episodes=2, n_workers=0), 1)
     with SyncRl(sampler, agent, algo, n_steps, n_steps, evaluator) as runner:
         row = runner.train()
-        own = {"n_episodes": runner.n_episodes, "n_recent": len(runner.recent)}
+        own = {"n_episodes": runner.log.n_episodes, "n_recent": len(runner.log.recent)}
         with torch.no_grad():
             next(agent.parameters()).add_(current_ranks().rank)
         try:
@@ -133,8 +134,18 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     return {"row": row, **own}
 
 
-def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
-    """Learn from batches, of which rank 1 has a reward that is NaN; what was refused, and whether all is as before."""
+def stopped(n_steps: int = 10_000) -> dict[str, Any]:
+    """A SyncRl that a callback of rank 1 stops, without evaluation; its env_steps and metrics."""
+    envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
+    agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
+    sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
+    algo = a2c.A2C(agent, sampler.batch_spec, n_steps)
+    with SyncRl(sampler, agent, algo, n_steps, n_steps, callbacks=[StopsRank1()]) as runner:
+        return {"row": runner.train(), "env_steps": runner.env_steps}
+
+
+def skipped(config: Any, env: EnvConfig) -> dict[str, Any]:
+    """Make an update with NaN rewards on rank 1; returns what was skipped and which parameters stayed the same."""
     envs = make_envs(env, 4, env_seeds(1, Role.ENV, 4))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=1)) as sampler:
@@ -147,11 +158,11 @@ def refused(config: Any, env: EnvConfig) -> dict[str, Any]:
         metrics = algo.update()
         check_equal(learned(agent, algo), current_ranks())
         kept = [torch.equal(x, y) for x, y in zip(before, algo.progress.learned, strict=True)]
-        told = keep_refused(agent, algo, algo.progress.skipped_updates[0], metrics)
-    return {"refused": algo.progress.skipped, "kept": kept, "told": told}
+        told = save_skipped_update(agent, algo, algo.progress.skipped_updates[0], metrics)
+    return {"skipped": algo.progress.skipped, "kept": kept, "told": told}
 
 
-REFUSED = {
+SKIPPED = {
     "ppo": (ppo.Config(minibatches=2, epochs=2), CARTPOLE),
     "dqn": (dqn.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), CARTPOLE),
     "sac": (sac.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), PENDULUM),
@@ -159,7 +170,7 @@ REFUSED = {
 
 
 def exchanged() -> dict[str, Any]:
-    """One of each thing that ranks do together."""
+    """One exchange of every kind."""
     ranks = current_ranks()
     number = ranks.rank + 1
     tensors = [torch.full((2, 2), float(number)), torch.tensor([10.0 * number])]
@@ -180,7 +191,7 @@ def exchanged() -> dict[str, Any]:
 
 
 def everything(place: RankInfo) -> list[dict[str, Any]]:
-    """All of the above, as every rank tells it."""
+    """The results of all functions above, of every rank."""
     torch.set_num_threads(1)
     with join(place, timeout_s=60.0) as ranks:
         found: dict[str, Any] = {
@@ -189,13 +200,14 @@ def everything(place: RankInfo) -> list[dict[str, Any]]:
             "off policy": {name: off_policy(name) for name in ALGOS},
             "evaluated": {name: evaluated(config) for name, config in EVALS.items()},
             "trained": trained(),
-            "refused": {name: refused(*each) for name, each in REFUSED.items()},
+            "stopped": stopped(),
+            "skipped": {name: skipped(*each) for name, each in SKIPPED.items()},
         }
         return ranks.gather(found)
 
 
 def failing(place: RankInfo, how: str) -> None:
-    """Rank 1 fails in the middle of exchanges; rank 0 notices by an exchange, or is busy."""
+    """Rank 1 fails between exchanges; rank 0 notices in an exchange, or is busy."""
     with join(place, timeout_s=60.0) as ranks:
         ranks.sum(1)
         if place.rank:
@@ -209,7 +221,7 @@ def failing(place: RankInfo, how: str) -> None:
 
 
 def leaving(place: RankInfo, worked: Path) -> bool:
-    """Rank 1 works longer; whether this rank has waited for it."""
+    """Rank 1 works longer; returns whether this rank has waited for it."""
     with join(place, timeout_s=60.0) as ranks:
         ranks.sum(1)
         if place.rank:

@@ -1,11 +1,10 @@
-"""A runner of a user's own, which knows no ranks."""
+"""A user's own runner, which cannot train in ranks."""
 
 import chz
 
+from rlframe.runners.base import RunnerConfig
+
 
 @chz.chz
-class Config:
-    """Not one of ours."""
-
-    n_steps: int = 100
-    log_interval_steps: int = 100
+class Config(RunnerConfig):
+    """Not a runner of rlframe."""

@@ -1,4 +1,4 @@
-"""Runs in several ranks by the launch command and by torchrun: what they leave, and what becomes of them in the end."""
+"""Runs in several ranks, by the launch command and by torchrun: their files, errors, stops and restarts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(program: list[str], log_dir: Path, *words: str) -> list[str]:
 
 @contextlib.contextmanager
 def started(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process group of its own, of which nothing is left in the end."""
+    """A command in its own process group; all its processes are killed at the end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
@@ -52,8 +52,8 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def completes(process: subprocess.Popen[str]) -> str:
-    """What it printed."""
+def output_of(process: subprocess.Popen[str]) -> str:
+    """Wait for the end, and return the output."""
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, printed
     return printed
@@ -63,7 +63,7 @@ def column(run: Path, name: str) -> list[float]:
     return [float(row[name]) for row in read_csv(run / "progress.csv")[1] if row[name]]
 
 
-def family(process: subprocess.Popen[str]) -> list[int]:
+def descendants(process: subprocess.Popen[str]) -> list[int]:
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
@@ -74,7 +74,7 @@ def rank_1_of(process: subprocess.Popen[str]) -> int:
     return found
 
 
-def test_a_run_of_two_ranks_leaves_what_one_rank_leaves_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) -> None:
     assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT]) == 0
     run = tmp_path / "run_0"
     config = json.loads((run / "params.json").read_text())["config"]
@@ -105,7 +105,7 @@ def test_a_run_of_two_ranks_leaves_what_one_rank_leaves_and_goes_on(tmp_path: Pa
     ],
     ids=lambda words: words[-1] if isinstance(words, list) else "",
 )
-def test_what_cannot_be_done_in_ranks_is_refused(
+def test_wrong_settings_of_ranks_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     replaced = tuple(f"{word.partition('=')[0]}=" for word in words)
@@ -115,7 +115,7 @@ def test_what_cannot_be_done_in_ranks_is_refused(
     assert says in capsys.readouterr().err
 
 
-def test_another_number_of_ranks_does_not_go_on_with_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_number_of_ranks_does_not_resume_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"log_dir={tmp_path}", "runner=sync_rl", *SHORT]) == 0
     assert main([f"resume={tmp_path / 'run_0'}", "world_size=2"]) == 2
     assert "world_size cannot change" in capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_another_number_of_ranks_does_not_go_on_with_a_run(tmp_path: Path, capsy
 
 def test_ctrl_c_saves_and_ends_all_ranks(tmp_path: Path) -> None:
     with launched(tmp_path, "world_size=2", *LONG) as process:
-        ranks = family(process)
+        ranks = descendants(process)
         os.kill(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130, printed
@@ -134,9 +134,9 @@ def test_ctrl_c_saves_and_ends_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["rank 1", "rank 0"])
-def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_stays(tmp_path: Path, which: str) -> None:
+def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_remains(tmp_path: Path, which: str) -> None:
     with launched(tmp_path, "world_size=2", *LONG) as process:
-        ranks = family(process)
+        ranks = descendants(process)
         killed = rank_1_of(process) if which == "rank 1" else process.pid
         os.kill(killed, signal.SIGKILL)
         printed, _ = process.communicate(timeout=PATIENCE_S)
@@ -148,7 +148,7 @@ def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_stays(tmp_path: Path,
     assert load_snapshot(newest, rank=1)[1]["env_steps"] in column(tmp_path / "run_0", "env_steps")
 
 
-def test_an_error_of_another_rank_is_told_and_logged_by_the_first(tmp_path: Path) -> None:
+def test_an_error_of_another_rank_is_printed_and_logged_by_the_first(tmp_path: Path) -> None:
     words = ["env=tests.ranks.envs:FaultyOnOne", "world_size=2"]
     with started(*command([], tmp_path, *[w for w in SHORT if not w.startswith("env=")], *words)) as process:
         printed, _ = process.communicate(timeout=PATIENCE_S)
@@ -159,7 +159,7 @@ def test_an_error_of_another_rank_is_told_and_logged_by_the_first(tmp_path: Path
 
 def test_torchrun_starts_ranks_of_one_run(tmp_path: Path) -> None:
     with started(*command(STANDALONE, tmp_path, *SHORT)) as process:
-        printed = completes(process)
+        printed = output_of(process)
     assert printed.count("evaluate:") == 1
     assert column(tmp_path / "run_0", "env_steps")[-1] >= 512
     config = json.loads((tmp_path / "run_0" / "params.json").read_text())["config"]
@@ -175,7 +175,7 @@ def test_torchrun_restarts_a_job_whose_rank_was_killed_and_it_completes_from_its
         ranks = [p for p in psutil.Process(process.pid).children() if p.environ().get("RANK") == "1"]
         assert len(ranks) == 1
         ranks[0].kill()
-        completes(process)
+        output_of(process)
     env_steps = column(run, "env_steps")
     assert env_steps == sorted(set(env_steps))
     assert env_steps[-1] >= 30_000
@@ -184,7 +184,7 @@ def test_torchrun_restarts_a_job_whose_rank_was_killed_and_it_completes_from_its
     assert column(run, "time/elapsed_s") == sorted(column(run, "time/elapsed_s"))
 
 
-def test_torchrun_that_may_restart_must_know_where_the_run_is(
+def test_torchrun_with_restarts_needs_log_dir(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_MAX_RESTARTS": 1}
@@ -197,7 +197,7 @@ def test_torchrun_that_may_restart_must_know_where_the_run_is(
 
 
 @pytest.mark.slow
-def test_jobs_side_by_side_do_not_meet(tmp_path: Path) -> None:
+def test_jobs_at_the_same_time_do_not_interfere(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(started(*command(program, tmp_path / name, *SHORT, *words)))
@@ -209,7 +209,7 @@ def test_jobs_side_by_side_do_not_meet(tmp_path: Path) -> None:
             )
         ]
         for job in jobs:
-            completes(job)
+            output_of(job)
     for name in ("one", "two", "three", "four"):
         assert column(tmp_path / name / "run_0", "env_steps")[-1] >= 512
 

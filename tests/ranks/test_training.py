@@ -1,4 +1,4 @@
-"""Two ranks learn what one rank with twice the environments would, and agree on all that they must."""
+"""Two ranks learn the same as one rank with twice the environments, and agree on everything they share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def told() -> list[dict[str, Any]]:
-    """What each of two ranks tells of its trainings."""
+def results() -> list[dict[str, Any]]:
+    """The results of jobs.everything, of each of two ranks."""
     return launch_ranks(jobs.everything, 2)
 
 
@@ -31,10 +31,10 @@ def test_a_rank_that_is_done_waits_for_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", jobs.ON_POLICY)
-def test_two_ranks_of_4_environments_learn_what_one_rank_of_8_does(told: list[dict[str, Any]], name: str) -> None:
+def test_two_ranks_of_4_environments_learn_what_one_rank_of_8_does(results: list[dict[str, Any]], name: str) -> None:
     config, n_updates, model = jobs.ON_POLICY[name]
     alone = jobs.on_policy(config, 8, n_updates, model)
-    of_ranks = [of_rank["on policy"][name] for of_rank in told]
+    of_ranks = [of_rank["on policy"][name] for of_rank in results]
     assert of_ranks[0]["n_valid"] != of_ranks[1]["n_valid"]  # so a mean of the ranks' means would not do
     assert alone["n_valid"] == [a + b for a, b in zip(*(each["n_valid"] for each in of_ranks), strict=True)]
     for each in of_ranks:
@@ -44,8 +44,8 @@ def test_two_ranks_of_4_environments_learn_what_one_rank_of_8_does(told: list[di
 
 
 @pytest.mark.parametrize("name", jobs.ALGOS)
-def test_replay_algorithms_owe_the_same_updates_on_every_rank(told: list[dict[str, Any]], name: str) -> None:
-    one, two = (of_rank["off policy"][name] for of_rank in told)
+def test_replay_algorithms_make_the_same_updates_on_every_rank(results: list[dict[str, Any]], name: str) -> None:
+    one, two = (of_rank["off policy"][name] for of_rank in results)
     assert one["due"] == two["due"]
     assert one["updates"] == two["updates"] == sum(one["due"]) > 10
     assert one["env_steps"] == two["env_steps"] == one["n_valid"] + two["n_valid"]
@@ -57,49 +57,56 @@ def test_replay_algorithms_owe_the_same_updates_on_every_rank(told: list[dict[st
 
 
 @pytest.mark.parametrize("name", jobs.ALGOS)
-def test_each_rank_keeps_its_own_rows_and_learns_with_all_networks(told: list[dict[str, Any]], name: str) -> None:
-    for of_rank in told:
+def test_each_rank_keeps_its_own_rows_and_learns_with_all_networks(results: list[dict[str, Any]], name: str) -> None:
+    for of_rank in results:
         found = of_rank["off policy"][name]
         assert found["rows"] == found["n_valid"]
         assert found["n_learned"] == {"dqn": 8, "r2d1": 14, "ddpg": 8, "td3": 8, "sac": 9}[name]
 
 
 @pytest.mark.parametrize("name", ["dqn", "r2d1"])
-def test_the_epsilon_ladder_goes_over_the_environments_of_all_ranks(told: list[dict[str, Any]], name: str) -> None:
-    assert [of_rank["off policy"][name]["envs"] for of_rank in told] == [[0, 1], [2, 3]]
-    assert [of_rank["off policy"][name]["last_env"] for of_rank in told] == [3, 3]
+def test_the_epsilon_ladder_goes_over_the_environments_of_all_ranks(results: list[dict[str, Any]], name: str) -> None:
+    assert [of_rank["off policy"][name]["envs"] for of_rank in results] == [[0, 1], [2, 3]]
+    assert [of_rank["off policy"][name]["last_env"] for of_rank in results] == [3, 3]
 
 
 @pytest.mark.parametrize("name", ["uneven", "with noise"])
-def test_ranks_share_out_the_evaluation_that_one_rank_would_play(told: list[dict[str, Any]], name: str) -> None:
+def test_ranks_share_out_the_evaluation_that_one_rank_would_play(results: list[dict[str, Any]], name: str) -> None:
     alone = jobs.evaluated(jobs.EVALS[name])
-    assert told[0]["evaluated"][name] == told[1]["evaluated"][name] == alone
+    assert results[0]["evaluated"][name] == results[1]["evaluated"][name] == alone
 
 
-def test_every_rank_evaluates_even_in_fewer_environments_than_ranks(told: list[dict[str, Any]]) -> None:
-    episodes = told[0]["evaluated"]["fewer environments than ranks"]
+def test_every_rank_evaluates_even_in_fewer_environments_than_ranks(results: list[dict[str, Any]]) -> None:
+    episodes = results[0]["evaluated"]["fewer environments than ranks"]
     assert [env for env, _, _ in episodes] == [0, 1]
 
 
-def test_the_log_tells_of_all_ranks(told: list[dict[str, Any]]) -> None:
-    one, two = (of_rank["trained"] for of_rank in told)
+def test_the_log_is_over_all_ranks(results: list[dict[str, Any]]) -> None:
+    one, two = (of_rank["trained"] for of_rank in results)
     assert one["row"] == two["row"]
     assert one["row"]["env_steps"] >= 200
     assert one["row"]["eval/n_episodes"] == 2
     assert one["row"]["episode/count"] == one["n_episodes"] + two["n_episodes"]
 
 
-def test_what_differs_on_one_rank_is_named(told: list[dict[str, Any]]) -> None:
-    for of_rank in told:
+def test_a_callback_of_one_rank_stops_all(results: list[dict[str, Any]]) -> None:
+    one, two = (of_rank["stopped"] for of_rank in results)
+    assert one["env_steps"] == two["env_steps"] <= 2 * 8 * 4
+    assert one["row"]["env_steps"] == 0, "the last row is from before training"
+    assert "eval/return_mean" not in one["row"]
+
+
+def test_a_difference_on_one_rank_is_named(results: list[dict[str, Any]]) -> None:
+    for of_rank in results:
         error = of_rank["trained"]["error"]
         assert "agent.model.actor.encoder" in error
-        assert "on rank 1 than on rank 0 (1 of" in error
+        assert "on rank 1 differs from rank 0 (1 of" in error
 
 
-@pytest.mark.parametrize("name", jobs.REFUSED)
-def test_an_update_that_is_not_finite_on_one_rank_is_made_on_none(told: list[dict[str, Any]], name: str) -> None:
-    of_ranks = [each["refused"][name] for each in told]
-    assert of_ranks[0]["refused"] == of_ranks[1]["refused"] >= 1
+@pytest.mark.parametrize("name", jobs.SKIPPED)
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(results: list[dict[str, Any]], name: str) -> None:
+    of_ranks = [each["skipped"][name] for each in results]
+    assert of_ranks[0]["skipped"] == of_ranks[1]["skipped"] >= 1
     assert of_ranks[0]["kept"] == of_ranks[1]["kept"]
     assert name == "sac" or all(of_ranks[0]["kept"]), "SAC's actor learns from the critics as they were"
     spread = "advantage" if name == "ppo" else "no value of the batch"  # which PPO normalises over all ranks
@@ -107,8 +114,8 @@ def test_an_update_that_is_not_finite_on_one_rank_is_made_on_none(told: list[dic
     assert "reward" in of_ranks[1]["told"] or "return_" in of_ranks[1]["told"]
 
 
-def test_what_ranks_exchange(told: list[dict[str, Any]]) -> None:
-    for of_rank in told:
+def test_every_kind_of_exchange(results: list[dict[str, Any]]) -> None:
+    for of_rank in results:
         found = of_rank["exchanged"]
         assert found["sum"] == 1 + 2
         assert found["largest"] == -1

@@ -1,4 +1,4 @@
-"""Runs that are broken off and resumed, and what of two runs must be equal."""
+"""Stop and resume runs, and compare two runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlframe.record.writers import read_csv
 from rlframe.runners import Runner
 
 ANYWHERE = ("affinity=none", "device=cpu", "threads=1")
-TRUST = "trust=true"  # for environments of tests, which are no part of rlframe
-OF_THE_CLOCK = ("time/", "memory/", "sampler/slowest_worker")  # metrics that no two runs share
+TRUST = "trust=true"  # for environments of tests, which are not part of rlframe
+OF_TIME = ("time/", "memory/", "sampler/slowest_worker")  # metrics that differ between equal runs
 
 
 def words(case: str, directory: Path) -> list[str]:
@@ -31,22 +31,22 @@ def words(case: str, directory: Path) -> list[str]:
 
 
 def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *changed: str) -> None:
-    """Train until SIGTERM comes after `env_steps`, and then go on to the end, with changed words."""
-    follow = Runner.follow
+    """Train, stop by SIGTERM after `env_steps`, and resume to the end with changed words."""
+    record_episodes = Runner.record_episodes
 
-    def follow_and_stop(runner: Runner) -> None:
-        follow(runner)
+    def record_and_stop(runner: Runner) -> None:
+        record_episodes(runner)
         if runner.env_steps >= env_steps:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "follow", follow_and_stop)
+        patch.setattr(Runner, "record_episodes", record_and_stop)
         assert launch.main(words(case, directory)) == 128 + signal.SIGTERM
     assert launch.main([f"resume={directory / 'run_0'}", TRUST, *changed]) == 0
 
 
 def assert_runs_equal(one: Path, other: Path, rank: int = 0) -> None:
-    """Logs but for times, and all that a rank has in the last snapshots."""
+    """Compare logs except times, and the state of a rank in the last snapshots."""
     logs = [log(run) for run in (one, other)]
     assert len(logs[0]) > 2
     assert logs[0] == logs[1]
@@ -54,24 +54,24 @@ def assert_runs_equal(one: Path, other: Path, rank: int = 0) -> None:
 
 
 def log(run: Path) -> list[dict[str, str]]:
-    """The rows of progress.csv without what the clock decides."""
+    """The rows of progress.csv without metrics of time."""
     rows = read_csv(run / "progress.csv")[1]
-    return [{name: cell for name, cell in row.items() if not name.startswith(OF_THE_CLOCK)} for row in rows]
+    return [{name: cell for name, cell in row.items() if not name.startswith(OF_TIME)} for row in rows]
 
 
 def last_state(run: Path, rank: int = 0) -> Any:
-    """The newest snapshot's, without what the clock decides."""
+    """The state in the newest snapshot, without the elapsed time."""
     state = load_snapshot(resolve_snapshot(run), rank)[0]
     del state["runner"]["elapsed_s"]
-    state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: nobody reads it
+    state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: not read
     return state
 
 
 def count_equal(one: Any, other: Any, path: str) -> int:
-    """How many arrays two states have, which are the same."""
+    """Assert that two states are equal, and count their arrays."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
-        known = one.keys() - {"space"}  # from which nobody samples: Gymnasium seeds it at random
+        known = one.keys() - {"space"}  # not sampled from, and Gymnasium seeds it at random
         return sum(count_equal(one[key], other[key], f"{path}/{key}") for key in known)
     if isinstance(one, list | tuple):
         assert len(one) == len(other), path

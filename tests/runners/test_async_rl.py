@@ -46,7 +46,7 @@ def runner_for(
     sampler_waits: bool = False,
     **model: Any,
 ) -> Iterator[AsyncRl]:
-    """A runner of an algorithm, by its config; its processes are gone in the end."""
+    """A runner that trains `config`; at the end its processes have exited."""
     process = BackgroundProcess(sampling, env, supervision=Supervision(90.0, 9, name="sampler"))
     try:
         agent = config.make_agent(process.observation_space, process.action_space, ModelConfig(hidden=(8,), **model), 0)
@@ -62,7 +62,7 @@ def runner_for(
 
 
 class Recorder(Algorithm):
-    """Learns nothing; keeps where its batches came from, and takes as long as `pace_s` for each."""
+    """Learns nothing; keeps the observations of its batches, and an update takes `pace_s`."""
 
     def __init__(self, pace_s: float = 0.0, n_due: int = 1) -> None:
         self.progress, self.pace_s, self.n_due = Progress(), pace_s, n_due
@@ -113,7 +113,7 @@ def test_batches_are_learned_once_each_and_in_order(pace_s: float) -> None:
     assert row["async/staleness_max"] <= 2
 
 
-def test_a_slow_learner_finds_batches_waiting_and_one_update_stale() -> None:
+def test_with_a_slow_learner_batches_wait_and_are_one_update_stale() -> None:
     with recorded(Recorder(0.05), 1_000) as runner:
         row = runner.train()
     assert row["async/queue_mean"] > 0.5
@@ -136,7 +136,7 @@ def test_with_sampler_waits_no_batch_is_received_while_updates_are_due() -> None
     assert algo.learned == 5 * len(algo.received)
 
 
-def test_without_it_a_slow_learner_receives_what_comes() -> None:
+def test_without_sampler_waits_a_slow_learner_receives_batches_while_updates_are_due() -> None:
     algo = Recorder(0.02, n_due=5)
     with recorded(algo, 640) as runner:
         receive, most = algo.receive, []
@@ -148,7 +148,7 @@ def test_without_it_a_slow_learner_receives_what_comes() -> None:
         algo.receive = watched  # type: ignore[method-assign]
         runner.train()
     assert max(most) > 0
-    assert algo.learned == 5 * len(algo.received), "what is owed in the end is paid"
+    assert algo.learned == 5 * len(algo.received), "the last updates are made at the end"
 
 
 REPLAY: dict[str, Any] = {"replay": ReplayConfig(size=2_000), "learn_from": 64, "batch_size": 16}
@@ -163,7 +163,7 @@ OFF_POLICY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
-def test_the_replay_ratio_is_reached_exactly_where_sampling_waits(name: str) -> None:
+def test_the_replay_ratio_is_exact_if_sampling_waits(name: str) -> None:
     module, env, settings = OFF_POLICY[name]
     config = module.Config(**{**REPLAY, "replay_ratio": RATIO, **settings})
     model = {"memory": "lstm", "memory_size": 4} if name == "r2d1" else {}
@@ -174,9 +174,9 @@ def test_the_replay_ratio_is_reached_exactly_where_sampling_waits(name: str) -> 
     assert all(bool(parameter.isfinite().all()) for parameter in runner.agent.parameters())
 
 
-def test_the_replay_ratio_is_the_most_where_it_does_not_and_what_is_given_up_is_counted() -> None:
+def test_the_replay_ratio_is_an_upper_bound_if_sampling_does_not_wait_and_lost_updates_are_counted() -> None:
     config = sac.Config(**{**REPLAY, "batch_size": 256}, replay_ratio=256.0)
-    with runner_for(config, n_steps=3_000) as runner:  # an update an env step, which takes much longer than it
+    with runner_for(config, n_steps=3_000) as runner:  # an update per env step; it takes much longer than the step
         row = runner.train()
     assert 0 < row["replay/ratio"] < 256.0
     owed = row["env_steps"] - 64
@@ -208,7 +208,7 @@ def test_parameters_and_exploration_reach_the_sampler() -> None:
         torch.testing.assert_close(samples.info.q, q.squeeze(-1).detach(), rtol=1e-4, atol=1e-4)  # type: ignore[attr-defined]
 
 
-def test_a_killed_sampler_is_replaced_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_sampler_is_replaced_and_training_continues(caplog: pytest.LogCaptureFixture) -> None:
     with runner_for(sac.Config(**REPLAY, replay_ratio=8.0), n_steps=1_000, sampler_waits=True) as runner:
         update, killed = runner.algo.update, []
 
@@ -266,7 +266,7 @@ def test_a_sampler_of_this_process_is_refused() -> None:
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     sampler = SERIAL.make_sampler(envs, agent, 0)
     evaluator = Evaluator(PENDULUM, agent, EVAL)
-    with pytest.raises(TypeError, match="needs a BackgroundSampler, whose process is its own, got SerialSampler"):
+    with pytest.raises(TypeError, match="needs a BackgroundSampler, which has its own process, got SerialSampler"):
         AsyncRl(sampler, agent, config.make_algorithm(agent, sampler.batch_spec, 10, 0), 10, 10, evaluator)  # type: ignore[arg-type]
     evaluator.close()
     sampler.close()
@@ -277,7 +277,9 @@ WORDS += ["eval.n_episodes=2", "eval.n_workers=0", "runner.log_interval_steps=25
 TWO = ["sampler=cpu", "sampler.n_workers=2"]
 
 
-def test_launch_runs_resumes_and_says_who_has_which_cores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_trains_and_resumes_and_prints_the_cores_of_each_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*WORDS, "sampler=serial"]
     assert main([*words, "runner.n_steps=512", f"log_dir={tmp_path}"]) == 0
     run = tmp_path / "run_0"
@@ -294,7 +296,7 @@ def test_launch_runs_resumes_and_says_who_has_which_cores(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("how", [["sampler=serial"], TWO])
-def test_all_processes_end_with_a_learner_that_is_killed(how: list[str], tmp_path: Path) -> None:
+def test_all_processes_end_when_the_learner_is_killed(how: list[str], tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *how, "runner.n_steps=1e8") as process:
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2

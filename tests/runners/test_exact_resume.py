@@ -1,4 +1,4 @@
-"""Training that was stopped and resumed is training that never stopped: parameters, states and metrics, bit for bit."""
+"""A run that was stopped and resumed equals one that was not: parameters, states and metrics, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAINBOW = (
     "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
-WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
+WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the ends of batches
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
     for name in ("Walk", "Pictures", "Opaque", "Telling", "Unrepeatable")
 )
@@ -39,19 +39,19 @@ CASES = {
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 {REPLAY}",
-    "dqn_begun_ahead": f"algo=dqn {PICTURES} {RAINBOW} threads=2 model.image_hidden=[8] algo.batch_size=4 {ONE}",
+    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} threads=2 model.image_hidden=[8] algo.batch_size=4 {ONE}",
     "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "td3": f"algo=td3 {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
-    "by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
-    "by_its_own": f"{PPO} {TELLING} {ON_POLICY}",
+    "envs_restored_by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
+    "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
@@ -86,9 +86,9 @@ def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["ppo", "dqn", "ddpg"])
 def test_two_ranks_are_resumed_exactly(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_ranks = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2") + " world_size=2 runner=sync_rl"
-    assert launch.main(words(in_ranks, tmp_path / "whole")) == 0
-    stopped_at(130, in_ranks, tmp_path / "parts", monkeypatch)
+    launch_ranks = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2") + " world_size=2 runner=sync_rl"
+    assert launch.main(words(launch_ranks, tmp_path / "whole")) == 0
+    stopped_at(130, launch_ranks, tmp_path / "parts", monkeypatch)
     for rank in (0, 1):
         assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0", rank)
 
@@ -101,7 +101,7 @@ def test_another_evaluation_changes_nothing_of_the_training(tmp_path: Path, monk
     assert sum(count_equal(one[part], other[part], part) for part in ("agent", "algo", "sampler")) > 5
 
 
-def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:
+def test_a_killed_run_continues_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:
     """Killed after rows that no snapshot holds, in the middle of a line."""
     assert launch.main(words(f"{CASES['dqn']} snapshot_mode=all", tmp_path / "whole")) == 0
     whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
@@ -112,11 +112,11 @@ def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: 
         file.write("999999,1.0,2.")
     command = [sys.executable, "-m", "rlframe.launch", f"resume={killed}", TRUST]
     done = subprocess.run(command, check=True, timeout=2 * DEADLINE_S, capture_output=True, text=True)
-    assert "everything goes on as if it had never stopped" in done.stdout
+    assert "the run continues exactly" in done.stdout
     assert_runs_equal(whole, killed)
 
 
-def test_a_run_that_was_killed_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_before_its_first_snapshot_starts_again(tmp_path: Path) -> None:
     assert launch.main(words(CASES["ppo"], tmp_path / "whole")) == 0
     whole, killed = tmp_path / "whole/run_0", tmp_path / "killed/run_0"
     shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("snapshot"))
@@ -124,14 +124,14 @@ def test_a_run_that_was_killed_before_its_first_snapshot_begins_anew(tmp_path: P
     assert_runs_equal(whole, killed)
 
 
-def test_what_cannot_be_resumed_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_names_episodes_that_cannot_be_resumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = f"{PPO} {UNREPEATABLE} {ON_POLICY}"
     assert launch.main(words(case.replace("n_steps=240", "n_steps=100"), tmp_path)) == 0
     assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=200"]) == 0
     assert "4 of 4 running episodes start anew" in capfd.readouterr().out
 
 
-def test_async_rl_says_that_its_episodes_start_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_async_rl_logs_that_its_episodes_start_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     case = f"algo=dqn {CARTPOLE} {REPLAY} runner=async_rl".replace("n_steps=240", "n_steps=100")
     assert launch.main([*case.split(), *ANYWHERE, f"log_dir={tmp_path}"]) == 0
     assert launch.main([f"resume={tmp_path / 'run_0'}", TRUST, "runner.n_steps=150"]) == 0

@@ -1,6 +1,6 @@
-"""kill -9 at random moments, resume each time: the log and the last snapshot are those of a run that never stopped.
+"""Kill runs at random moments and resume them: log and last snapshot equal those of a run that was not killed.
 
-All cases with 30 kills each: pytest -m slow tests/runners/test_kill_resume.py; another number by KILLS=N.
+All cases with 30 kills each: pytest -m slow tests/runners/test_kill_resume.py; KILLS=N sets another number.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ CASES = [
 
 
 def line(case: str, interval: int = 200, rows: int = ROWS) -> str:
-    """The command line of a case, of so many rows of the log."""
+    """The command line of a case, for so many rows of the log."""
     algo, env, sampler = case.split("-")
     length = f"runner.log_interval_steps={interval} runner.n_steps={interval * rows} eval.n_episodes=2 eval.n_envs=2"
     return f"{ALGOS[algo]} {ENVS[env]} {SAMPLERS[sampler]} {length} eval.n_workers=0"
 
 
-def begun(command: str, directory: Path) -> list[str]:
-    """How to start the run, or to go on with it."""
+def start_words(command: str, directory: Path) -> list[str]:
+    """The command line that starts the run, or resumes it."""
     run = directory / "run_0"
     if (run / "params.json").is_file():
         return [f"resume={run}", TRUST]
@@ -68,43 +68,43 @@ def begun(command: str, directory: Path) -> list[str]:
 
 
 def kill_within(command: str, directory: Path, seconds: float) -> bool:
-    """Start or resume, kill -9 so long after its log has begun; whether it lived to be killed."""
+    """Start or resume the run and kill it some seconds after its first log line; False if it ended before."""
     log = directory / "run_0" / "debug.log"
     size = log.stat().st_size if log.exists() else 0
-    arguments = [sys.executable, "-m", "rlframe.launch", *begun(command, directory)]
+    arguments = [sys.executable, "-m", "rlframe.launch", *start_words(command, directory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
         until(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > size), 4 * DEADLINE_S)
-        time.sleep(seconds)  # the moment itself
+        time.sleep(seconds)  # a random moment
         ended = process.poll()
-        with suppress(ProcessLookupError):  # it may have come to its end
+        with suppress(ProcessLookupError):  # it may have ended
             os.killpg(process.pid, signal.SIGKILL)
-    assert ended in (None, 0), "it failed by itself"
+    assert ended in (None, 0), "it failed without being killed"
     return ended is None
 
 
-def survive(command: str, directory: Path, n_kills: int, seconds: float, seed: int) -> None:
-    """Train once in peace, once with kills at moments drawn from 0 to `seconds` after each start, and compare."""
+def compare_with_kills(command: str, directory: Path, n_kills: int, seconds: float, seed: int) -> None:
+    """Train once without and once with kills, each at a random moment up to `seconds` after a start, and compare."""
     assert launch.main(words(command, directory / "whole")) == 0
     rng = np.random.default_rng(seed)
-    lived = [kill_within(command, directory / "killed", rng.uniform(0, seconds)) for _ in range(n_kills)]
-    assert any(lived)
-    assert launch.main(begun(command, directory / "killed")) == 0
+    killed = [kill_within(command, directory / "killed", rng.uniform(0, seconds)) for _ in range(n_kills)]
+    assert any(killed)
+    assert launch.main(start_words(command, directory / "killed")) == 0
     assert_runs_equal(directory / "whole/run_0", directory / "killed/run_0")
 
 
-def test_a_run_that_was_killed_twice_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_twice_equals_one_that_was_not(tmp_path: Path) -> None:
     """6 s: two processes are started and killed."""
-    survive(line("ppo-cartpole-serial", rows=12), tmp_path, 2, 0.3, 0)
+    compare_with_kills(line("ppo-cartpole-serial", rows=12), tmp_path, 2, 0.3, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_was_killed_often_ends_as_one_that_was_not(case: str, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_often_equals_one_that_was_not(case: str, tmp_path: Path) -> None:
     pytest.importorskip("mujoco" if "cheetah" in case else "ale_py" if "pong" in case else "torch")
     start = time.monotonic()
     command = line(case)
     assert launch.main(words(command, tmp_path / "timed")) == 0
-    seconds = 3 * (time.monotonic() - start) / ROWS  # so that each attempt comes a row or two further
-    survive(command, tmp_path, N_KILLS, seconds, sum(map(ord, case)))
+    seconds = 3 * (time.monotonic() - start) / ROWS  # each attempt gets one or two rows further
+    compare_with_kills(command, tmp_path, N_KILLS, seconds, sum(map(ord, case)))

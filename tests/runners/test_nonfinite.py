@@ -1,4 +1,4 @@
-"""Tests of updates that are not finite: nothing is learned from them, their batch is kept, the run stops or goes on."""
+"""Updates with NaN or Inf are not applied, their batch is saved, and the run stops or continues."""
 
 import json
 from pathlib import Path
@@ -42,11 +42,11 @@ CONFIGS = {
     "ddpg": ("Pendulum-v1", ddpg.Config(**OFF_POLICY)),
 }
 SMALL = ModelConfig(hidden=(8,))
-BATCH = 4  # in which a value goes wrong
+BATCH = 4  # the first with a wrong value
 
 
 class Poisoned(SerialSampler):
-    """Gives one wrong value in every batch from the fourth on: what no check of an environment has found."""
+    """Puts one wrong value into every batch from the fourth on, as if the environment's checks had missed it."""
 
     field, value, n = "reward", np.nan, 0
 
@@ -90,22 +90,22 @@ def test_a_reward_that_is_nan_is_not_learned_from_and_ends_the_run(name: str, tm
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "prioritized", "sac"])
 @pytest.mark.parametrize("field", ["reward", "observation"])
-def test_skipping_goes_on_to_the_end_with_finite_parameters_and_counts(name: str, field: str, tmp_path: Path) -> None:
+def test_skipping_trains_to_the_end_with_finite_parameters_and_counts(name: str, field: str, tmp_path: Path) -> None:
     sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), normalize_observation=True))
     sampler.field = field
     with logger_context(tmp_path, console=False) as run:
-        row = MinibatchRl(sampler, agent, algo, 512, 128, Limits(nonfinite="skip")).train()
+        row = MinibatchRl(sampler, agent, algo, 512, 128, limits=Limits(nonfinite="skip")).train()
     assert row["env_steps"] >= 512
     assert row["algo/refused"] >= 1
     assert all_finite(agent)
-    assert len(list(run.directory.glob("nonfinite_*.safetensors"))) == 1, "the first is kept, the others are counted"
+    assert len(list(run.directory.glob("nonfinite_*.safetensors"))) == 1, "the first is saved, the others are counted"
 
 
-@pytest.mark.parametrize("name", ["ppo", "td3", "sac"])  # DQN's Huber loss stands it
-def test_a_loss_that_explodes_is_refused_like_one_that_is_nan(name: str) -> None:
+@pytest.mark.parametrize("name", ["ppo", "td3", "sac"])  # DQN's Huber loss tolerates it
+def test_a_loss_that_explodes_is_handled_like_nan(name: str) -> None:
     sampler, agent, algo = parts(name)
     sampler.value = 1e38
-    if name == "ppo":  # whose normalised advantages and clipped gradient stand much
+    if name == "ppo":  # normalised advantages and a clipped gradient tolerate much
         algo.config = ppo.Config(minibatches=2, epochs=1, normalize_advantage=False)
     before: dict[str, torch.Tensor] = {}
     update = algo.update
@@ -115,24 +115,24 @@ def test_a_loss_that_explodes_is_refused_like_one_that_is_nan(name: str) -> None
         return update()
 
     algo.update = remembering  # type: ignore[method-assign]
-    with pytest.raises(Diverged, match="was not made"):
+    with pytest.raises(Diverged, match="was not applied"):
         MinibatchRl(sampler, agent, algo, 512, 512).train()
     assert all_finite(agent)
-    if name == "ppo":  # the others' actors learn from the critics that were not changed
+    if name == "ppo":  # actors of the others learn from the unchanged critics
         assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
 
 
 def test_a_critic_that_is_not_finite_is_in_no_snapshot(tmp_path: Path) -> None:
     sampler, agent, algo = parts("sac")
     with torch.no_grad():
-        algo.online[0].fill_(torch.nan)  # which never acts
+        algo.online[0].fill_(torch.nan)  # a critic, which does not act
     with pytest.raises(Diverged, match="a parameter is NaN"), logger_context(tmp_path, console=False):
         MinibatchRl(sampler, agent, algo, 512, 16).train()
     assert not list_snapshots(tmp_path / "run_0/snapshot")
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
-def test_what_a_graph_refuses_ends_the_run_too_and_is_kept(
+def test_a_nonfinite_update_of_a_cuda_graph_ends_the_run_and_is_saved(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (mlp, fused):
@@ -148,7 +148,7 @@ def test_what_a_graph_refuses_ends_the_run_too_and_is_kept(
     assert any(not np.isfinite(array).all() for key, array in arrays.items() if ".batch." in key)
 
 
-def test_the_optimizer_of_a_refused_update_is_as_it_was() -> None:
+def test_a_skipped_update_does_not_change_the_optimizer() -> None:
     sampler, _, algo = parts("ppo")
     for _ in range(BATCH - 1):
         algo.receive(sampler.collect())
@@ -160,7 +160,7 @@ def test_the_optimizer_of_a_refused_update_is_as_it_was() -> None:
     assert json.dumps(algo.optimizer.state_dict()["state"], default=lambda x: x.tolist()) == before
 
 
-def test_running_statistics_take_in_no_batch_that_is_not_finite() -> None:
+def test_running_statistics_ignore_batches_that_are_not_finite() -> None:
     norm, twin = RunningNorm((2,)), RunningNorm((2,))
     good = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
     bad = good.clone()

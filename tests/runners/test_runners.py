@@ -1,18 +1,23 @@
 """Tests of the runners: when they evaluate, log and save, and what they count."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
+from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError, make_envs
+from rlframe.experiment.config import for_ranks, from_flat
+from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners import MinibatchRl, MinibatchRlEval
-from rlframe.runners.base import Diverged
+from rlframe.record.writers import read_csv
+from rlframe.runners import MinibatchRl, MinibatchRlEval, Runner
+from rlframe.runners.base import Clock, Diverged
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
 CONFIG = ppo.Config(minibatches=2, epochs=1)
@@ -51,7 +56,7 @@ def test_a_runner_without_evaluation_scores_by_training_episodes():
     runner = MinibatchRl(sampler, agent, algo, 512, 512)
     row = runner.train()
     assert not any(name.startswith("eval/") for name in row)
-    assert runner.score == row["episode/return_mean"]
+    assert runner.log.score == row["episode/return_mean"]
 
 
 def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
@@ -64,7 +69,7 @@ def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
         assert (state["agent"][name] == value).all()
 
 
-def test_a_loaded_runner_goes_on_with_counts_episodes_and_time():
+def test_a_loaded_runner_continues_counts_episodes_and_time():
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     runner = MinibatchRl(sampler, agent, algo, 512, 256)
     runner.train()
@@ -73,10 +78,10 @@ def test_a_loaded_runner_goes_on_with_counts_episodes_and_time():
     other.load_state_dict(state)
     assert other.env_steps == runner.env_steps
     assert other.algo.progress.state_dict() == runner.algo.progress.state_dict()
-    assert list(other.recent) == list(runner.recent)
-    assert other.n_episodes == runner.n_episodes
-    assert other.clock.elapsed_s() >= state["runner"]["elapsed_s"]
-    assert not other.due() or other.env_steps >= other.n_steps
+    assert list(other.log.recent) == list(runner.log.recent)
+    assert other.log.n_episodes == runner.log.n_episodes
+    assert other.log.timers.elapsed_s() >= state["runner"]["elapsed_s"]
+    assert not other.report_due() or other.env_steps >= other.n_steps
 
 
 def test_interval_fractions_of_the_time_add_up_to_less_than_one():
@@ -104,7 +109,7 @@ class Diverging(ppo.PPO):
 
 
 @pytest.mark.parametrize(("env", "interval"), [("CartPole-v1", 64), ("Pendulum-v1", 10_000)], ids=["report", "env"])
-def test_parameters_that_are_no_numbers_end_the_run_and_are_never_saved(tmp_path, env, interval):
+def test_nan_parameters_end_the_run_and_are_never_saved(tmp_path, env, interval):
     sampler, agent, _ = parts(EnvConfig(env))
     diverging = Diverging(agent, sampler.batch_spec, 1_000, CONFIG)
     with pytest.raises(Diverged, match="learning rate"), logger_context(tmp_path, console=False) as run:
@@ -114,10 +119,69 @@ def test_parameters_that_are_no_numbers_end_the_run_and_are_never_saved(tmp_path
     assert all(value.isfinite().all() for value in state["agent"].values())
 
 
-def test_a_run_without_score_is_saved_all_the_same(tmp_path):
+def test_a_run_without_a_score_is_saved_with_snapshot_mode_best(tmp_path):
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     runner = MinibatchRl(sampler, agent, algo, 16, 16)
     with logger_context(tmp_path, snapshot_mode="best", console=False) as run:
         runner.train()
-    assert math.isnan(runner.score)
+    assert math.isnan(runner.log.score)
     assert resolve_snapshot(run.directory).exists()
+
+
+class FromOneBatch(Runner):
+    """Learns from one batch again and again, and counts updates."""
+
+    clock = Clock.UPDATES
+
+    def iterate(self):
+        if not self.env_steps:
+            self.samples = self.sampler.collect()
+        self.algo.receive(self.samples)
+        self.update()
+        self.record_episodes()
+
+
+def test_a_runner_whose_clock_is_updates_counts_lengths_and_intervals_in_them(tmp_path):
+    sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
+    with logger_context(tmp_path, snapshot_mode="none", console=False) as run:
+        row = FromOneBatch(sampler, agent, algo, n_steps=12, log_interval_steps=6).train()
+    assert row["updates"] == 12
+    assert [int(each["updates"]) for each in read_csv(run.directory / "progress.csv")[1]] == [0, 6, 12]
+
+
+RUN = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial", "sampler.batch_T=16"]
+RUN += ["sampler.batch_B=4", "algo.minibatches=1", "affinity=none", "eval.n_envs=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "evaluates"),
+    [
+        (["runner=minibatch_rl"], False),
+        (["runner=minibatch_rl_eval", "eval.n_episodes=2"], True),
+        (["runner=sync_rl", "eval.n_episodes=2"], True),
+        (["runner=sync_rl", "eval.n_episodes=0"], False),
+        (["runner=async_rl", "eval.n_episodes=2"], True),
+        (["runner=async_rl", "eval.n_episodes=0"], False),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_the_config_says_whether_a_runner_evaluates(words: list[str], evaluates: bool, tmp_path: Path):
+    assert main([*RUN, *words, f"log_dir={tmp_path}"]) == 0
+    columns, rows = read_csv(tmp_path / "run_0/progress.csv")
+    assert ("eval/return_mean" in columns) == evaluates
+    assert len(rows) == 2
+
+
+def test_no_episodes_do_not_fit_a_runner_that_evaluates():
+    for keys in ({}, {"runner": "minibatch_rl_eval"}):
+        with pytest.raises(ConfigError, match="for no evaluation use runner=minibatch_rl"):
+            from_flat({"eval.n_episodes": 0, **keys})
+    with pytest.raises(ConfigError, match=r"eval\.n_episodes=-1 must be at least 0"):
+        from_flat({"eval.n_episodes": -1, "runner": "sync_rl"})
+
+
+@pytest.mark.parametrize(("runner", "n_episodes"), [("minibatch_rl", 0), ("minibatch_rl_eval", 20), ("sync_rl", 20)])
+def test_a_runner_in_ranks_evaluates_as_it_does_alone(runner: str, n_episodes: int):
+    launch_ranks = for_ranks(from_flat({"runner": runner, "runner.n_steps": 77}), 2)
+    assert type(launch_ranks.runner).__module__ == "rlframe.runners.sync_rl"
+    assert (launch_ranks.world_size, launch_ranks.runner.n_steps, launch_ranks.eval.n_episodes) == (2, 77, n_episodes)

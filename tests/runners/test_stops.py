@@ -1,4 +1,4 @@
-"""Tests of stopping in order, by signals and by the time, in every part of the loop, and of going on exactly."""
+"""Stopping by signals and by the time limit, in every part of the loop, and exact resume afterwards."""
 
 import math
 import os
@@ -37,7 +37,7 @@ def send(signum: int) -> None:
 
 
 def sending_at_update(algo: Algorithm, which: int) -> None:
-    """Let the process be asked to stop while `algo` makes the update with this number."""
+    """Send SIGTERM to this process during the update with this number."""
     update = algo.update
 
     def interrupted() -> Any:
@@ -48,7 +48,7 @@ def sending_at_update(algo: Algorithm, which: int) -> None:
     algo.update = interrupted  # type: ignore[method-assign]
 
 
-def test_a_stop_between_the_updates_of_a_batch_leaves_the_rest_owed(tmp_path: Path) -> None:
+def test_a_stop_between_updates_leaves_the_rest_for_the_resumed_run(tmp_path: Path) -> None:
     sampler, agent, algo = parts()
     sending_at_update(algo, 9)
     with pytest.raises(Interrupted, match="snapshot written"), logger_context(tmp_path, console=False) as run:
@@ -59,14 +59,14 @@ def test_a_stop_between_the_updates_of_a_batch_leaves_the_rest_owed(tmp_path: Pa
     again = MinibatchRl(*parts(), 64, 64)
     with logger_context(run.directory, resume=True, console=False):
         again.resume(state)
-        assert again.half_done
+        assert again.updates_left
         before = again.env_steps
         again.iterate()
-    assert again.env_steps == before, "what is owed is paid before another batch is collected"
+    assert again.env_steps == before, "the updates left are made before another batch is collected"
     assert not again.algo.updates_due()
 
 
-def test_updates_broken_off_and_made_later_give_the_parameters_that_they_would_have_given(tmp_path: Path) -> None:
+def test_updates_made_after_a_resume_give_the_same_parameters(tmp_path: Path) -> None:
     whole = parts()
     MinibatchRl(*whole, 28, 28).train()
     sampler, agent, algo = parts()
@@ -83,14 +83,14 @@ def test_updates_broken_off_and_made_later_give_the_parameters_that_they_would_h
 
 
 class Asking(Evaluator):
-    """Asks the process to stop in the middle of an evaluation."""
+    """Sends SIGINT to this process during an evaluation."""
 
     def _collect(self) -> None:
         send(signal.SIGINT)
         super()._collect()
 
 
-def test_an_evaluation_is_broken_off_and_made_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1))
     config = EvalConfig(n_envs=2, n_episodes=40)  # several chunks
     with pytest.raises(Interrupted) as caught, logger_context(tmp_path, console=False) as run:
@@ -106,15 +106,15 @@ def test_an_evaluation_is_broken_off_and_made_when_the_run_goes_on(tmp_path: Pat
     assert lines[1].startswith("0,"), "the evaluation before training"
 
 
-def test_when_the_time_is_over_a_run_ends_in_order_with_a_snapshot(tmp_path: Path) -> None:
+def test_at_the_time_limit_a_run_ends_with_a_snapshot(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     with logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 10**9, 10**9, Limits(max_time_s=0.3)).train()
+        MinibatchRl(sampler, agent, algo, 10**9, 10**9, limits=Limits(max_time_s=0.3)).train()
     assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps > 0
     assert "the time is over (runner.max_time_s=0.3)" in (run.directory / "debug.log").read_text()
 
 
-def test_a_run_ends_with_the_first_report_that_reaches_the_target(tmp_path: Path) -> None:
+def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=4))
     scores = iter([1.0, 9.0, 10.0, 11.0])
@@ -129,9 +129,9 @@ def test_a_run_ends_with_the_first_report_that_reaches_the_target(tmp_path: Path
     again = MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0))
     with logger_context(run.directory, resume=True, console=False):
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
-        assert again.done == said
+        assert again.end_reason == said
         again.train()
-    assert next(scores) == 11, "nothing was evaluated again"
+    assert next(scores) == 11, "there is no further evaluation"
 
 
 def test_impossible_limits_are_refused_with_their_numbers() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import Interrupted
-from rlframe.launch import beside
+from rlframe.experiment.presets import competing_work
 from rlframe.system.machine import gc_paused, limit_threads, retain_freed_memory, thread_variables
 from rlframe.system.signals import stop_request
 
@@ -70,14 +70,14 @@ def test_openmp_threads_spin_longer_if_nothing_else_needs_the_cores(tmp_path):
     one = {"sampler.batch_B": "1"}
     (tmp_path / "params.json").write_text('{"config": {"env": "ALE/Pong-v5"}}')
     for words in ({"env": "ALE/Pong-v5"}, {"experiment": "atari/ppo_pong"}, {"resume": str(tmp_path)}):
-        assert beside(words) == "threads"
-    for words in ({"experiment": "mujoco/td3_halfcheetah"}, {"env": "ALE/Pong-v5", **one}, {"algo": "dqn", **one}):
-        assert beside(words) == "nothing"
-    for words in ({"experiment": "atari/dqn_pong", **one}, {"env": "ALE/Pong-v5", "algo": "dqn", **one}):
-        assert beside(words) == "update", "which is begun while the game steps"
+        assert competing_work(words) == "threads"
+    for words in ({"experiment": "mujoco/td3_halfcheetah"}, {"env": "HalfCheetah-v5", **one}, {"algo": "dqn", **one}):
+        assert competing_work(words) == "nothing"
+    for words in ({"experiment": "atari/dqn_pong", **one}, {"env": "ALE/Pong-v5", **one}):
+        assert competing_work(words) == "update", "which may be prefetched while the game steps"
     for words in ({}, {"env": "HalfCheetah-v5"}, {"resume": str(tmp_path / "none")}, {"experiment": "no/such"}):
-        assert beside(words) == "processes"
-    assert beside({"experiment": "async/sac_pendulum"}) == "processes", "the sampler's process"
+        assert competing_work(words) == "processes"
+    assert competing_work({"experiment": "async/sac_pendulum"}) == "processes", "the sampler's process"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")

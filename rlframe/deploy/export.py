@@ -1,0 +1,275 @@
+"""The greedy policy as a torch module (Greedy), and its export as a torch.export program or an ONNX file.
+
+Inputs are observations as in the environment's observation space, outputs are actions as in its action space.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
+
+from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
+from rlframe.agents.q import QState
+from rlframe.core import spaces as canonical
+from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
+from rlframe.core.types import AgentInputs
+
+N_CHECKED = 1000  # observations that `compare` checks
+_BATCH = 50
+_TOLERANCE = 1e-4  # of rounding, in units of the action
+
+Policy = Callable[[list[np.ndarray]], list[np.ndarray]]  # an exported policy: arrays in, arrays out
+
+
+class ExportError(ReadableError):
+    """The policy cannot be exported, or the exported one acts differently."""
+
+
+class Greedy(nn.Module):
+    """(observation [B, ...], state, reward [B]) -> (action [B, ...], state), without noise.
+
+    The state is () unless the policy has memory or sees its previous action; then it is {"memory", "action", "first"},
+    and an episode starts with `initial_state`. `reward` is that of the previous action; only such a policy uses it.
+    """
+
+    def __init__(self, agent: Agent, observation_space: Space, action_space: Space) -> None:
+        super().__init__()
+        if not isinstance(agent, PolicyAgent | QAgent | ActorAgent):
+            raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
+        self.agent, self.observation_space, self.action_space = agent, observation_space, action_space
+        self.decode = Decoder(action_space)
+        self.stateful = agent.recurrent or _sees_previous(agent)
+
+    def initial_state(self, n: int) -> Tree:
+        """The state at the start of n episodes."""
+        if not self.stateful:
+            return ()
+        device = next(self.agent.parameters()).device
+        action = map_tree(lambda x: torch.from_numpy(x).to(device), canonical.zeros(self.action_space, (n,)))
+        memory = self.agent.memory(n) if isinstance(self.agent, QAgent) else self.agent.initial_state(range(n))
+        return {"memory": memory, "action": action, "first": torch.ones(n, dtype=torch.bool, device=device)}
+
+    def forward(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[Tree, Tree]:
+        inputs, memory = self._inputs(observation, state, reward)
+        action, memory = self._act(inputs, memory)
+        return self.decode(action), self._next_state(action, memory)
+
+    def _inputs(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[AgentInputs, Tree]:
+        """The agent's inputs and its memory."""
+        observation = _as_agents_see(observation, self.observation_space)
+        if not self.stateful:
+            return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
+        return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
+
+    def step(self, observation: Tree, state: Tree, reward: Tensor, noise: Tree) -> tuple[Tree, Tree]:
+        """`Agent.step` with noise: the canonical action, and the next state."""
+        inputs, memory = self._inputs(observation, state, reward)
+        of_q = isinstance(self.agent, QAgent)
+        step = self.agent.step(inputs, QState(torch.zeros_like(reward), memory) if of_q else memory, noise)
+        return step.action, self._next_state(step.action, step.state.memory if of_q else step.state)
+
+    def _next_state(self, action: Tree, memory: Tree) -> Tree:
+        if not self.stateful:
+            return ()
+        one = leaves(action)[0]
+        first = torch.zeros(one.shape[0], dtype=torch.bool, device=one.device)
+        return {"memory": memory, "action": action, "first": first}
+
+    def _act(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
+        """Canonical actions, equal to those of `Agent.step` with zero noise, and the memory."""
+        agent = self.agent
+        if isinstance(agent, QAgent):
+            values, memory = agent.model(inputs, memory, 0.0)
+            return agent.kind.q(values).argmax(-1), memory
+        n = inputs.first.shape[0]
+        zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x)), agent.noise(np.random.default_rng(0), ()))
+        zeros = map_tree(lambda x: x.to(inputs.first.device), zeros)
+        if isinstance(agent, PolicyAgent):
+            params, _, memory = agent.model(inputs, memory)
+            return agent.distribution.sample(params, zeros), memory
+        assert isinstance(agent, ActorAgent)
+        return agent.policy.mode(agent.model(inputs.observation)), ()
+
+
+def _sees_previous(agent: Agent) -> bool:
+    if isinstance(agent, QAgent):
+        return agent.model.uses_previous
+    return isinstance(agent, PolicyAgent) and agent.model.uses_previous
+
+
+def _as_agents_see(observation: Tree, space: Space) -> Tree:
+    """The canonical observation: classes count from 0, float64 becomes float32."""
+    match space:
+        case spaces.Dict():
+            return {key: _as_agents_see(observation[key], sub) for key, sub in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_as_agents_see(x, sub) for x, sub in zip(observation, space.spaces, strict=True))
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return observation.long() - torch.as_tensor(np.asarray(space.start)).to(observation.device)
+        case _:
+            return observation.float() if space.dtype == np.float64 else observation
+
+
+class Decoder(nn.Module):
+    """From canonical actions to actions of the space; the torch counterpart of `core.spaces.action_decoder`."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self.space = space
+        for index, (_, box) in enumerate(canonical.action_parts(space)):
+            if isinstance(box, spaces.Box):
+                for name, value in _bounds(box).items():
+                    self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
+
+    def forward(self, action: Tree) -> Tree:
+        parts = iter(enumerate(space for _, space in canonical.action_parts(self.space)))
+        return map_tree(lambda x: self._part(*next(parts), x), action)
+
+    def _part(self, index: int, space: Space, action: Tensor) -> Tensor:
+        match space:
+            case spaces.Box():
+                low, high, scale, offset, least, most = (
+                    getattr(self, f"{name}_{index}") for name in ("low", "high", "scale", "offset", "least", "most")
+                )
+                clipped = torch.minimum(torch.maximum(action, low), high)
+                decoded = (clipped * scale + offset).to(least.dtype)
+                return torch.minimum(torch.maximum(decoded, least), most)
+            case spaces.Discrete() | spaces.MultiDiscrete():
+                return action + torch.as_tensor(np.asarray(space.start)).to(action.device)
+            case _:
+                return action
+
+
+def _bounds(box: spaces.Box) -> dict[str, np.ndarray]:
+    scale, offset, low, high = canonical.box_scaling(box)
+    return {"low": low, "high": high, "scale": scale, "offset": offset, "least": box.low, "most": box.high}
+
+
+def example_of(space: Space, n: int) -> Tree:
+    """n samples of an observation space, stacked: [n, ...]."""
+    return map_tree(lambda *samples: np.stack(samples), *(space.sample() for _ in range(n)))
+
+
+class FlatGreedy(nn.Module):
+    """Greedy with one argument and one result for every array, by name; a policy without state takes no state."""
+
+    def __init__(self, greedy: Greedy) -> None:
+        super().__init__()
+        self.greedy = greedy.eval()
+        observation = map_tree(torch.from_numpy, example_of(greedy.observation_space, 2))
+        state, reward = greedy.initial_state(2), torch.zeros(2)
+        arguments = (observation, state, reward) if greedy.stateful else (observation,)
+        with torch.no_grad():
+            results = greedy(observation, state, reward)
+        self.example, self._form = pytree.tree_flatten(arguments)
+        self.inputs = _names(["observation", "state", "reward"][: len(arguments)], arguments)
+        self.outputs = _names(["action", "next_state"], results)
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        arguments = pytree.tree_unflatten(list(flat), self._form)
+        if not self.greedy.stateful:
+            arguments = (*arguments, (), torch.zeros(flat[0].shape[0], device=flat[0].device))
+        return tuple(pytree.tree_leaves(self.greedy(*arguments)))
+
+
+def _names(roots: list[str], trees: Any) -> list[str]:
+    """A name for every array: its root and its path."""
+    found = []
+    for root, tree in zip(roots, trees, strict=True):
+        for path, _ in pytree.tree_flatten_with_path(tree)[0]:
+            found.append("_".join([root, *(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path)]))
+    return found
+
+
+def trace(flat: FlatGreedy) -> ExportedProgram:
+    """The policy as a program of tensor operations, for any batch size.
+
+    Raises:
+        ExportError: a part of it cannot be traced.
+    """
+    shapes = (tuple({0: Dim("batch")} for _ in flat.example),)
+    try:
+        with torch.no_grad():
+            return torch.export.export(flat, tuple(flat.example), dynamic_shapes=shapes)
+    except Exception as error:
+        raise ExportError(
+            f"{type(flat.greedy.agent).__name__} cannot be exported, perhaps because of its model.encoder: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        ) from error
+
+
+def save_torch(program: ExportedProgram, flat: FlatGreedy, out: Path) -> Policy:
+    """Write a torch.export program, and load it."""
+    facts = {"inputs": flat.inputs, "outputs": flat.outputs, "initial_state": "zeros; state_first is true"}
+    torch.export.save(program, out, extra_files={"policy.json": json.dumps(facts)})
+    module = torch.export.load(out).module()
+    return lambda arrays: [x.detach().numpy() for x in module(*map(torch.from_numpy, arrays))]
+
+
+def require_onnx() -> None:
+    """Raises:
+    ConfigError: a package that ONNX needs is not installed.
+    """
+    try:
+        import onnx  # noqa: F401  # an extra
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f'format=onnx needs {error.name}: pip install "rlframe[onnx]"') from None
+
+
+def save_onnx(program: ExportedProgram, flat: FlatGreedy, out: Path) -> Policy:
+    """Write an ONNX file, and load it.
+
+    Raises:
+        ExportError: ONNX cannot express a part of it.
+    """
+    from onnxruntime import InferenceSession
+
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that are not needed here
+    names: dict[str, Any] = {"input_names": flat.inputs, "output_names": flat.outputs}
+    try:
+        torch.onnx.export(program, (), str(out), **names, dynamo=True, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        raise ExportError(f"ONNX cannot express a part of this policy: {error}; use format=torch") from error
+    session = InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    index = {name: i for i, name in enumerate(flat.inputs)}
+    used = [each.name for each in session.get_inputs()]  # ONNX drops inputs that have no effect
+    return lambda arrays: session.run(None, {name: arrays[index[name]] for name in used})
+
+
+def compare(flat: FlatGreedy, policy: Policy) -> float:
+    """The largest difference between actions of the exported policy and of `Agent.step`, each with its own state.
+
+    Raises:
+        ExportError: they differ by more than rounding.
+    """
+    greedy, space = flat.greedy, flat.greedy.observation_space
+    decode = canonical.action_decoder(greedy.action_space)
+    noise = map_tree(lambda x: torch.zeros(_BATCH, *np.shape(x)), greedy.agent.noise(np.random.default_rng(0), ()))
+    live = greedy.initial_state(_BATCH)
+    state = [x.numpy() for x in pytree.tree_leaves(live)]
+    reward, largest = np.zeros(_BATCH, np.float32), 0.0
+    space.seed(0)
+    for _ in range(N_CHECKED // _BATCH):
+        observation = example_of(space, _BATCH)
+        action, live = greedy.step(map_tree(torch.from_numpy, observation), live, torch.from_numpy(reward), noise)
+        expected = leaves(decode(map_tree(as_numpy, action)))
+        results = policy([*leaves(observation), *state, *([reward] if state else [])])
+        state = list(results[len(expected) :])
+        for one, other in zip(expected, results, strict=False):
+            largest = max(largest, float(np.abs(one.astype(np.float64) - other).max()))
+    if largest > _TOLERANCE:
+        raise ExportError(f"the exported policy acts differently, by {largest:g}; please report this")
+    return largest

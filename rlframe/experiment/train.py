@@ -1,0 +1,233 @@
+"""train(): one run from its settings, new or resumed, in one process or in ranks; for launch and rlframe.train."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import chz
+import torch
+
+from rlframe.core.command_line import KeyValues
+from rlframe.core.errors import ConfigError, SnapshotError
+from rlframe.core.files import read_json
+from rlframe.core.ranks import Ranks
+from rlframe.experiment import hardware
+from rlframe.experiment.build import Built, build, choose_device
+from rlframe.experiment.config import Experiment, for_ranks, from_flat, to_flat
+from rlframe.experiment.presets import load_preset, presets_for
+from rlframe.experiment.trust import check_trusted, read_config
+from rlframe.record import current_run, logger_context
+from rlframe.record.rank_state import list_snapshots
+from rlframe.record.snapshot import load_newest, load_snapshot
+from rlframe.system.affinity import pin
+from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_environment
+from rlframe.system.machine import retain_freed_memory
+
+_CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
+_ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # in a resumed run
+_FIXED = ("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps")  # although sampler is adjustable
+_NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
+
+_logger = logging.getLogger("rlframe")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train."""
+
+    experiment: Experiment
+    resume: str  # its run directory, if it is resumed
+    tune_sampler: bool  # measure all samplers
+    notes: tuple[str, ...]  # where its settings come from, for the log
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run that has ended: its directory, and the last row of its log by metric name."""
+
+    directory: Path
+    metrics: dict[str, float]
+
+
+def read_job(keys: Mapping[str, Any]) -> Job:
+    """The run that keys of the command line describe, with the preset or the resumed run below them.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value; a preset or run that does not exist or needs trust=true.
+    """
+    control = KeyValues(f"{key}={keys[key]}" for key in _CONTROL if key in keys)
+    keys = {key: value for key, value in keys.items() if key not in _CONTROL}
+    resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
+    base, notes = _resumed(resume, keys, trust) if resume else _preset(preset, keys, trust)
+    return Job(from_flat(base, keys), resume, control.flag("tune_sampler"), notes)
+
+
+def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if not preset:
+        others = [f"experiment={name}" for name in presets_for(str(keys.get("env", "CartPole-v1")))]
+        return {}, (f"presets for this environment: {', '.join(others)}",) if others else ()
+    config = load_preset(preset)
+    if preset.endswith(".json"):  # the run of anybody; a preset in YAML is written by hand
+        check_trusted(config, preset, trust)
+        config.pop("log_dir", None)  # of that run
+    return config, (f"experiment={preset}",)
+
+
+def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    fixed = [key for key in keys if _is_fixed(key)]
+    if fixed:
+        raise ConfigError(
+            f"resume continues the run as it is: {', '.join(fixed)} cannot change "
+            f"(what can: {', '.join(_ADJUSTABLE)}, but not {', '.join(_FIXED)}); "
+            f"for a new run from its weights use init={resume}"
+        )
+    path = Path(resume) / "params.json"
+    if not path.is_file():
+        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
+    config = read_config(path, trust)
+    missing = [key for key in _NEEDED if key not in config]
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}: a script wrote it, so resume the run from that script")
+    return config, (f"resuming {resume}",)
+
+
+def _is_fixed(key: str) -> bool:
+    """Whether a resumed run cannot change the key."""
+    return not key.startswith(_ADJUSTABLE) or key in _FIXED
+
+
+def place_job(job: Job) -> tuple[Job, int]:
+    """The job for the ranks that train it, and the number of those on this machine.
+
+    Raises:
+        ConfigError: its runner cannot train in ranks, or the affinity does not fit the machine or the ranks.
+    """
+    place = rank_from_environment()
+    started = place.world_size > 1  # by torchrun
+    experiment = for_ranks(job.experiment, place.world_size if started else job.experiment.world_size)
+    n_here = place.local_world_size if started else experiment.world_size
+    hardware.affinity_of(experiment, 0, n_here)
+    if place.max_restarts and not (job.resume or experiment.log_dir):
+        raise ConfigError(
+            f"--max-restarts={place.max_restarts}: restarted ranks continue their run; give log_dir=DIR, where it is"
+        )
+    return replace(job, experiment=experiment), n_here
+
+
+def train(job: Job) -> TrainResult:
+    """Train a job of `place_job` to its end.
+
+    Raises:
+        ConfigError: its parts do not fit together; nothing was written.
+        What Runner.train raises.
+    """
+    return launch_ranks(partial(_train, job), job.experiment.world_size)
+
+
+def build_job(job: Job) -> Built:
+    """Build a new run's objects for a single process, with what is best for this machine.
+
+    Raises:
+        ConfigError: the run is resumed, or wants several ranks; its parts do not fit together.
+    """
+    if job.resume or job.experiment.world_size > 1:
+        raise ConfigError("build makes a new run in one process; use train for resume= and world_size=")
+    resolved = hardware.resolve(job.experiment, job.tune_sampler)
+    return build(resolved.experiment, resolved.affinity)
+
+
+def _train(job: Job, place: RankInfo) -> TrainResult:
+    """Train as one rank, usually the only one."""
+    experiment, resume = job.experiment, job.resume
+    found = _newest_state(resume, experiment.snapshot_mode, place.rank) if resume else None
+    retain_freed_memory()
+    resolved = hardware.resolve(experiment, job.tune_sampler, place.local_rank, place.local_world_size)
+    config = to_flat(resolved.experiment)
+    pin(resolved.affinity.master)
+    with _join(resolved, place) as ranks:
+        if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
+            resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
+        state = _common_state(found, ranks) if found else {}
+        settings = chz.replace(resolved.experiment, init="") if state else resolved.experiment  # state has the weights
+        with (
+            build(settings, resolved.affinity) as built,
+            logger_context(
+                log_dir=resume or experiment.log_dir,
+                run_ID=experiment.run_ID,
+                name=experiment.title(),
+                config=config,
+                snapshot_mode=experiment.snapshot_mode,
+                snapshot_gap=experiment.snapshot_gap,
+                snapshot_keep=experiment.snapshot_keep,
+                snapshot_best=experiment.snapshot_best,
+                snapshot_errors=experiment.snapshot_errors,
+                resume=bool(resume),
+            ) as run,
+        ):
+            if not place.rank:
+                summary = [f"{name}: {text}" for name, text in built.summary.items()]
+                for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
+                    _logger.info(note)
+                _logger.info(f"run: {run.directory}")
+            if resume:
+                _continue(built, state, resume)
+            metrics = built.train()
+    return TrainResult(run.directory, metrics)
+
+
+def _continue(built: Built, state: Mapping[str, Any], resume: str) -> None:
+    if not state:
+        current_run().trim(-1)
+        _logger.info(f"{resume} has no snapshot yet: it starts from the beginning")
+        return
+    built.runner.resume(state)
+    if reason := built.runner.end_reason:
+        _logger.info(f"nothing is left to train: {reason}; raise runner.n_steps or runner.target_score to continue")
+
+
+def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManager[Ranks]:
+    """Meet the other ranks; each computes on its own GPU if there are as many GPUs as ranks."""
+    device = resolved.experiment.device
+    own_gpu = device == "auto" and torch.cuda.device_count() >= place.local_world_size
+    chosen = choose_device(device, resolved.affinity.gpus) if own_gpu else torch.device("cpu")
+    return join(place, resolved.experiment.runner.ranks_timeout_s(), chosen)
+
+
+_Found = tuple[Path, Any, Mapping[str, Any]]  # a snapshot, its state, its facts
+
+
+def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
+    """The newest snapshot of a run; None if the run ended before its first."""
+    if snapshot_mode != "none" and not list_snapshots(Path(run) / "snapshot"):
+        return None
+    found = load_newest(Path(run), rank)
+    if not isinstance(found[1], dict) or not found[1]:
+        raise SnapshotError(f"{found[0]} holds no training state; init= takes weights from it, if it has any")
+    return found
+
+
+def _common_state(found: _Found, ranks: Ranks) -> Any:
+    """This rank's state in the newest snapshot that all ranks can read."""
+    own, state, facts = found
+    _, oldest = min(ranks.gather((int(facts["env_steps"]), own.name)))
+    return state if oldest == own.name else load_snapshot(own.with_name(oldest), ranks.rank)[0]
+
+
+def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: RankInfo) -> str:
+    """The run directory to continue if torchrun has restarted this job's ranks; else empty.
+
+    A job is recognised by its run directory and the fixed part of its config: torchrun restarts ranks for many reasons,
+    on other machines too, and does not always say so.
+    """
+    directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
+    if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
+        return ""
+    before = read_json(directory / "params.json").get("config", {})
+    same = all(before.get(key) == value for key, value in config.items() if _is_fixed(key))
+    return str(directory) if same else ""

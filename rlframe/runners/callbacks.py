@@ -1,0 +1,234 @@
+"""Callbacks: user code that every runner calls during training, to log metrics, write files or stop the run.
+
+On the command line: `callbacks=module:Class,./file.py:Class`. In a script: `MinibatchRl(..., callbacks=[Class()])`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rlframe.core.config import find_module, nearest
+from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.types import Samples, Trajectory
+from rlframe.record import METRICS
+
+if TYPE_CHECKING:
+    from rlframe.runners.base import Runner
+
+HOOKS = (
+    *("on_start", "on_batch", "on_episode", "on_update"),
+    *("on_evaluation", "on_log", "on_snapshot", "on_end"),
+)
+_METRIC = re.compile(r"[^\s/]+/[^\s/]+")
+
+_logger = logging.getLogger("rlframe")
+
+
+class CallbackError(ReadableError):
+    """A callback raised an exception; the message names the callback and the hook."""
+
+    shows_cause = True
+
+
+class Callback:
+    """Base class of callbacks: override the hooks you need.
+
+    With several ranks each rank has its own callbacks. An exception in a hook ends the run after a snapshot.
+    """
+
+    _runner: Runner | None = None
+
+    @property
+    def runner(self) -> Runner:
+        """The runner that calls this callback, with its `agent`, `algo`, `sampler` and `env_steps`.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
+        if self._runner is None:
+            raise RuntimeError(f"{name_of(self)} is not training yet; its runner is available from on_start on")
+        return self._runner
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Log a metric: the row of the log has the mean of the interval's values.
+
+        A value logged in `on_log` is in that row. With several ranks the row has the values of rank 0, but for
+        metrics named algo/..., which are averaged over ranks.
+
+        Raises:
+            ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
+        """
+        if not _METRIC.fullmatch(name):
+            raise ValueError(f"metric {name!r} must be named group/name, such as my_group/{name.strip('/') or 'name'}")
+        if name in METRICS:
+            raise ValueError(f"metric {name!r} is logged by rlframe itself; choose another name")
+        self.runner.log.metrics.add({name: value})
+
+    def stop(self, reason: str) -> None:
+        """Ask the run to stop: it writes a snapshot, logs the reason and ends with status 0. It can be resumed.
+
+        The run stops before the next batch, or between updates if a batch needs many.
+        """
+        callbacks = self.runner.callbacks
+        callbacks.stop_reason = callbacks.stop_reason or f"{name_of(self)}: {reason}"
+
+    def on_start(self, runner: Runner) -> None:
+        """Training starts, or continues after a resume; `state_dict` has been loaded."""
+
+    def on_batch(self, samples: Samples) -> None:
+        """The algorithm has received a batch. `samples` is valid until the next batch: copy what you keep."""
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        """A training episode has ended; called after `on_batch` for each episode that ended in the batch."""
+
+    def on_update(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """The algorithm's `update` was called: a gradient step on replay, or all steps on a batch, as in PPO.
+
+        `metrics` has its statistics by name, algo/loss and so on.
+        """
+
+    def on_evaluation(self, row: Mapping[str, float]) -> None:
+        """An evaluation is complete; `row` has its eval/... metrics, over all ranks."""
+
+    def on_log(self, row: Mapping[str, float]) -> None:
+        """A row is about to be logged; `log` adds metrics to it."""
+
+    def on_snapshot(self, env_steps: int) -> None:
+        """A snapshot was written; the callback's state in it is the one before this call."""
+
+    def on_end(self) -> None:
+        """Training ends: it is complete, was stopped, or failed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to save in snapshots, so that a resumed run goes on exactly: arrays and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state; called before `on_start`."""
+
+
+class Callbacks:
+    """The callbacks of one runner. A hook that no callback overrides costs one dictionary lookup."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        """Raises:
+        TypeError: one of them is not a Callback.
+        """
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(f"callbacks must be instances of rlframe.runners.Callback, got {callback!r}")
+        self.all = tuple(callbacks)
+        self.stop_reason = ""  # the first request to stop; empty: none
+        self._by_hook = {hook: [each for each in self.all if _overrides(each, hook)] for hook in HOOKS}
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback that overrides it.
+
+        Raises:
+            CallbackError: a callback raised an exception.
+        """
+        for callback in self._by_hook[hook]:
+            _call(callback, hook, *arguments)
+
+    def call_each(self, hook: str, values: Iterable[Any]) -> None:
+        """Call a hook once for each value.
+
+        Raises:
+            CallbackError: a callback raised an exception.
+        """
+        for callback in self._by_hook[hook]:
+            for value in values:
+                _call(callback, hook, value)
+
+    @contextmanager
+    def running(self, runner: Runner) -> Iterator[None]:
+        """Call `on_start` before the training inside, and `on_end` after it, also if it fails.
+
+        Raises:
+            CallbackError: a callback raised an exception, unless the training has failed already.
+        """
+        self.stop_reason = ""
+        for callback in self.all:
+            callback._runner = runner
+        self.call("on_start", runner)
+        try:
+            yield
+        except BaseException:
+            try:
+                self.call("on_end")
+            except CallbackError as error:
+                _logger.warning("%s", error)
+            raise
+        self.call("on_end")
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The name and the state of every callback."""
+        return [{"name": name_of(callback), "state": callback.state_dict()} for callback in self.all]
+
+    def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore saved states.
+
+        Raises:
+            ValueError: they were saved by other callbacks.
+        """
+        before, now = [each["name"] for each in saved], [name_of(callback) for callback in self.all]
+        if before != now:
+            raise ValueError(
+                f"it was saved with callbacks={','.join(before) or 'none'}, this run has {','.join(now) or 'none'}"
+            )
+        for callback, each in zip(self.all, saved, strict=True):
+            callback.load_state_dict(each["state"])
+
+
+def name_of(callback: Callback) -> str:
+    """module:Class."""
+    return f"{type(callback).__module__}:{type(callback).__qualname__}"
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(Callback, hook)
+
+
+def _call(callback: Callback, hook: str, *arguments: Any) -> None:
+    try:
+        getattr(callback, hook)(*arguments)
+    except Exception as error:
+        raise CallbackError(
+            f"callback {name_of(callback)} failed in {hook}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def load_callbacks(names: str) -> list[Callback]:
+    """New callbacks from `module:Class,./file.py:Class`; each class is called without arguments.
+
+    Raises:
+        ConfigError: a module or class does not exist, or does not make a Callback.
+    """
+    return [_load(name) for name in names.split(",") if name]
+
+
+def _load(name: str) -> Callback:
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name:
+        raise ConfigError(f"callbacks={name} must be written package.module:Class or ./file.py:Class")
+    try:
+        is_file = module_name.endswith(".py")
+        module = find_module(module_name, "rlframe.runners") if is_file else importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"callbacks={name}: {error}; write package.module:Class or ./file.py:Class") from None
+    found = vars(module)
+    if attribute not in found:
+        raise ConfigError(f"callbacks={name}: {module_name} has no class {attribute}{nearest(attribute, found)}")
+    callback = found[attribute]()
+    if not isinstance(callback, Callback):
+        raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
+    return callback

@@ -1,0 +1,134 @@
+"""What a runner logs and saves beside the training state: metrics, timers, recent episodes; used by runners/base.py."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlframe.algos.base import Progress
+from rlframe.core.errors import RecordError
+from rlframe.core.ranks import Ranks
+from rlframe.core.types import Trajectory
+from rlframe.record import Metrics, Timers, current_run
+from rlframe.record.metrics import over_ranks
+from rlframe.record.rank_state import RankEntry, write_rank_state
+from rlframe.samplers.evaluator import summarize
+from rlframe.system.machine import resident_bytes
+
+if TYPE_CHECKING:
+    from rlframe.runners.base import Runner
+
+_RECENT_EPISODES = 100  # that episode/return_mean and the like are over, of all ranks together
+
+_logger = logging.getLogger("rlframe")
+
+
+class TrainingLog:
+    """Owned by a runner and saved with it: everything that the next row of the log is made from."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks, self.metrics, self.timers = ranks, Metrics(), Timers()
+        self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // ranks.world_size))  # of this rank
+        self.n_episodes = 0  # of this rank
+        self.last = -1  # the runner's clock at the last row; -1: there is no row yet
+        self.score = math.nan  # of the last row
+
+    def add_episodes(self, finished: Sequence[Trajectory]) -> None:
+        """Count episodes that ended."""
+        self.n_episodes += len(finished)
+        self.recent.extend(finished)
+
+    def row(
+        self, progress: Progress, evaluation: Mapping[str, float], counters: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The row of the interval that ends now, over all ranks; the next interval starts."""
+        own = {
+            "env_steps": progress.env_steps,
+            "updates": progress.updates,
+            **evaluation,
+            **self._episodes(),
+            **counters,
+            "memory/resident_mb": resident_bytes() / 1e6,
+            **self.timers.flush(progress.env_steps, progress.updates),
+            **self.metrics.flush(),
+        }
+        return over_ranks(self.ranks.gather(own))
+
+    def _episodes(self) -> dict[str, float]:
+        recent = [trajectory for of_rank in self.ranks.gather(list(self.recent)) for trajectory in of_rank]
+        row = summarize(recent, "episode")
+        if n_episodes := self.ranks.sum(self.n_episodes):
+            row["episode/count"] = n_episodes
+        values: dict[str, list[float]] = {}
+        for trajectory in recent:
+            for name, value in trajectory.diagnostics.items():
+                values.setdefault(name, []).append(value)
+        return {**row, **{f"env/{name}": sum(found) / len(found) for name, found in values.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Metrics of the unfinished interval, episodes and times."""
+        return {
+            "reported": self.last,
+            "score": self.score,
+            "metrics": self.metrics.state_dict(),
+            "n_episodes": self.n_episodes,
+            "elapsed_s": self.timers.elapsed_s(),
+            "recent": [[t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        self.last, self.score, self.n_episodes = state["reported"], state["score"], state["n_episodes"]
+        self.metrics.load_state_dict(state["metrics"])
+        self.timers = Timers(state["elapsed_s"])
+        self.recent.extend(Trajectory(*fields) for fields in state["recent"])
+
+
+def save_snapshot(runner: Runner, final: bool) -> None:
+    """Write a snapshot of all ranks if the run's snapshot mode wants one; `final`: the training ends.
+
+    Raises:
+        RecordError: the disk is full or the directory is gone, and the run must stop then.
+    """
+    run, ranks, env_steps = current_run(), runner.ranks, runner.env_steps
+
+    def write_others(folder: Path) -> list[RankEntry]:
+        """Every rank but the first writes its state where the first rank writes the snapshot."""
+        folder = ranks.broadcast(folder)
+        own = [write_rank_state(folder, ranks.rank, runner.state_dict())] if ranks.rank else []
+        return [part for parts in ranks.gather(own) for part in parts]
+
+    if not ranks.broadcast(run.snapshot_due(env_steps, final)):
+        return
+    updates = runner.algo.progress.updates
+    with runner.stop.protect():
+        path = run.snapshot(
+            runner.state_dict, env_steps, runner.log.score, updates=updates, final=final, other_ranks=write_others
+        )
+    if ranks.broadcast(path is not None):
+        runner.callbacks.call("on_snapshot", env_steps)
+
+
+def save_after_error(runner: Runner) -> None:
+    """Write a last snapshot; if the disk fails too, only log that: the first error is the one to report."""
+    try:
+        save_snapshot(runner, final=True)
+    except RecordError as error:
+        _logger.warning("%s", error)
+
+
+def describe_resumed(reasons: Sequence[str]) -> str:
+    """What the log of a resumed run says about its environments.
+
+    Args:
+        reasons: of each environment, why its episode starts anew; empty where it continues.
+    """
+    lost = [reason for reason in reasons if reason]
+    if not lost:
+        return "the run continues exactly, running episodes included"
+    anew = f"{len(lost)} of {len(reasons)} running episodes start anew ({'; '.join(dict.fromkeys(lost))})"
+    return f"parameters, optimizer and counts continue; {anew}"

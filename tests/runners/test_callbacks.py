@@ -1,0 +1,216 @@
+"""Callbacks: every hook in every runner, metrics, stop, exact resume, errors, and no cost without callbacks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter as Counts
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlframe import launch
+from rlframe.algos import ppo
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import SnapshotError
+from rlframe.envs import EnvConfig
+from rlframe.models import ModelConfig
+from rlframe.record import logger_context
+from rlframe.record.snapshot import load_snapshot, resolve_snapshot
+from rlframe.record.writers import read_csv
+from rlframe.runners import AsyncRl, Callback, MinibatchRl, MinibatchRlEval, Runner, SyncRl
+from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
+from tests.runners.own_callbacks import Counter, Failing, NotACallback, Recorder, Stopper
+from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
+
+ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})  # then a row that is not valid
+SAMPLER = serial.Config(batch_T=8, batch_B=4)
+CONFIG = ppo.Config(minibatches=1, epochs=1)
+KINDS: dict[str, Any] = {"minibatch_rl": MinibatchRl, "minibatch_rl_eval": MinibatchRlEval, "sync_rl": SyncRl}
+HERE = "tests.runners.own_callbacks"
+
+
+@contextmanager
+def made(kind: str, evaluates: bool, callbacks: Sequence[Callback], n_steps: int = 64) -> Iterator[Runner]:
+    """A runner of this kind that trains PPO, and logs every 32 env_steps."""
+    process = BackgroundProcess(SAMPLER, ENV) if kind == "async_rl" else None
+    source: Any = process or SAMPLER.make_envs(ENV, 0, ())
+    agent = CONFIG.make_agent(source.observation_space, source.action_space, ModelConfig(hidden=(8,)), 0)
+    sampler: Any = BackgroundSampler(process, agent) if process else SAMPLER.make_sampler(source, agent, 0)
+    algo = CONFIG.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
+    evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=2)) if evaluates else None
+    runner = AsyncRl if kind == "async_rl" else KINDS[kind]
+    with runner(sampler, agent, algo, n_steps, 32, evaluator, callbacks=callbacks) as made:
+        yield made
+
+
+def expected(evaluates: bool, updates_first: bool) -> list[str]:
+    """The hooks of a training: batches of 28, 28 and 24 valid rows, and rows of the log at 0, 56 and 80."""
+
+    def report(env_steps: int) -> list[str]:
+        return [*(["evaluation of 2"] * evaluates), f"log at {env_steps}", f"snapshot at {env_steps}"]
+
+    def batch(n_valid: int, n_episodes: int) -> list[str]:
+        rest = [[f"episode {env}" for _ in range(n_episodes) for env in range(4)], ["update"]]
+        return [f"batch of {n_valid}", *(each for part in (rest[::-1] if updates_first else rest) for each in part)]
+
+    batches = [*batch(28, 1), *batch(28, 1), *report(56), *batch(24, 2), *report(80)]
+    return ["start", *report(0), *batches, "end"]
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, "async_rl"])
+def test_every_runner_calls_every_hook_in_order(kind: str, evaluates: bool, tmp_path: Path) -> None:
+    if kind == "minibatch_rl_eval" and not evaluates:
+        pytest.skip("it needs an evaluator")
+    recorder = Recorder()
+    with logger_context(tmp_path, console=False), made(kind, evaluates, [recorder]) as runner:
+        runner.train()
+        assert runner.score_name == ("eval/return_mean" if evaluates else "episode/return_mean")
+    assert recorder.calls == expected(evaluates, updates_first=kind == "async_rl")
+
+
+def test_a_callback_logs_means_of_the_interval_and_adds_to_the_row(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run, made("minibatch_rl", False, [Counter()]) as runner:
+        last = runner.train()
+    assert (last["counter/batch_mean"], last["counter/updates"]) == (3, 3)
+    rows = read_csv(run.directory / "progress.csv")[1]
+    assert [row["counter/batch_mean"] for row in rows] == ["", "1.5", "3.0"]
+    assert [float(row["counter/updates"]) for row in rows] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("mine", "named group/name"), ("a/b/c", "named group/name"), ("eval/return_mean", "logged by rlframe itself")],
+)
+def test_a_metric_needs_a_group_and_a_name_of_its_own(name: str, says: str) -> None:
+    callback = Callback()
+    with (
+        made("minibatch_rl", False, [callback]) as runner,
+        runner.callbacks.running(runner),
+        pytest.raises(ValueError, match=says),
+    ):
+        callback.log(name, 1.0)
+
+
+def test_a_callback_has_no_runner_before_training() -> None:
+    with pytest.raises(RuntimeError, match="Callback is not training yet"):
+        Callback().log("mine/x", 1.0)
+
+
+@pytest.mark.parametrize("kind", ["minibatch_rl", "async_rl"])
+def test_a_callback_stops_the_run_with_a_snapshot_and_its_reason(kind: str, tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run, made(kind, False, [Stopper()], n_steps=10_000) as runner:
+        runner.train()
+        env_steps = runner.env_steps
+    assert env_steps == 56
+    assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == env_steps
+    log = (run.directory / "debug.log").read_text()
+    assert f"stopped by a callback ({HERE}:Stopper: 2 batches) at env_steps 56 of 10,000, snapshot written" in log
+
+
+CASE = "algo=ppo algo.epochs=2 algo.minibatches=2 env=CartPole-v1 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 "
+CASE += "runner.log_interval_steps=80 runner.n_steps=240 sampler=serial sampler.batch_T=16 sampler.batch_B=4"
+
+
+def test_a_resumed_run_has_the_metrics_and_states_of_a_run_that_was_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = f"{CASE} callbacks={HERE}:Counter"
+    assert launch.main(words(case, tmp_path / "whole")) == 0
+    stopped_at(130, case, tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    state = load_snapshot(resolve_snapshot(tmp_path / "parts/run_0"))[0]
+    assert state["callbacks"] == [{"name": f"{HERE}:Counter", "state": {"n_batches": 4, "n_updates": 4}}]
+
+
+def test_a_run_that_its_callback_stopped_is_resumed_and_stopped_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine_stops.py").write_text(f"from {HERE} import Stopper as Mine")
+    case = f"{CASE} callbacks=./mine_stops.py:Mine"
+    run = tmp_path / "runs/run_0"
+    assert launch.main(words(case, tmp_path / "runs")) == 0
+    assert ":Stopper: 2 batches)" in capsys.readouterr().out
+    assert json.loads((run / "params.json").read_text())["config"]["callbacks"] == "./mine_stops.py:Mine"
+    assert launch.main([f"resume={run}"]) == 2
+    assert "callbacks=./mine_stops.py:Mine" in capsys.readouterr().err
+    assert launch.main([f"resume={run}", TRUST, "callbacks="]) == 2
+    assert "callbacks cannot change" in capsys.readouterr().err
+    assert launch.main([f"resume={run}", TRUST]) == 0
+    assert ":Stopper: 4 batches)" in capsys.readouterr().out
+
+
+def test_another_list_of_callbacks_does_not_fit_a_snapshot(tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run, made("minibatch_rl", False, [Counter()]) as runner:
+        runner.train()
+    state = load_snapshot(resolve_snapshot(run.directory))[0]
+    with (
+        logger_context(run.directory, resume=True, console=False),
+        made("minibatch_rl", False, []) as other,
+        pytest.raises(SnapshotError, match=f"saved with callbacks={HERE}:Counter, this run has none"),
+    ):
+        other.resume(state)
+
+
+def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_path: Path) -> None:
+    recorder = Recorder()
+    wrong = pytest.raises(CallbackError, match=r"own_callbacks:Failing failed in on_update: ValueError: three is too")
+    with (
+        wrong as caught,
+        logger_context(tmp_path, console=False) as run,
+        made("minibatch_rl", False, [Failing(), recorder]) as runner,
+    ):
+        runner.train()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == 80
+    assert recorder.calls[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Counter", "must be written package.module:Class or ./file.py:Class"),
+        (f"{HERE}:Couter", "has no class Couter; did you mean Counter"),
+        ("tests.no_such_module:Counter", "No module named 'tests.no_such_module'"),
+        ("./no_such_file.py:Counter", "there is no file"),
+        (f"{HERE}:NotACallback", "is not a subclass of rlframe.runners.Callback"),
+    ],
+)
+def test_a_class_that_cannot_be_a_callback_is_refused(
+    name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_callbacks(name)
+    assert launch.main(words(f"{CASE} callbacks={name}", tmp_path / "runs")) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_several_callbacks_are_named_in_one_list() -> None:
+    assert [type(each) for each in load_callbacks(f"{HERE}:Counter,{HERE}:Recorder")] == [Counter, Recorder]
+    assert load_callbacks("") == []
+    with pytest.raises(TypeError, match=r"must be instances of rlframe\.runners\.Callback"):
+        Callbacks([NotACallback()])  # type: ignore[list-item]
+
+
+def test_without_callbacks_nothing_is_called_but_one_look_up_a_batch_and_an_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: Counts[str] = Counts()
+    for name in ("call", "call_each"):
+        original = getattr(Callbacks, name)
+        monkeypatch.setattr(
+            Callbacks,
+            name,
+            lambda self, hook, *rest, original=original: (asked.update([hook]), original(self, hook, *rest)),
+        )
+    with made("minibatch_rl", False, []) as runner:
+        runner.train()
+        assert "callbacks" not in runner.state_dict()
+    assert asked == {"on_start": 1, "on_batch": 3, "on_episode": 3, "on_update": 3, "on_log": 3, "on_end": 1}
+    assert not any(Callbacks([Callback()])._by_hook.values()), "hooks that are not overridden are not called"
