@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from tests.fork_server import Popen
+
 DEADLINE_S = 60.0
 PRELOAD = ("rlframe.rollout.cpu_worker",)  # the first child's server of forks serves the whole session
 
@@ -35,14 +37,13 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def launched(log_dir: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def launched(log_dir: Path, *words: str) -> Iterator[Popen]:
     """`rlframe.launch` in a process group of its own, once it has logged progress, and killed in the end."""
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
         progress = log_dir / "run_0" / "progress.csv"

@@ -1,9 +1,7 @@
 """The documents keep their word: code blocks run, commands parse, links lead somewhere, tables are the code's."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,6 +13,9 @@ from rlframe.envs import atari
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS, metrics_table
 from rlframe.record.writers import read_csv
+from rlframe.rollout.env_pool import Supervision
+from rlframe.samplers import auto
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
 EXTEND = ROOT / "docs/extend.md"
@@ -72,6 +73,8 @@ def test_launch_commands_make_a_configuration(
     monkeypatch.chdir(run_dir.parent)
     save_mine(run_dir.parent)
     monkeypatch.setattr(sys, "path", [str(run_dir.parent), *sys.path])
+    fork = Supervision()  # a spawned process would spend 2 s on importing what mine.py does
+    monkeypatch.setattr(auto, "Supervision", lambda *_, **__: fork)
     for words in commands(document, "rlframe.launch"):
         assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
     sys.modules.pop("mine", None)
@@ -84,11 +87,8 @@ def test_commands_of_extend_train(in_tmp: Path) -> None:
     program = (
         "import sys; from rlframe.launch import main; sys.exit(sum(main(words.split()) for words in sys.argv[1:]))"
     )
-    done = subprocess.run(  # of its own, for mine.py is imported; python -m finds it in the working directory, as here
+    done = run_python(  # of its own, for mine.py is imported; python -m finds it in the working directory, as here
         [sys.executable, "-c", program, *[" ".join(f"{k}={v}" for k, v in keys.items()) for keys in runs]],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr

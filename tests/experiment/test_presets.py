@@ -15,7 +15,7 @@ from rlframe.launch import main
         (b"config: [1", "is no YAML: .* line 1, column 9"),
         (b"config: {env: CartPole-v1, [: }", "is no YAML: .* line 1, column 29"),
         (b"config: \xff", "is no YAML"),
-        (b"config: " + b"[" * 5_000, "is no YAML"),
+        (b"config: " + b"[" * 1_000, "is no YAML"),
         (b"config: 3", "has no mapping `config:`"),
         (b"", "has no mapping `config:`"),
     ],

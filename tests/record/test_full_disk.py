@@ -14,6 +14,7 @@ from rlframe.core.files import NotRecorded
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_newest
 from rlframe.record.writers import read_csv
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -50,7 +51,7 @@ def on_small_disk(folder: Path, script: str) -> subprocess.CompletedProcess[str]
         pytest.skip("needs Linux, and util-linux's unshare")
     mounted = f'mount -t tmpfs -o size=5m none "{folder}" && exec "{sys.executable}" -c "$SCRIPT" "{folder}"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted]
-    environment = {**os.environ, "SCRIPT": PRELUDE + script, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "SCRIPT": PRELUDE + script, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no file system may be mounted here: {done.stderr}")
@@ -154,9 +155,7 @@ assert names(run.directory / "snapshot") == ["last", "step_000000000001"]
 assert load_newest(run.directory)[1]["n"] == 1
 """
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    done = run_python([sys.executable, "-c", script, tmp_path], timeout=100)
     assert done.returncode == 0, done.stderr
 
 

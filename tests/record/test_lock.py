@@ -5,12 +5,12 @@ import fcntl
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
 from rlframe.record.lock import FILE, Owner, Ownership, read_owner, this_process
+from tests.fork_server import Popen
 
 HOLD = """
 import sys
@@ -30,10 +31,10 @@ sys.stdin.read()
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def held(directory: Path) -> Iterator[Popen]:
     """Another process that holds the directory."""
     command = [sys.executable, "-c", HOLD, str(directory)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
         try:
             assert process.stdout
             assert process.stdout.readline() == "held\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
+from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
 from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, count_equal, last_state, log, stopped_at, words
 
@@ -22,6 +22,7 @@ ONE = REPLAY.replace("batch_B=2", "batch_B=1")
 RAINBOW = (
     "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
+EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
 WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # of a length such that batches end within episodes
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
@@ -38,8 +39,8 @@ CASES = {
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
-    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 {REPLAY}",
-    "dqn_begun_ahead": f"algo=dqn {PICTURES} {RAINBOW} threads=2 model.image_hidden=[8] algo.batch_size=4 {ONE}",
+    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
+    "dqn_begun_ahead": f"algo=dqn {PICTURES} {RAINBOW} threads=2 model.image_hidden=[8] {EACH_STEP} {ONE}",
     "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
@@ -111,7 +112,8 @@ def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: 
     with (killed / "progress.csv").open("a") as file:
         file.write("999999,1.0,2.")
     command = [sys.executable, "-m", "rlframe.launch", f"resume={killed}", TRUST]
-    done = subprocess.run(command, check=True, timeout=2 * DEADLINE_S, capture_output=True, text=True)
+    done = run_python(command, timeout=2 * DEADLINE_S)
+    assert done.returncode == 0, done.stderr
     assert "everything goes on as if it had never stopped" in done.stdout
     assert_runs_equal(whole, killed)
 

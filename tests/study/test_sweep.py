@@ -20,6 +20,7 @@ from rlframe import plot
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
 from rlframe.record.writers import read_csv
+from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
 
 ROOT = Path(__file__).parents[2]
@@ -104,14 +105,13 @@ def record_code(log: Path) -> str:
 
 
 @contextmanager
-def sweeping(study: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def sweeping(study: Path, *words: str) -> Iterator[Popen]:
     """The launch command with these words, in a process group of its own."""
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "rlframe.launch", f"log_dir={study}", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
         try:
@@ -151,7 +151,7 @@ def test_ctrl_c_snapshots_a_real_run_and_resume_goes_on_with_it(tmp_path: Path) 
     assert f"it goes on by resume={tmp_path}" in output
     assert [entry["state"] for entry in record(tmp_path).values()] == ["interrupted", "waiting"]
     snapshot = list_snapshots(tmp_path / "run_0/snapshot")[-1]
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "rlframe.launch", f"resume={tmp_path}"], stdout=subprocess.PIPE, text=True
     ) as again:
         until(lambda: list_snapshots(tmp_path / "run_0/snapshot")[-1].name > snapshot.name, DEADLINE_S)
