@@ -90,9 +90,10 @@ def check_equal(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("options", [{}, RAINBOW], ids=["plain", "rainbow"])
-@pytest.mark.parametrize("n", [9, 10, 11])
-def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any], n: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "options"), [(10, {}), (9, RAINBOW), (10, RAINBOW), (11, RAINBOW)], ids=["plain", *["rainbow"] * 3]
+)
+def test_a_resumed_algorithm_goes_on_exactly(n: int, options: dict[str, Any]) -> None:
     sampler, agent, algo = learner(**options)
     for _ in range(n):
         iterate(sampler, algo)
