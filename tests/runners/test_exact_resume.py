@@ -13,6 +13,7 @@ from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
 from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, count_equal, last_state, log, stopped_at, words
+from tests.threads import claim_two_threads
 
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
@@ -40,7 +41,7 @@ CASES = {
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
-    "dqn_begun_ahead": f"algo=dqn {PICTURES} {RAINBOW} threads=2 model.image_hidden=[8] {EACH_STEP} {ONE}",
+    "dqn_begun_ahead": f"algo=dqn {PICTURES} {RAINBOW} model.image_hidden=[8] {EACH_STEP} {ONE}",
     "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
@@ -55,8 +56,18 @@ CASES = {
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if case == "dqn_begun_ahead":
+        claim_two_threads(monkeypatch)
     assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
     stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+
+
+@pytest.mark.slow
+def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = f"{CASES['dqn_begun_ahead']} threads=2"
+    assert launch.main(words(case, tmp_path / "whole")) == 0
+    stopped_at(130, case, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
 
 
