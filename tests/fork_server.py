@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import importlib
 import json
 import os
-import pkgutil
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 _MESSAGE_BYTES = 1 << 20
@@ -101,17 +100,6 @@ def _server() -> socket.socket:
     return ours
 
 
-def _preload() -> None:
-    """Import all of rlframe but its commands, which are to be run as the main module."""
-    import rlframe
-
-    for module in pkgutil.walk_packages(rlframe.__path__, "rlframe."):
-        if module.name.count(".") > 1 or module.ispkg:
-            importlib.import_module(module.name)
-    gc.collect()
-    gc.freeze()
-
-
 def _serve(line: socket.socket) -> dict[str, Any]:
     """Fork for every request; returns the request in the forked process, and exits here when the line is closed."""
     running: dict[int, socket.socket] = {}
@@ -176,8 +164,23 @@ def _become(args: list[str], cwd: str, env: dict[str, str], new_session: bool) -
         runpy.run_path(args[0], run_name="__main__")
 
 
+def _exit(status: int) -> NoReturn:
+    """End as the interpreter does, without taking torch apart, which takes 0.2 s."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    _preload()
+    importlib.import_module("tests.preloaded")
     with socket.socket(fileno=int(sys.argv[1])) as line:
         request = _serve(line)
-    _become(**request)
+    try:
+        _become(**request)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        _exit(end.code or 0)
+    _exit(0)

@@ -16,11 +16,10 @@ import psutil
 
 from tests.fork_server import Popen
 
-DEADLINE_S = 60.0
-PRELOAD = ("rlframe.rollout.cpu_worker",)  # the first child's server of forks serves the whole session
+DEADLINE_S = 60.0  # of what takes a second at most, on a machine with other work
 
 
-def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
+def until(holds: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
     """Wait for what another process does."""
     deadline = time.monotonic() + timeout_s
     while not holds():

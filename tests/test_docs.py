@@ -126,6 +126,7 @@ def test_the_metrics_page_is_the_table_of_the_code() -> None:
     assert page[page.index("| name |") :] == metrics_table(), "write metrics_table() into docs/metrics.md again"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
 def test_every_metric_of_a_run_is_explained(algo: str, tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in SMALL.items()]

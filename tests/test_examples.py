@@ -61,6 +61,7 @@ def test_example_2_evaluates_before_training_and_after(tmp_path: Path) -> None:
     assert column(directory, "env_steps")[0] == 0
 
 
+@pytest.mark.quick
 def test_example_3_learns_to_catch(tmp_path: Path) -> None:
     directory = run_example("example_3.py", tmp_path, n_steps=20_000)
     assert_is_run_directory(directory)
@@ -107,6 +108,7 @@ def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
     assert column(directory, "updates")[-1] > 20
 
 
+@pytest.mark.quick
 def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path: Path) -> None:
     directory = run_example("example_7.py", tmp_path, env="Pendulum-v1", n_steps=400, learn_from=300)
     assert_is_run_directory(directory)

@@ -71,6 +71,7 @@ def rank_1_of(process: Popen) -> int:
     return found
 
 
+@pytest.mark.quick
 def test_a_run_of_two_ranks_leaves_what_one_rank_leaves_and_goes_on(tmp_path: Path) -> None:
     assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT]) == 0
     run = tmp_path / "run_0"

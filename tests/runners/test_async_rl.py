@@ -58,7 +58,7 @@ def runner_for(
             yield runner
     finally:
         process.close()
-        until(lambda: not is_running(process.child.pid), 5.0)
+        until(lambda: not is_running(process.child.pid))
 
 
 class Recorder(Algorithm):
@@ -277,6 +277,7 @@ WORDS += ["eval.n_episodes=2", "eval.n_workers=0", "runner.log_interval_steps=25
 TWO = ["sampler=cpu", "sampler.n_workers=2"]
 
 
+@pytest.mark.quick
 def test_launch_runs_resumes_and_says_who_has_which_cores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*WORDS, "sampler=serial"]
     assert main([*words, "runner.n_steps=512", f"log_dir={tmp_path}"]) == 0
@@ -299,10 +300,10 @@ def test_all_processes_end_with_a_learner_that_is_killed(how: list[str], tmp_pat
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         process.kill()
-        until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+        until(lambda: not any(is_running(child.pid) for child in children))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *TWO, "runner.n_steps=1e8") as process:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -313,7 +314,7 @@ def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> N
     assert "leaked" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+    until(lambda: not any(is_running(child.pid) for child in children))
 
 
 def test_impossible_settings_are_refused_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,7 @@ def test_another_evaluation_changes_nothing_of_the_training(tmp_path: Path, monk
     assert sum(count_equal(one[part], other[part], part) for part in ("agent", "algo", "sampler")) > 5
 
 
+@pytest.mark.quick
 def test_a_killed_run_goes_on_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:
     """Killed after rows that no snapshot holds, in the middle of a line."""
     assert launch.main(words(f"{CASES['dqn']} snapshot_mode=all", tmp_path / "whole")) == 0

@@ -40,7 +40,7 @@ def test_an_exception_of_an_environment_arrives_with_all_that_finds_it_again(kin
         start = time.monotonic()
         with pytest.raises(EnvError) as caught:
             sampler.collect()
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 20.0
         with pytest.raises(RuntimeError, match="takes no command"):
             sampler.collect()
     assert re.match(

@@ -12,7 +12,6 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.rollout.env_pool import EnvPool, Supervision
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
-from tests.processes import PRELOAD
 from tests.samplers.made import agent_for, assert_equal, copied
 
 B, T, N_BATCHES = 5, 7, 4
@@ -26,7 +25,7 @@ def sampler(how: str, env: Any, kwargs: dict[str, Any], seed: int, method: str =
     supervision = Supervision(timeout_s=30, start_method=method)
     envs: Any
     if n_workers:
-        envs = EnvPool(config, B, seeds, n_workers, (), supervision, PRELOAD)
+        envs = EnvPool(config, B, seeds, n_workers, (), supervision)
     else:
         envs = make_envs(config, B, seeds)
     agent = agent_for(envs.observation_space, envs.action_space, seed, **model)

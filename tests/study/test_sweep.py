@@ -76,6 +76,7 @@ def test_dry_run_prints_who_would_run_where_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.quick
 def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +138,7 @@ def test_after_kill_9_of_the_queue_no_process_of_its_runs_is_left(tmp_path: Path
         process.kill()
         process.wait(DEADLINE_S)
         for pid in family:
-            until(lambda pid=pid: not is_running(pid), 5.0)
+            until(lambda pid=pid: not is_running(pid))
 
 
 @pytest.mark.slow

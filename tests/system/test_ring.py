@@ -16,7 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.system.process import Child, ChildDied, ChildHung
 from rlframe.system.ring import Ring, filling
 from rlframe.system.worker_main import PROGRESS, Parent
-from tests.processes import PRELOAD, is_running, until
+from tests.processes import is_running, until
 
 PATIENT_S = 60.0
 
@@ -54,7 +54,7 @@ def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, 
 
 
 def started(ring: Ring, fill: Callable[[Any], None]) -> Child:
-    child = Child("filler", work, (fill,), preload=PRELOAD)
+    child = Child("filler", work, (fill,))
     child.hand_over(ring.memory)
     assert child.receive(PATIENT_S) == "here"
     ring.start(child)
@@ -101,7 +101,7 @@ def test_what_was_filled_before_a_death_is_taken_and_then_the_death_told() -> No
         start = time.monotonic()
         with pytest.raises(ChildDied, match="SIGKILL"):
             ring.take(PATIENT_S)
-        assert time.monotonic() - start < 10.0
+        assert time.monotonic() - start < 30.0
 
 
 def test_another_child_fills_all_slots_after_a_death() -> None:
@@ -141,7 +141,7 @@ def test_a_child_that_is_slow_but_gives_signs_is_let_be() -> None:
         work(parent, fill)
 
     ring = Ring(np.zeros(1), 1, "test")
-    child = Child("slow", work_slowly, (10,), preload=PRELOAD)
+    child = Child("slow", work_slowly, (10,))
     child.hand_over(ring.memory)
     assert child.receive(PATIENT_S) == "here"
     ring.start(child)
