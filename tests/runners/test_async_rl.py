@@ -114,7 +114,7 @@ def test_batches_are_learned_once_each_and_in_order(pace_s: float) -> None:
 
 
 def test_a_slow_learner_finds_batches_waiting_and_one_update_stale() -> None:
-    with recorded(Recorder(0.05), 1_000) as runner:
+    with recorded(Recorder(0.05), 640) as runner:
         row = runner.train()
     assert row["async/queue_mean"] > 0.5
     assert 0.5 < row["async/staleness_mean"] <= 1.0
@@ -138,7 +138,7 @@ def test_with_sampler_waits_no_batch_is_received_while_updates_are_due() -> None
 
 def test_without_it_a_slow_learner_receives_what_comes() -> None:
     algo = Recorder(0.02, n_due=5)
-    with recorded(algo, 640) as runner:
+    with recorded(algo, 320) as runner:
         receive, most = algo.receive, []
 
         def watched(samples: Samples) -> None:
