@@ -1,5 +1,48 @@
-"""One torch thread: networks in tests are tiny, and several test processes may share the machine."""
+"""What holds for every test process and for those that it starts: one compute thread, and imports done once.
 
-import torch
+Networks in tests are tiny. With more threads, or threads that wait awake, processes on few cores wait for one another.
+"""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+QUICK = {  # folders and files of pure functions, configurations, and rules for the code
+    "agents",
+    "core",
+    "distributions",
+    "kernels",
+    "models",
+    "ops",
+    "rollout",
+    "test_layering.py",
+    "algos/test_losses.py",
+    "algos/test_minibatches.py",
+    "replay/test_transitions.py",
+    "system/test_affinity.py",
+    "experiment/test_presets.py",
+    "experiment/test_trust.py",
+    "experiment/test_tuning.py",
+}
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+os.environ |= {**_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE"}  # read by libraries when they are loaded: before torch is
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.getenv("PYTHONPATH")]))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+# All children of a test process are forked by one server, which imports what any of them may need.
+_set_preload = multiprocessing.set_forkserver_preload
+_set_preload(["tests.preloaded"])
+multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules, "tests.preloaded"])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is quick by where it is."""
+    for item in items:
+        place = item.path.relative_to(TESTS)
+        if str(place) in QUICK or place.parts[0] in QUICK:
+            item.add_marker("quick")

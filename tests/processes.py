@@ -14,12 +14,13 @@ from typing import Any
 
 import psutil
 
-DEADLINE_S = 60.0
-PRELOAD = ("rlframe.rollout.cpu_worker",)  # the first child's server of forks serves the whole session
+from tests.fork_server import Popen
+
+DEADLINE_S = 60.0  # of what takes a second at most, on a machine with other work
 
 
-def until(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Wait until the condition holds."""
+def until(holds: Callable[[], Any], timeout_s: float = DEADLINE_S) -> None:
+    """Wait for what another process does."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "deadline exceeded"
@@ -35,14 +36,13 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def launched(log_dir: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `rlframe.launch` in its own process group; enter after its first progress, kill it on exit."""
-    with subprocess.Popen(
+def launched(log_dir: Path, *words: str) -> Iterator[Popen]:
+    """`rlframe.launch` in a process group of its own, once it has logged progress, and killed in the end."""
+    with Popen(
         [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
         progress = log_dir / "run_0" / "progress.csv"

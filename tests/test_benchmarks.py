@@ -1,13 +1,13 @@
 """The benchmarks run; what they measure is for a machine that has nothing else to do."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,12 +15,9 @@ ROOT = Path(__file__).parents[1]
 def smoke(tmp_path: Path, only: str, name: str = "sampling") -> dict[str, list[dict[str, Any]]]:
     """A smoke run of one of the benchmarks: what it wrote to out=."""
     out = tmp_path / f"{name}.json"
-    done = subprocess.run(
+    done = run_python(
         [sys.executable, "-m", f"benchmarks.{name}", "small=true", f"only={only}", f"out={out}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
 from benchmarks.parts.turns import Ready, _variables, line
 from rlframe.experiment.config import from_flat
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -155,9 +155,7 @@ def test_rlframe_alone_is_measured_for_real(tmp_path: Path) -> None:
     """Starts the command and a process that trains: some seconds."""
     out = tmp_path / "compare.json"
     words = ["rows=ppo_cartpole", "frameworks=rlframe", "rounds=1", "seconds=0.2", f"out={out}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.compare", *words], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    done = run_python([sys.executable, "-m", "benchmarks.compare", *words], cwd=ROOT, timeout=100)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     (rate,) = found["rates"]

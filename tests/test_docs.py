@@ -20,12 +20,16 @@ from rlframe.envs import atari
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.record.writers import read_csv
+from rlframe.samplers import auto
+from rlframe.system.supervision import Supervision
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 TUTORIALS = [
-    ROOT / f"docs/{name}.md" for name in ("tutorials/own_environment", "tutorials/own_network", "guides/extend")
+    ROOT / f"docs/{name}.md"
+    for name in ("tutorials/own_environment", "tutorials/own_network", "tutorials/own_loss", "guides/extend")
 ]
 SMALL = {"runner.n_steps": "900", "runner.log_interval_steps": "900", "eval.n_episodes": "1", "sampler.batch_T": "8"}
 SMALL |= {"sampler": "serial"}  # sampler=auto would spend time on measuring
@@ -86,6 +90,8 @@ def test_launch_commands_make_a_configuration(
     monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
     save_files(document, tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    fork = Supervision()  # a spawned process would spend 2 s on importing what mine.py does
+    monkeypatch.setattr(auto, "Supervision", lambda *_, **__: fork)
     for words in commands(document, "rlframe.launch"):
         assert launch.main([*dict.fromkeys([*words, "dry_run=true"])]) == 0, (words, capsys.readouterr().err)
     for file in tmp_path.glob("*.py"):
@@ -101,16 +107,13 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
     program = (
         "import sys; from rlframe.launch import main; sys.exit(sum(main(words.split()) for words in sys.argv[1:]))"
     )
-    done = subprocess.run(  # a separate process finds the files in its working directory, as python -m does
+    done = run_python(  # a separate process finds the files in its working directory, as python -m does
         [sys.executable, "-c", program, *[" ".join(f"{k}={v}" for k, v in keys.items()) for keys in runs]],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert len(runs) == 3
+    assert len(runs) == 8
     assert "env/place" in (tmp_path / "runs/run_0/progress.csv").read_text()
 
 
@@ -170,6 +173,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_the_network(tm
     assert "MinibatchRlEval" in (tmp_path / "site/reference/runners.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
 def test_every_metric_of_a_run_is_explained(algo: str, tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in SMALL.items()]

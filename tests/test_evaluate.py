@@ -21,6 +21,7 @@ def run(tmp_path_factory):
     return folder / "run_0"
 
 
+@pytest.mark.quick
 def test_every_episode_has_its_line_and_the_summary_its_numbers(run, tmp_path, capsys):
     out = tmp_path / "deep" / "summary.json"
     assert main([str(run), "n_episodes=5", "n_envs=2", f"out={out}"]) == 0

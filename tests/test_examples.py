@@ -1,8 +1,6 @@
 """The examples run as a reader would run them, and leave the run directories of the contract."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from rlframe import evaluate, launch
 from rlframe.analysis.curves import find_experiments
 from rlframe.record.writers import read_csv
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,12 +17,9 @@ ROOT = Path(__file__).parents[1]
 def run_example(name: str, tmp_path: Path, **arguments: object) -> Path:
     """Run an example in a process of its own, in another directory; returns the directory of its run."""
     words = [f"{key}={value}" for key, value in {"log_dir": tmp_path / "runs", "run_ID": 3, **arguments}.items()]
-    done = subprocess.run(
+    done = run_python(
         [sys.executable, "-W", "error", str(ROOT / "examples" / name), *words],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
@@ -65,6 +61,7 @@ def test_example_2_evaluates_before_training_and_after(tmp_path: Path) -> None:
     assert column(directory, "env_steps")[0] == 0
 
 
+@pytest.mark.quick
 def test_example_3_learns_to_catch(tmp_path: Path) -> None:
     directory = run_example("example_3.py", tmp_path, n_steps=20_000)
     assert_is_run_directory(directory)
@@ -111,6 +108,7 @@ def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
     assert column(directory, "updates")[-1] > 20
 
 
+@pytest.mark.quick
 def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path: Path) -> None:
     directory = run_example("example_7.py", tmp_path, env="Pendulum-v1", n_steps=400, learn_from=300)
     assert_is_run_directory(directory)
@@ -122,12 +120,9 @@ def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path
 def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     words = [sys.executable, "-W", "error", str(ROOT / "examples/example_8.py"), "n_steps=600", "n_seeds=1"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def queue() -> str:
-        done = subprocess.run(
-            [*words, f"log_dir={folder}"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
-        )
+        done = run_python([*words, f"log_dir={folder}"], cwd=tmp_path, timeout=110)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

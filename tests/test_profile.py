@@ -3,7 +3,6 @@
 import ast
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from benchmarks import profile
 from benchmarks.parts.stacks import OTHER, PARTS, Stacks, part_of
 from rlframe.core.errors import ConfigError
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -128,9 +128,7 @@ def test_a_real_training_is_taken_apart(tmp_path: Path) -> None:
     """Starts the command: some seconds."""
     out = tmp_path / "profile.json"
     words = ["env=CartPole-v1", "algo=ppo", "sampler=serial", "runner=minibatch_rl", "seconds=0.3", f"out={out}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.profile", *words], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    done = run_python([sys.executable, "-m", "benchmarks.profile", *words], cwd=ROOT, timeout=100)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert {"backward", "forward and losses", "optimizer", "acting", "stepping environments"} <= set(found["seconds"])

@@ -41,7 +41,7 @@ def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
         assert time.monotonic() - begin < 10
     assert process.returncode == 128 + signum, output
     assert "Traceback" not in output
-    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+    until(lambda: not any(is_running(child.pid) for child in children))
     run = log_dir / "run_0"
     assert load_snapshot(resolve_snapshot(run))[1]["env_steps"] > 0
     assert not (run / "lock.json").exists()

@@ -46,8 +46,8 @@ PARTS: Sequence[Part] = (
     Part("waiting for processes", "rlframe/rollout/env_pool.py"),
     Part("waiting for processes", "rlframe/samplers/background.py"),
     Part("stepping environments", "rlframe/envs/"),
+    Part("stepping environments", "rlframe/rollout/stepper.py"),
     Part("acting", "rlframe/rollout/inference.py"),
-    Part("batches: writing and reading", "rlframe/rollout/"),
     Part("batches: writing and reading", "rlframe/samplers/"),
     Part("forward and losses", "rlframe/algos/"),
 )

@@ -227,7 +227,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _has_state_methods(layer: Any) -> bool:
-    """Whether it defines get_state() and set_state(state) (see docs/extend.md)."""
+    """Whether it defines get_state() and set_state(state) (see docs/tutorials/own_environment.md)."""
     of_type = type(layer)
     methods = [inspect.getattr_static(of_type, name, None) for name in ("get_state", "set_state")]
     if not all(inspect.isfunction(method) for method in methods):

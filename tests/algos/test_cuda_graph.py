@@ -222,11 +222,11 @@ def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str
 
 def of_images(device: str = "cpu") -> Any:
     """SAC with convolutions, which autograd goes back through."""
-    return learner(sac, IMAGE, LEVEL, model={"hidden": (8,)}, device=device)
+    return learner(sac, IMAGE, LEVEL, model={"hidden": (8,), "image_hidden": (8,)}, device=device)
 
 
 def image_batches() -> list[Samples]:
-    return collected(Sees, of_images().agent, 4, (4, 2), observation=IMAGE, action=LEVEL)
+    return collected(Sees, of_images().agent, 2, (4, 2), observation=IMAGE, action=LEVEL)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

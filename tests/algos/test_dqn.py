@@ -243,7 +243,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option_learns_to_name_what_it_sees(options: dict[str, Any]) -> None:
-    _, agent, _ = run(debug_envs.identity, 50, length=8, discount=0.5, **options)
+    _, agent, _ = run(debug_envs.identity, 20, length=8, discount=0.5, **options)
     assert score(agent, debug_envs.identity, length=8) > 0.9 * 8  # chance is at most 4
 
 

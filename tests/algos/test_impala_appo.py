@@ -107,17 +107,20 @@ APPO: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 4, "minibatches": 2, "e
 BOTH = pytest.mark.parametrize(("module", "settings"), [(impala, IMPALA), (appo, APPO)], ids=["impala", "appo"])
 
 
-@BOTH
-@pytest.mark.parametrize("action", ["discrete_start", "dict"])
+@pytest.mark.parametrize(
+    ("module", "settings", "action"),
+    [(impala, IMPALA, "discrete_start"), (appo, APPO, "dict")],
+    ids=["impala", "appo"],
+)
 def test_both_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 100, action=action, length=8)
-    assert score > 0.85 * 8
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 50, action=action, length=8)
+    assert score > 0.8 * 8  # chance is at most 4
 
 
 @BOTH
 def test_both_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
-    _, score = trained(module, settings, debug_envs.memory, 100, T=12, delay=2, **model)
+    _, score = trained(module, settings, debug_envs.memory, 50, T=12, delay=2, **model)
     assert score > 0.95
 
 

@@ -14,7 +14,6 @@ from rlframe.replay import ReplayConfig
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import CpuSampler, SerialSampler
-from tests.processes import PRELOAD
 
 COMMON: dict[str, Any] = {"replay": ReplayConfig(size=1_000), "learn_from": 32}
 LADDER: dict[str, Any] = {**COMMON, "epsilon_initial": 0.5, "epsilon_final": 0.4, "epsilon_last": 0.01}
@@ -30,7 +29,7 @@ CASES: dict[str, Any] = {
 def trained(case: str, n_workers: int) -> Any:
     module, env, settings, model = CASES[case]
     config, seeds = EnvConfig(env, backend="python"), env_seeds(0, Role.ENV, 5)
-    envs: Any = EnvPool(config, 5, seeds, n_workers, (), preload=PRELOAD) if n_workers else make_envs(config, 5, seeds)
+    envs: Any = EnvPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
     algo_config = module.Config(**settings)
     agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), **model), 0)
     sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)

@@ -47,11 +47,12 @@ def test_ppo_names_what_it_sees_in_every_action_space(action: str) -> None:
     assert score > 0.9 * 8  # chance is at most 4
 
 
-@pytest.mark.parametrize("action", ["discrete_start", "dict"])
-@pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
+@pytest.mark.parametrize(
+    ("module", "settings", "action"), [(a2c, A2C, "discrete_start"), (pg, PG, "dict")], ids=NAMES[1:]
+)
 def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 70, action=action, length=8)
-    assert score > 0.85 * 8
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 50, action=action, length=8)
+    assert score > 0.8 * 8  # chance is at most 4
 
 
 def test_a_squashed_policy_learns_too() -> None:
@@ -63,14 +64,14 @@ def test_a_squashed_policy_learns_too() -> None:
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_ppo_with_memory_remembers(memory: str) -> None:
-    _, score = trained(ppo, PPO, debug_envs.memory, 40, T=15, delay=4, model_memory=memory, model_memory_size=16)
+    _, score = trained(ppo, PPO, debug_envs.memory, 25, T=15, delay=4, model_memory=memory, model_memory_size=16)
     assert score > 0.95
 
 
 @pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
 def test_the_others_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
-    _, score = trained(module, settings, debug_envs.memory, 100, T=12, delay=2, **model)
+    _, score = trained(module, settings, debug_envs.memory, 50, T=12, delay=2, **model)
     assert score > 0.95
 
 

@@ -14,6 +14,7 @@ from rlframe.kernels.precision import in_bf16, learning_in
 from rlframe.record.codec import ChunkedArray
 from tests.algos.learners import kept_gradients
 from tests.algos.test_dqn import copied, made
+from tests.threads import claim_two_threads
 
 
 class Pictures(gymnasium.Env):
@@ -36,12 +37,17 @@ class Pictures(gymnasium.Env):
         return self._seen(), float(action), self.t == self.length, False, {}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def two_threads() -> Iterator[None]:
     n = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(n)
+
+
+@pytest.fixture
+def claimed_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim_two_threads(monkeypatch)
 
 
 RAINBOW = {"double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3, "value": "categorical"}
@@ -62,6 +68,7 @@ def iterate(sampler: Any, algo: Any) -> tuple[bool, int]:
     return had_prefetched, algo.progress.updates - before
 
 
+@pytest.mark.usefixtures("claimed_threads")
 @pytest.mark.parametrize("options", [{}, RAINBOW], ids=["plain", "rainbow"])
 def test_what_has_prefetched_is_put_back_where_nothing_becomes_due_or_a_state_is_saved(options: dict[str, Any]) -> None:
     sampler, _, algo = learner(**options)
@@ -90,9 +97,11 @@ def check_equal(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("options", [{}, RAINBOW], ids=["plain", "rainbow"])
-@pytest.mark.parametrize("n", [9, 10, 11])
-def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any], n: int) -> None:
+@pytest.mark.usefixtures("claimed_threads")
+@pytest.mark.parametrize(
+    ("n", "options"), [(10, {}), (9, RAINBOW), (10, RAINBOW), (11, RAINBOW)], ids=["plain", *["rainbow"] * 3]
+)
+def test_a_resumed_algorithm_goes_on_exactly(n: int, options: dict[str, Any]) -> None:
     sampler, agent, algo = learner(**options)
     for _ in range(n):
         iterate(sampler, algo)
@@ -111,6 +120,7 @@ def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any], n: int) ->
         assert torch.equal(one, two)
 
 
+@pytest.mark.usefixtures("claimed_threads")
 def test_the_loss_is_that_of_the_batch_by_the_networks_as_they_are() -> None:
     sampler, _, algo = learner()
     for _ in range(10):
@@ -138,8 +148,9 @@ def test_the_loss_is_that_of_the_batch_by_the_networks_as_they_are() -> None:
     assert (drawn != prefetched.batch.index).any()
 
 
+@pytest.mark.usefixtures("claimed_threads")
 @pytest.mark.parametrize("why", ["one thread", "vectors", "several environments", "nothing learned yet"])
-def test_nothing_is_prefetched(why: str) -> None:
+def test_nothing_is_prefetched(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"learn_from": 16, "batch_size": 8, "replay_ratio": 2.0}
     sampler, _, algo = made(
         "CartPole-v1" if why == "vectors" else Pictures,
@@ -149,7 +160,7 @@ def test_nothing_is_prefetched(why: str) -> None:
         **settings,
     )
     if why == "one thread":
-        torch.set_num_threads(1)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     for _ in range(1 if why == "nothing learned yet" else 10):
         algo.receive(sampler.collect())
         while algo.updates_due():
@@ -161,6 +172,7 @@ def test_nothing_is_prefetched(why: str) -> None:
         assert not isinstance(algo, Prefetch)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_the_thread_has_one_of_torchs_threads_and_whoever_starts_it_keeps_theirs() -> None:
     assert OneThread().start(torch.get_num_threads).result() == 1
     assert torch.get_num_threads() == 2

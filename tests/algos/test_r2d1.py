@@ -120,7 +120,7 @@ def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
 
 def test_r2d1_learns_what_needs_memory() -> None:
     settings = {**MEMORY, "learning_rate": 5e-3, "burn_in": 0, "learn_T": 16, "replay_ratio": 16.0}
-    _, agent, _ = run(debug_envs.memory, 100, delay=3, **settings)
+    _, agent, _ = run(debug_envs.memory, 60, delay=3, **settings)
     assert score(agent, debug_envs.memory, delay=3) > 0.95  # chance is 0.5
 
 

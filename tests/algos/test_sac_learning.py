@@ -43,13 +43,13 @@ def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwa
     ("module", "settings"), [(ddpg, NOISY), (td3, NOISY), (sac, {"temperature": 0.1})], ids=["ddpg", "td3", "sac"]
 )
 def test_a_level_is_named(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 1000, action="box", length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 700, action="box", length=8)
     assert score > 0.85 * 8  # chance is below 4
 
 
 def test_discrete_sac_names_what_it_sees() -> None:
     settings = {"discount": 0.0, "temperature": 0.1, "target_entropy_fraction": 0.2}
-    _, score = trained(sac, settings, debug_envs.identity, 1000, action="discrete", length=8)
+    _, score = trained(sac, settings, debug_envs.identity, 700, action="discrete", length=8)
     assert score > 0.9 * 8  # chance is 2.7
 
 
@@ -63,18 +63,18 @@ def state_values(algo: Any, n: int) -> list[float]:
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_truncation_bootstraps_to_the_endless_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 1000, ends="truncated")
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 700, ends="truncated")
     assert state_values(algo, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_termination_ends_the_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 1000, ends="terminated", length=5)
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 700, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
     assert state_values(algo, 6)[:5] == pytest.approx(expected, rel=0.05)
 
 
 def test_returns_of_n_steps_carry_a_late_reward_past_states_that_do_not_tell() -> None:
     settings = {"discount": 0.99, "temperature": 0.1, "learn_temperature": False, "n_step": 4}
-    _, score = trained(sac, settings, debug_envs.delayed_reward, 1000, delay=3)
+    _, score = trained(sac, settings, debug_envs.delayed_reward, 700, delay=3)
     assert score == 1.0  # chance is 1/3

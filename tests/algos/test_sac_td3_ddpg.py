@@ -95,8 +95,11 @@ def test_a_cut_episode_bootstraps_from_its_last_observation_and_a_terminated_one
 
 
 @every
-@pytest.mark.parametrize("space", [IMAGE, MIXED, spaces.Discrete(4)], ids=["image", "dict", "discrete"])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("space", "normalize"),
+    [(IMAGE, False), (MIXED, True), (spaces.Discrete(4), True)],
+    ids=["image", "dict", "discrete"],
+)
 def test_every_observation_is_learned_from(module: Any, space: Space, normalize: bool) -> None:
     model = {"hidden": (8,), "image_hidden": (8,), "normalize_observation": normalize}
     algo = learner(module, space, LEVEL, model=model)

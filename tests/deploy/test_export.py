@@ -67,7 +67,7 @@ def test_an_exported_program_acts_as_the_agent(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["ppo", "normalised", "lstm", "dqn", "sac"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("normalised", marks=pytest.mark.slow), "lstm", "dqn", "sac"])
 def test_an_onnx_file_acts_as_the_agent(
     runs: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

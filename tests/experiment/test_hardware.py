@@ -96,6 +96,7 @@ def test_tuning_measures_every_candidate_and_prints_the_table(
         hardware.resolve(experiment("sampler=cpu"), tune=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("how", list(PARALLEL))
 def test_a_run_has_the_same_metrics_whatever_sampler(how: str, tmp_path: Path) -> None:
     one = run_of(tmp_path / "serial", "sampler=serial")
@@ -130,7 +131,7 @@ def test_a_dry_run_names_processes_cores_threads_and_memory(capsys: pytest.Captu
         assert words in printed[end:], printed[end:]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
     with launched(tmp_path, *ENDLESS, *PARALLEL["cpu"], "runner.log_interval_steps=128") as process:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -140,10 +141,10 @@ def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, sign
     assert "Traceback" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+    until(lambda: not any(is_running(child.pid) for child in children))
 
 
-@pytest.mark.parametrize("how", ["cpu", "alternating"])
+@pytest.mark.parametrize("how", ["cpu", pytest.param("alternating", marks=pytest.mark.slow)])
 def test_a_killed_worker_is_replaced_and_counted_in_the_log_of_the_run(tmp_path: Path, how: str) -> None:
     log = tmp_path / "run_0/debug.log"
     with launched(tmp_path, *ENDLESS, *PARALLEL[how], "runner.log_interval_steps=2000") as process:

@@ -15,7 +15,7 @@ from rlframe.launch import main
         (b"config: [1", "is not valid YAML: .* line 1, column 9"),
         (b"config: {env: CartPole-v1, [: }", "is not valid YAML: .* line 1, column 29"),
         (b"config: \xff", "is not valid YAML"),
-        (b"config: " + b"[" * 5_000, "is not valid YAML"),
+        (b"config: " + b"[" * 1_000, "is not valid YAML"),
         (b"config: 3", "has no mapping `config:`"),
         (b"", "has no mapping `config:`"),
     ],

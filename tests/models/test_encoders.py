@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rlframe.core.struct import leaves, map_tree
 from rlframe.kernels.precision import learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import Encoder, HiddenLayers, Image, is_image, make_encoder
+from tests.fork_server import run_python
 
 
 def pixels(*shape: int, dtype: Any = np.uint8, high: float = 255) -> spaces.Box:
@@ -257,7 +257,7 @@ def test_a_users_file_is_named_by_path_and_class(tmp_path: Path) -> None:
         "from rlframe.models.encoders import make_encoder; "
         "print(make_encoder(spaces.Box(-1, 1, (3,)), ModelConfig(encoder='./my_encoder.py:Net')).size)"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python([sys.executable, "-c", script], cwd=tmp_path, timeout=60)
     assert done.stdout.strip() == "7", done.stderr
 
 

@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import psutil
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv
+from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, launched, until
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +36,9 @@ def command(program: list[str], log_dir: Path, *words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in its own process group; all its processes are killed at the end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
-        cwd=ROOT,
-    )  # fmt: skip
+def started(*words: str) -> Iterator[Popen]:
+    """A command in a process group of its own, all its processes are killed at the end."""
+    process = Popen(words, stdout=PIPE, stderr=STDOUT, text=True, start_new_session=True, cwd=ROOT)
     try:
         yield process
     finally:
@@ -52,7 +49,7 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def output_of(process: subprocess.Popen[str]) -> str:
+def output_of(process: Popen) -> str:
     """Wait for the end, and return the output."""
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, printed
@@ -63,17 +60,18 @@ def column(run: Path, name: str) -> list[float]:
     return [float(row[name]) for row in read_csv(run / "progress.csv")[1] if row[name]]
 
 
-def descendants(process: subprocess.Popen[str]) -> list[int]:
+def descendants(process: Popen) -> list[int]:
     return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
-def rank_1_of(process: subprocess.Popen[str]) -> int:
+def rank_1_of(process: Popen) -> int:
     """The child of the launch command that is rank 1."""
     children = psutil.Process(process.pid).children()
     (found,) = [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
     return found
 
 
+@pytest.mark.quick
 def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) -> None:
     assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT]) == 0
     run = tmp_path / "run_0"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from functools import partial
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from rlframe.system.distributed import launch_ranks
+from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
 from tests.ranks import jobs
 
@@ -139,12 +138,9 @@ def test_every_kind_of_exchange(results: list[dict[str, Any]]) -> None:
 )
 def test_a_rank_that_fails_ends_the_others_with_its_cause(how: str, says: str) -> None:
     start = time.monotonic()
-    done = subprocess.run(
+    done = run_python(
         [sys.executable, "-m", "tests.ranks.jobs", how],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_S,
     )
     assert done.returncode == 1

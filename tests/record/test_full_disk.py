@@ -14,6 +14,7 @@ from rlframe.core.errors import RecordError
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_newest
 from rlframe.record.writers import read_csv
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -26,7 +27,6 @@ from rlframe.record.snapshot import list_snapshots, load_newest
 from rlframe.record.writers import read_csv
 
 disk = Path(sys.argv[1])
-
 def state(n):  # two megabytes
     return lambda: {"n": n, "replay": np.full(500_000, n, np.float32)}
 
@@ -44,16 +44,31 @@ def names(folder):
 """
 
 
+# What util-linux's unshare does, without a new interpreter. CLONE_NEWUSER | CLONE_NEWNS, MS_REC | MS_PRIVATE
+MOUNT = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(function, *arguments):
+    if function(*arguments):
+        sys.exit(f"no file system may be mounted: {os.strerror(ctypes.get_errno())}")
+
+ids = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
+call(libc.unshare, 0x10000000 | 0x00020000)
+for name, text in ids.items():
+    Path("/proc/self", name).write_text(text)
+call(libc.mount, b"none", b"/", None, 0x4000 | 0x40000, None)
+call(libc.mount, b"none", os.fsencode(disk), b"tmpfs", 0, b"size=5m")
+"""
+
+
 def on_small_disk(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script with `disk`, a file system in memory of 5 megabytes that only its process sees."""
-    if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
-        pytest.skip("needs Linux, and util-linux's unshare")
-    mounted = f'mount -t tmpfs -o size=5m none "{folder}" && exec "{sys.executable}" -c "$SCRIPT" "{folder}"'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted]
-    environment = {**os.environ, "SCRIPT": PRELUDE + script, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip(f"no file system may be mounted here: {done.stderr}")
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux")
+    done = run_python([sys.executable, "-c", PRELUDE + MOUNT + script, folder], timeout=100)
+    if "no file system may be mounted" in done.stderr:
+        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -154,9 +169,7 @@ assert names(run.directory / "snapshot") == ["last", "step_000000000001"]
 assert load_newest(run.directory)[1]["n"] == 1
 """
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    done = run_python([sys.executable, "-c", script, tmp_path], timeout=100)
     assert done.returncode == 0, done.stderr
 
 

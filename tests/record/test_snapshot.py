@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from rlframe.record.snapshot import (
     self_hash,
     write_rank_state,
 )
+from tests.fork_server import run_python
 
 EMPTY: dict[str, Any] = {}
 STATE: dict[str, Any] = {"weights": torch.arange(6.0).reshape(2, 3), "lr": 0.1}
@@ -309,8 +309,7 @@ def test_everything_is_flushed_before_the_name_is_given(tmp_path: Path, monkeypa
 
 def killed_everywhere(folder: Path, case: str, timeout: float) -> int:
     """How many operations there were to be killed at; see kill_sweep.py."""
-    command = [sys.executable, "-m", "tests.record.kill_sweep", str(folder), case]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = run_python([sys.executable, "-m", "tests.record.kill_sweep", folder, case], timeout=timeout)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[1])
 

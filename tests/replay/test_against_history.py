@@ -65,9 +65,10 @@ def check_sequences(drawn: Sequences, history: History, offset: int, length: int
                     assert getattr(drawn, name)[t, i] == row[name]
 
 
-@pytest.mark.parametrize("black", [True, False], ids=["black", "first"])
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize(("alpha", "previous"), [(0.0, False), (0.6, True)])
+@pytest.mark.parametrize(  # each pair of values
+    ("alpha", "previous", "n", "black"),
+    [(0.0, False, 1, True), (0.0, False, 3, False), (0.6, True, 1, False), (0.6, True, 3, True)],
+)
 @pytest.mark.parametrize(("kind", "config"), STORAGES)
 def test_transitions_equal_the_history(
     kind: str, config: dict[str, Any], alpha: float, previous: bool, n: int, black: bool

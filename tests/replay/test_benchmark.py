@@ -1,12 +1,12 @@
 """The replay benchmark runs; its numbers need an idle machine."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,12 +15,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_replay_benchmark_runs(tmp_path: Path, package: str) -> None:
     pytest.importorskip(package)
     out = tmp_path / "replay.json"
-    done = subprocess.run(
+    done = run_python(
         [sys.executable, "-m", "benchmarks.replay", "small=true", "only=cheetah,prioritized", f"out={out}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr

@@ -58,7 +58,7 @@ def runner_for(
             yield runner
     finally:
         process.close()
-        until(lambda: not is_running(process.child.pid), 5.0)
+        until(lambda: not is_running(process.child.pid))
 
 
 class Recorder(Algorithm):
@@ -114,7 +114,7 @@ def test_batches_are_learned_once_each_and_in_order(pace_s: float) -> None:
 
 
 def test_with_a_slow_learner_batches_wait_and_are_one_update_stale() -> None:
-    with recorded(Recorder(0.05), 1_000) as runner:
+    with recorded(Recorder(0.05), 640) as runner:
         row = runner.train()
     assert row["async/queue_mean"] > 0.5
     assert 0.5 < row["async/staleness_mean"] <= 1.0
@@ -138,7 +138,7 @@ def test_with_sampler_waits_no_batch_is_received_while_updates_are_due() -> None
 
 def test_without_sampler_waits_a_slow_learner_receives_batches_while_updates_are_due() -> None:
     algo = Recorder(0.02, n_due=5)
-    with recorded(algo, 640) as runner:
+    with recorded(algo, 320) as runner:
         receive, most = algo.receive, []
 
         def watched(samples: Samples) -> None:
@@ -277,6 +277,7 @@ WORDS += ["eval.n_episodes=2", "eval.n_workers=0", "runner.log_interval_steps=25
 TWO = ["sampler=cpu", "sampler.n_workers=2"]
 
 
+@pytest.mark.quick
 def test_launch_trains_and_resumes_and_prints_the_cores_of_each_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,10 +302,10 @@ def test_all_processes_end_when_the_learner_is_killed(how: list[str], tmp_path: 
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         process.kill()
-        until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+        until(lambda: not any(is_running(child.pid) for child in children))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *TWO, "runner.n_steps=1e8") as process:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -315,7 +316,7 @@ def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> N
     assert "leaked" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    until(lambda: not any(is_running(child.pid) for child in children), 5.0)
+    until(lambda: not any(is_running(child.pid) for child in children))
 
 
 def test_impossible_settings_are_refused_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:

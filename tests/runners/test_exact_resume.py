@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,17 +10,20 @@ import pytest
 
 from rlframe import launch
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
+from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
 from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, count_equal, last_state, log, stopped_at, words
+from tests.threads import claim_two_threads
 
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
 PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
 REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300"
-ONE = REPLAY.replace("batch_B=2", "batch_B=1")
+SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
 RAINBOW = (
     "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
+EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
 WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the ends of batches
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
@@ -38,8 +40,8 @@ CASES = {
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
-    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 {REPLAY}",
-    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} threads=2 model.image_hidden=[8] algo.batch_size=4 {ONE}",
+    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
+    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} model.image_hidden=[8] {EACH_STEP} {SHORT}",
     "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
@@ -54,8 +56,18 @@ CASES = {
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if case == "dqn_prefetched":
+        claim_two_threads(monkeypatch)
     assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
     stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+
+
+@pytest.mark.slow
+def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = f"{CASES['dqn_begun_ahead']} threads=2"
+    assert launch.main(words(case, tmp_path / "whole")) == 0
+    stopped_at(130, case, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
 
 
@@ -101,6 +113,7 @@ def test_another_evaluation_changes_nothing_of_the_training(tmp_path: Path, monk
     assert sum(count_equal(one[part], other[part], part) for part in ("agent", "algo", "sampler")) > 5
 
 
+@pytest.mark.quick
 def test_a_killed_run_continues_in_a_new_process_from_its_last_snapshot(tmp_path: Path) -> None:
     """Killed after rows that no snapshot holds, in the middle of a line."""
     assert launch.main(words(f"{CASES['dqn']} snapshot_mode=all", tmp_path / "whole")) == 0
@@ -111,7 +124,8 @@ def test_a_killed_run_continues_in_a_new_process_from_its_last_snapshot(tmp_path
     with (killed / "progress.csv").open("a") as file:
         file.write("999999,1.0,2.")
     command = [sys.executable, "-m", "rlframe.launch", f"resume={killed}", TRUST]
-    done = subprocess.run(command, check=True, timeout=2 * DEADLINE_S, capture_output=True, text=True)
+    done = run_python(command, timeout=2 * DEADLINE_S)
+    assert done.returncode == 0, done.stderr
     assert "the run continues exactly" in done.stdout
     assert_runs_equal(whole, killed)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL
 
 import numpy as np
 import pytest
 
 from rlframe import launch
+from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, until
 from tests.runners.resumed import TRUST, assert_runs_equal, words
 
@@ -72,8 +73,7 @@ def kill_within(command: str, directory: Path, seconds: float) -> bool:
     log = directory / "run_0" / "debug.log"
     size = log.stat().st_size if log.exists() else 0
     arguments = [sys.executable, "-m", "rlframe.launch", *start_words(command, directory)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
+    with Popen(arguments, stdout=DEVNULL, start_new_session=True) as process:
         until(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > size), 4 * DEADLINE_S)
         time.sleep(seconds)  # a random moment
         ended = process.poll()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +14,8 @@ from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
-from rlframe.system.process import ChildProcess
 from rlframe.system.supervision import Supervision
-from rlframe.system.worker_main import ParentLink
-from tests.processes import PRELOAD, is_running, until
+from tests.processes import is_running, until
 from tests.samplers.faulty import Coded
 from tests.samplers.made import agent_for, copied
 
@@ -36,31 +30,15 @@ def supervision(timeout_s: float = 30.0, max_restarts: int = 100, method: str = 
     return Supervision(timeout_s, max_restarts, method)
 
 
-@functools.cache
-def _preload_torch() -> None:
-    """Have a server of forks with torch loaded, so that workers start at once; end one without that some test left."""
-
-    def work(parent: ParentLink) -> None:  # pickled by value, so that it loads nothing
-        parent.send(("torch" in sys.modules, os.getppid()))
-
-    child = ChildProcess("probe", work, (), preload=PRELOAD)
-    is_loaded, server = child.receive(60.0)
-    child.close()
-    if not is_loaded:
-        os.kill(server, signal.SIGKILL)
-        until(lambda: not is_running(server))
-
-
 @contextmanager
 def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[EnvPool]:
-    """Four environments in worker processes, which must all have ended at the end."""
-    _preload_torch()
-    envs = EnvPool(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how), PRELOAD)
+    """Four environments in worker processes, of which nothing is left at the end."""
+    envs = EnvPool(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how))
     try:
         yield envs
     finally:
         envs.close()
-        until(lambda: not any(is_running(worker.child.pid) for worker in envs.workers), 2.0)
+        until(lambda: not any(is_running(worker.child.pid) for worker in envs.workers))
 
 
 @contextmanager

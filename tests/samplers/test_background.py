@@ -55,7 +55,7 @@ def remote(
         pids |= family(sampler)
     finally:
         process.close()
-        until(lambda: not any(map(is_running, pids)), 5.0)
+        until(lambda: not any(map(is_running, pids)))
 
 
 def family(sampler: BackgroundSampler) -> set[int]:
@@ -121,7 +121,7 @@ def test_a_killed_process_is_replaced_and_its_episodes_restart(kind: str, caplog
         before = collected(sampler, 2)
         old = family(sampler)
         os.kill(sampler.process.child.pid, signal.SIGKILL)
-        until(lambda: not any(map(is_running, old)), 5.0)
+        until(lambda: not any(map(is_running, old)))
         after = [copied(sampler.collect()) for _ in range(sampler.ring.n_ready)]  # what was filled before
         while not restarts(sampler):
             after = [copied(sampler.collect())]
@@ -208,12 +208,12 @@ def test_deaths_of_workers_are_handled_in_the_process_and_counted(tmp_path: Path
 
 
 def test_closing_interrupts_a_long_batch() -> None:
-    with remote("cpu", {"pace_s": 0.5}) as (sampler, _):  # a batch takes 8 s
+    with remote("cpu", {"pace_s": 5.0}) as (sampler, _):  # a batch takes 80 s
         sampler._start()
         start = time.monotonic()
         sampler.close()
         sampler.close()
-        assert time.monotonic() - start < 6.0
+        assert time.monotonic() - start < 30.0
 
 
 def test_the_fraction_of_time_that_the_sampler_waits_is_reported() -> None:

@@ -40,7 +40,7 @@ def test_an_exception_of_an_environment_is_raised_with_all_facts_to_reproduce_it
         start = time.monotonic()
         with pytest.raises(EnvError) as caught:
             sampler.collect()
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 20.0
         with pytest.raises(RuntimeError, match="cannot start a command"):
             sampler.collect()
     assert re.match(

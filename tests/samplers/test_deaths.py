@@ -213,7 +213,7 @@ def test_a_worker_that_always_dies_ends_the_run_with_its_name_and_count(kind: st
         sampler_for(kind, kwargs={"faults": (Fault(faulty.kill, when),)}, n_workers=1) as sampler,
     ):
         sampler.collect()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60.0
 
 
 @pytest.mark.parametrize(("kind", "max_restarts"), [("cpu", 0), ("gpu", 2)])

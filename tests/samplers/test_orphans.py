@@ -44,7 +44,7 @@ class Master:
     def ended(self, timeout_s: float = 30.0) -> tuple[int, str, str]:
         """Its exit status and the rest of its output; checks that no process is left."""
         out, err = self.process.communicate(timeout=timeout_s)
-        until(lambda: not any(map(is_running, self.pids)), 5.0)
+        until(lambda: not any(map(is_running, self.pids)))
         return self.process.returncode, out, err
 
 
@@ -91,9 +91,9 @@ def test_workers_end_with_a_parent_that_is_killed(method: str, what: str, tmp_pa
         assert files
         assert all(name.startswith("sem.") for _, name in files), "our memory has no name"
         master.process.kill()
-        until(lambda: not any(map(is_running, master.pids)), 5.0)
+        until(lambda: not any(map(is_running, master.pids)))
         inodes = {int(inode) for inode, _ in files}
-        until(lambda: not inodes & {each.inode() for each in os.scandir("/dev/shm")}, 5.0)
+        until(lambda: not inodes & {each.inode() for each in os.scandir("/dev/shm")})
 
 
 @pytest.mark.parametrize("method", BOTH)

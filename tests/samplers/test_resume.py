@@ -17,7 +17,6 @@ from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
 from rlframe.system.supervision import Supervision
 from tests.envs import resumable
 from tests.envs.test_restore import stored
-from tests.processes import PRELOAD
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
 
 B, T = 5, 7
@@ -30,7 +29,7 @@ def made(how: str, env: Any, backend: str = "python", **model: Any) -> Any:
     if how == "serial":
         envs = make_envs(config, B, seeds)
     else:
-        envs = EnvPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30), PRELOAD)
+        envs = EnvPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30))
     agent = agent_for(envs.observation_space, envs.action_space, **model)
     if how == "serial":
         return SerialSampler(envs, agent, T, decorrelation_steps=3), agent

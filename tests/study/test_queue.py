@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rlframe.study import Options, run_study
+from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
 from tests.study.worker import HERE
 
@@ -156,16 +157,16 @@ def test_a_study_leaves_no_open_descriptors_or_processes(tmp_path: Path) -> None
 
 
 @contextmanager
-def queue(log_dir: Path, do: str, n_seeds: int, n_ready: int, mark: str) -> Iterator[subprocess.Popen[str]]:
+def queue(log_dir: Path, do: str, n_seeds: int, n_ready: int, mark: str) -> Iterator[Popen]:
     """A queue of two slots, not pinned, in a process of its own, once `n_ready` runs have left `mark`."""
     program = [sys.executable, HERE, "queue", str(log_dir), f"{min(2, cpus_in_all())}cpu_1cpr", do, str(n_seeds)]
-    with subprocess.Popen(
+    with Popen(
         program,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     ) as process:
         try:
@@ -228,7 +229,7 @@ def test_no_run_survives_a_killed_queue_and_the_same_command_continues(tmp_path:
         process.kill()
         process.wait(DEADLINE_S)
         for pid in running:
-            until(lambda pid=pid: not is_running(pid), 5.0)
+            until(lambda pid=pid: not is_running(pid))
     assert "running" in states(tmp_path).values()
     assert study(tmp_path, "hang", n_seeds=3, stall_s=1.0) == 1  # each of them is run again
     assert {entry["state"] for entry in record(tmp_path).values()} == {"failed"}

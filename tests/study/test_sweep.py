@@ -20,6 +20,7 @@ from rlframe import plot
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
 from rlframe.record.writers import read_csv
+from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,7 @@ def test_dry_run_prints_the_plan_and_creates_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.quick
 def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,14 +106,13 @@ def record_code(log: Path) -> str:
 
 
 @contextmanager
-def sweeping(study: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def sweeping(study: Path, *words: str) -> Iterator[Popen]:
     """The launch command with these words, in a process group of its own."""
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "rlframe.launch", f"log_dir={study}", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
         try:
@@ -137,7 +138,7 @@ def test_killing_the_queue_ends_all_processes_of_its_runs(tmp_path: Path) -> Non
         process.kill()
         process.wait(DEADLINE_S)
         for pid in family:
-            until(lambda pid=pid: not is_running(pid), 5.0)
+            until(lambda pid=pid: not is_running(pid))
 
 
 @pytest.mark.slow
@@ -151,7 +152,7 @@ def test_ctrl_c_snapshots_a_run_and_resume_continues_it(tmp_path: Path) -> None:
     assert f"continue it with resume={tmp_path}" in output
     assert [entry["state"] for entry in record(tmp_path).values()] == ["interrupted", "waiting"]
     snapshot = list_snapshots(tmp_path / "run_0/snapshot")[-1]
-    with subprocess.Popen(
+    with Popen(
         [sys.executable, "-m", "rlframe.launch", f"resume={tmp_path}"], stdout=subprocess.PIPE, text=True
     ) as again:
         until(lambda: list_snapshots(tmp_path / "run_0/snapshot")[-1].name > snapshot.name, DEADLINE_S)

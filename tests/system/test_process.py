@@ -29,7 +29,7 @@ from rlframe.core.struct import leaves
 from rlframe.system.process import ChildDied, ChildProcess
 from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share_zeros
 from rlframe.system.worker_main import ParentLink
-from tests.processes import PRELOAD, is_running, until
+from tests.processes import is_running, until
 
 METHODS = ["forkserver", "spawn"]
 
@@ -37,7 +37,7 @@ METHODS = ["forkserver", "spawn"]
 @contextmanager
 def child_for(work: Callable[..., None], *args: Any, method: str = "forkserver") -> Iterator[ChildProcess]:
     """A child that is gone in the end."""
-    child = ChildProcess("the child", work, args, method=method, preload=PRELOAD)
+    child = ChildProcess("the child", work, args, method=method)
     try:
         yield child
     finally:
@@ -210,7 +210,7 @@ def test_a_death_is_noticed_while_a_fork_of_the_child_lives(method: str) -> None
         start = time.monotonic()
         with pytest.raises(ChildDied, match="killed by SIGKILL"):
             child.receive(60.0)
-        assert time.monotonic() - start < 10.0
+        assert time.monotonic() - start < 30.0
 
 
 def start_grandchild(parent: ParentLink) -> None:
@@ -233,7 +233,7 @@ def test_a_child_may_have_children_which_end_with_it(how: str) -> None:
 
 
 def test_an_unreferenced_child_ends() -> None:
-    child = ChildProcess("the child", serve, (), preload=PRELOAD)
+    child = ChildProcess("the child", serve, ())
     pid = child.pid
     answer(child, 0)
     del child

@@ -16,7 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.system.process import ChildDied, ChildHung, ChildProcess
 from rlframe.system.ring import Ring, fill_handler
 from rlframe.system.worker_main import PROGRESS, ParentLink
-from tests.processes import PRELOAD, is_running, until
+from tests.processes import is_running, until
 
 PATIENT_S = 60.0
 
@@ -54,7 +54,7 @@ def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, 
 
 
 def started(ring: Ring, fill: Callable[[Any], None]) -> ChildProcess:
-    child = ChildProcess("filler", work, (fill,), preload=PRELOAD)
+    child = ChildProcess("filler", work, (fill,))
     child.send_memory(ring.memory)
     assert child.receive(PATIENT_S) == "here"
     ring.start(child)
@@ -101,7 +101,7 @@ def test_slots_filled_before_a_death_are_returned_before_the_error() -> None:
         start = time.monotonic()
         with pytest.raises(ChildDied, match="SIGKILL"):
             ring.get(PATIENT_S)
-        assert time.monotonic() - start < 10.0
+        assert time.monotonic() - start < 30.0
 
 
 def test_another_child_fills_all_slots_after_a_death() -> None:
@@ -141,7 +141,7 @@ def test_a_slow_child_with_progress_is_not_killed() -> None:
         work(parent, fill)
 
     ring = Ring(np.zeros(1), 1, "test")
-    child = ChildProcess("slow", work_slowly, (10,), preload=PRELOAD)
+    child = ChildProcess("slow", work_slowly, (10,))
     child.send_memory(ring.memory)
     assert child.receive(PATIENT_S) == "here"
     ring.start(child)
