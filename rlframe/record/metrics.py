@@ -38,7 +38,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "memory/resident_mb": "resident memory of the main process and all workers, shared pages counted in each (MB)",
         "sampler/restarts": "worker processes replaced since the start, because they died or hung (processes)",
         "sampler/slowest_worker": "compute time of the busiest worker in this interval over the mean of all",
-        "sampler/out_of_space": "observations outside their space's bounds, among those checked (see docs/guides/sampling.md)",
+        "sampler/out_of_space": "observations outside their space's bounds, of those checked (docs/guides/sampling.md)",
         "replay/ratio": "rows sampled from replay per row received since learning started",
         "replay/rows": "valid rows in replay",
         "replay/forgone": "updates due by algo.replay_ratio but skipped so far because sampling was faster (updates)",
