@@ -49,7 +49,7 @@ def test_without_rlframe_there_are_rates_but_no_ratios() -> None:
         ({"frameworks": "rlframe,keras"}, "frameworks=keras: not one of rlframe, sb3, "),
         ({"rounds": 0}, "rounds=0 and seeds=10 must be at least 1"),
         ({"seconds": 0.0}, "seconds=0.0 above 0"),
-        ({"ours": "threads=1 bf16"}, "'bf16' is no key=value"),
+        ({"ours": "threads=1 bf16"}, "'bf16' is not key=value"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_starts(arguments: dict[str, object], message: str) -> None:

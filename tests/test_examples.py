@@ -137,7 +137,7 @@ def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(t
     record = json.loads((folder / "experiment.json").read_text())
     record["runs"][0]["state"] = "interrupted"
     (folder / "experiment.json").write_text(json.dumps(record))
-    assert "4 runs, 3 of them done before" in queue()
+    assert "4 runs, 3 already done" in queue()
     assert "resume=true" in cut.with_name("run_0.log").read_text()
     assert len(json.loads((cut / "params.json").read_text())["resumed"]) == 1
 

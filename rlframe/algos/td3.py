@@ -81,7 +81,7 @@ class TD3(OffPolicy):
             critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
             n_steps: env_steps of the run, over which schedules go.
         Raises:
-            TypeError: the agent's policy is not deterministic.    ValueError: a number of `config` is out of range.
+            TypeError: the policy is not deterministic.    ValueError: a number of `config` is out of range.
         """
         self.agent, self.replay, self.config = agent, replay, config or Config()
         c, self.device = self.config, agent.random.device
@@ -103,16 +103,15 @@ class TD3(OffPolicy):
         )
         self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        of_critics, of_all = [self.critic_optimizer], [self.critic_optimizer, self.actor_optimizer]
-        self.learn_critics = graphed(self._learn_critics, self.device, of_critics, [self.generator])
-        self.learn_all = graphed(self._learn_all, self.device, of_all, [self.generator])
+        steps, noise = [self.critic_optimizer, self.actor_optimizer], [self.generator]
+        self.learn_critics = graphed(self._learn_critics, self.device, steps[:1], noise)
+        self.learn_all = graphed(self._learn_all, self.device, steps, noise)
+        networks = {"critics": critics, "target_critics": self.target_critics, "target_actor": self.target_actor}
         self.saved = {
             "progress": self.progress,
             "ratio": self.ratio,
             "replay": replay,
-            "critics": self.critics,
-            "target_critics": self.target_critics,
-            "target_actor": self.target_actor,
+            **networks,
             "actor_optimizer": self.actor_optimizer,
             "critic_optimizer": self.critic_optimizer,
             "generator": SavedGenerator(self.generator),

@@ -125,7 +125,7 @@ def test_every_command_refuses_foreign_code_before_importing_it(
 
 
 def test_a_study_with_foreign_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = {"format": 1, "command": ["sweep.algo=evil.one,evil.two", "env=CartPole-v1"], "runs": []}
+    record = {"format": 2, "command": ["sweep.algo=evil.one,evil.two", "env=CartPole-v1"], "runs": []}
     (tmp_path / "experiment.json").write_text(json.dumps(record))
     assert launch.main([f"resume={tmp_path}"]) == 2
     assert "algo=evil.one" in capsys.readouterr().err
