@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.core.struct import Struct, Tree, map_tree
+from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.transfer import sent
 from rlframe.ops.masked import mean_weights
@@ -88,8 +88,8 @@ def minibatches(
         numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
         advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
         numbers = replace(numbers, advantage=advantage, weight=weight)
-        for index, part in enumerate(order):
-            yield replace(numbers[index], inputs=rows.inputs[part]), state
+        for part, minibatch in zip(order, unbind(numbers, n), strict=True):
+            yield replace(minibatch, inputs=rows.inputs[part]), state
 
 
 def actor_critic_loss(

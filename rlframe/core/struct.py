@@ -34,6 +34,19 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
 
 
+def unbind(tree: Tree, n: int) -> list[Tree]:
+    """The n trees along the first dimension [n, ...] of tensors; faster than indexing the tree n times."""
+    if isinstance(tree, Struct):
+        columns = [unbind(getattr(tree, name), n) for name in tree.__dataclass_fields__]
+        return [type(tree)(*parts) for parts in zip(*columns, strict=True)]
+    if isinstance(tree, tuple):
+        return list(zip(*[unbind(part, n) for part in tree], strict=True)) if tree else [()] * n
+    if isinstance(tree, dict):
+        parts = zip(*[unbind(part, n) for part in tree.values()], strict=True)
+        return [dict(zip(tree, values, strict=True)) for values in parts]
+    return list(tree.unbind(0))
+
+
 def leaves(tree: Tree) -> list[Any]:
     """The arrays of a tree in the order of its fields."""
     if not isinstance(tree, _BRANCHES):
