@@ -43,6 +43,8 @@ class Config:
 class A2C(Algorithm):
     """One gradient step a batch on the policy gradient, the value error and the entropy."""
 
+    saved = ("progress", "optimizer")
+
     def __init__(
         self,
         agent: PolicyAgent,
@@ -59,7 +61,6 @@ class A2C(Algorithm):
         self.optimizer = make_step(make, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent  # at where episodes begin
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
-        self.saved = {"progress": self.progress, "optimizer": self.optimizer}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

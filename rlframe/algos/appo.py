@@ -15,7 +15,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, SavedGenerator, UpdateMetrics
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.on_policy import Batch, check_minibatches, mean_of, minibatches
 from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
@@ -57,6 +57,8 @@ class Config:
 class APPO(Algorithm):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
+    saved = ("progress", "optimizer", "rng")
+
     def __init__(
         self,
         agent: PolicyAgent,
@@ -77,7 +79,6 @@ class APPO(Algorithm):
         self.progress = Progress()
         self.rng = generator(seed, Role.ALGO)
         self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
-        self.saved = {"progress": self.progress, "optimizer": self.optimizer, "generator": SavedGenerator(self.rng)}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

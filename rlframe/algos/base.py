@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,41 +66,11 @@ class Progress:
         self.skipped, self.scheduled = state["skipped"], state["scheduled"]
 
 
-class Saved(Protocol):
-    """A part of an algorithm whose state is part of a snapshot, as that of a module, optimizer or replay."""
-
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any) -> Any: ...
-
-
-class SavedGenerator:
-    """A random generator of torch or NumPy as a part that is saved."""
-
-    def __init__(self, generator: torch.Generator | np.random.Generator) -> None:
-        self.generator = generator
-
-    def state_dict(self) -> Any:
-        """The generator's state."""
-        if isinstance(self.generator, np.random.Generator):
-            return self.generator.bit_generator.state
-        return self.generator.get_state()
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a saved state; if that is of another kind of device, from one that follows from it."""
-        if isinstance(self.generator, np.random.Generator):
-            self.generator.bit_generator.state = state
-        elif state.numel() == self.generator.get_state().numel():
-            self.generator.set_state(state.cpu())
-        else:
-            digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
-            self.generator.manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
 class Algorithm(ABC):
     """Learns from batches. Updates the agent's parameters in place; owns whatever never acts (targets, critics)."""
 
     progress: Progress
-    saved: Mapping[str, Saved]  # all but the agent that decides the future, by name: optimizer, counts, generators
+    saved: Sequence[str]  # attributes that decide the future, but for the agent: optimizer, counts, generators, replay
 
     def prefetch(self) -> None:  # noqa: B027
         """Optional hook before sampling: start work on the next update. Not every runner calls it."""
@@ -134,9 +104,28 @@ class Algorithm(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all that is `saved`: arrays and plain values."""
-        return {name: part.state_dict() for name, part in self.saved.items()}
+        return {name: _state_of(vars(self)[name]) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        for name, part in self.saved.items():
-            part.load_state_dict(state[name])
+        for name in self.saved:
+            _load(vars(self)[name], state[name])
+
+
+def _state_of(part: Any) -> Any:
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+
+
+def _load(part: Any, state: Any) -> None:
+    """Set a part to a saved state; a generator to what follows from it, if it is of another kind of device."""
+    if isinstance(part, np.random.Generator):
+        part.bit_generator.state = state
+    elif not isinstance(part, torch.Generator):
+        part.load_state_dict(state)
+    elif state.numel() == part.get_state().numel():
+        part.set_state(state.cpu())
+    else:
+        digest = hashlib.blake2b(state.cpu().numpy().tobytes(), digest_size=8).digest()
+        part.manual_seed(int.from_bytes(digest, "little") >> 1)

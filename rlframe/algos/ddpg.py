@@ -68,6 +68,7 @@ class Config:
 class DDPG(OffPolicy):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
+    saved = (*OffPolicy.saved, "critic", "target_critic", "target_actor", "actor_optimizer", "critic_optimizer")
     agent: ActorAgent
 
     def __init__(
@@ -103,16 +104,6 @@ class DDPG(OffPolicy):
         )
         self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
         self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.actor_optimizer])
-        self.saved = {
-            "progress": self.progress,
-            "ratio": self.ratio,
-            "replay": replay,
-            "critic": self.critic,
-            "target_critic": self.target_critic,
-            "target_actor": self.target_actor,
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-        }
         self.explore()
 
     def explore(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.agents.q import EpsilonSchedule
-from rlframe.algos.base import Algorithm, Progress, SavedGenerator, UpdateMetrics
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
 from rlframe.algos.optimizer_step import make_step
@@ -97,6 +97,7 @@ class Config:
 class DQN(OffPolicy):
     """Q-learning from replay, towards a target network that is copied every `target_interval` updates."""
 
+    saved = (*OffPolicy.saved, "optimizer", "target", "generator")
     agent: QAgent
 
     def __init__(
@@ -126,14 +127,6 @@ class DQN(OffPolicy):
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = graphed(self._learn, agent.epsilon.device, [self.optimizer])
-        self.saved = {
-            "progress": self.progress,
-            "ratio": self.ratio,
-            "replay": replay,
-            "optimizer": self.optimizer,
-            "target": self.target,
-            "generator": SavedGenerator(self.generator),
-        }
         self.explore()
 
     def explore(self) -> None:

@@ -49,6 +49,8 @@ class Config:
 class IMPALA(Algorithm):
     """One gradient step a batch, on V-trace's value targets and policy gradient."""
 
+    saved = ("progress", "optimizer")
+
     def __init__(
         self,
         agent: PolicyAgent,
@@ -65,7 +67,6 @@ class IMPALA(Algorithm):
         self.progress = Progress()
         make = optimizer or OPTIMIZERS[c.optimizer]
         self.optimizer = make_step(make, agent.parameters(), c.epsilon, c.learning_rate, c, n_steps, self.progress)
-        self.saved = {"progress": self.progress, "optimizer": self.optimizer}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

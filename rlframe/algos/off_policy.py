@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -110,6 +110,7 @@ class OffPolicy(Algorithm):
     agent: Agent
     replay: Replay
     ratio: ReplayRatio
+    saved: Sequence[str] = ("progress", "ratio", "replay")
 
     @abstractmethod
     def explore(self) -> None:

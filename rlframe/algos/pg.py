@@ -42,6 +42,8 @@ class Config:
 class PolicyGradient(Algorithm):
     """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
 
+    saved = ("progress", "optimizer")
+
     def __init__(
         self,
         agent: PolicyAgent,
@@ -54,7 +56,6 @@ class PolicyGradient(Algorithm):
         c = self.config
         self.progress = Progress()
         self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
-        self.saved = {"progress": self.progress, "optimizer": self.optimizer}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:

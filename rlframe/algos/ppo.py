@@ -11,7 +11,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, SavedGenerator, UpdateMetrics
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import Batch, check_minibatches, make_batch, minibatches, values
 from rlframe.algos.optimizer_step import make_step
@@ -28,9 +28,7 @@ from rlframe.ops.policy_gradient import clipped_surrogate, clipped_value_error, 
 from rlframe.ops.returns import generalized_advantage
 
 
-class Rows(NamedTuple):
-    """Statistics of a minibatch, row by row: constants."""
-
+class Rows(NamedTuple):  # of a minibatch, for statistics: constants
     surrogate: Tensor
     error: Tensor
     entropy: Tensor
@@ -84,6 +82,8 @@ _loss = fused(ppo_loss, ppo_closed_form, on_cpu_only=True, n_constant=3)
 class PPO(Algorithm):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
+    saved = ("progress", "optimizer", "rng")
+
     def __init__(
         self,
         agent: PolicyAgent,
@@ -104,7 +104,6 @@ class PPO(Algorithm):
         self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent or math.isfinite(c.target_kl)  # at where episodes begin, or at the KL
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
-        self.saved = {"progress": self.progress, "optimizer": self.optimizer, "generator": SavedGenerator(self.rng)}
         self.samples: list[Samples] = []  # at most one: the batch to learn from
 
     def receive(self, samples: Samples) -> None:
@@ -121,7 +120,8 @@ class PPO(Algorithm):
         steps: list[tuple[Rows, Tensor]] = []
         for epoch in range(self.config.epochs):
             if epoch and self.config.recompute_advantage:
-                batch = self._recomputed(samples)
+                with torch.no_grad():
+                    batch = self._advantages(samples, self.agent(samples.inputs, samples.state)[1])
             if not self._epoch(batch, samples.state, steps):
                 break
         self.agent.observe(samples.observation)  # only now: acting and learning saw the same statistics
@@ -131,10 +131,6 @@ class PPO(Algorithm):
         c, ends = self.config, (samples.terminated, samples.truncated, samples.valid)
         advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
         return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
-
-    @torch.no_grad()
-    def _recomputed(self, samples: Samples) -> Batch:
-        return self._advantages(samples, self.agent(samples.inputs, samples.state)[1])
 
     def _epoch(self, batch: Batch, state: Tree, steps: list[tuple[Rows, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""

@@ -95,6 +95,7 @@ class Config:
 class R2D1(OffPolicy):
     """Double Q-learning on sequences; online and target network start from the same stored state."""
 
+    saved = (*OffPolicy.saved, "optimizer", "target")
     agent: QAgent
     replay: ReplayBuffer
 
@@ -122,13 +123,6 @@ class R2D1(OffPolicy):
         learned = agent.model.parameters()
         self.optimizer = make_step(optimizer, learned, c.adam_epsilon, c.learning_rate, c, n_steps, self.progress)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
-        self.saved = {
-            "progress": self.progress,
-            "ratio": self.ratio,
-            "replay": replay,
-            "optimizer": self.optimizer,
-            "target": self.target,
-        }
         self.explore()
 
     def receive(self, samples: Samples) -> None:

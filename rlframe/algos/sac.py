@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import chz
 import torch
@@ -18,7 +19,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
-from rlframe.algos.base import Progress, SavedGenerator, UpdateMetrics
+from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_step
@@ -70,6 +71,9 @@ class Config:
         return SAC(agent, critics, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
 
 
+Pair = tuple[Any, Any]
+
+
 class SoftValue(ABC):
     """V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)], whose expectation depends on the kind of actions."""
 
@@ -78,9 +82,7 @@ class SoftValue(ABC):
         self.target_critics = copy.deepcopy(critics).requires_grad_(False)
 
     @abstractmethod
-    def critic_loss(
-        self, batch: Transitions, observation: Tree, next_observation: Tree, next_params: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def critic_loss(self, batch: Transitions, observations: Pair, next_params: Tensor, temperature: Tensor) -> Pair:
         """Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6), V' by the target critics; and Q_i(s, a)."""
 
     @abstractmethod
@@ -99,12 +101,10 @@ class Continuous(SoftValue):
         noise = torch.randn((len(params), self.policy.size), generator=self.generator, device=params.device)
         return self.policy.sample(params, noise)
 
-    def critic_loss(
-        self, batch: Transitions, observation: Tree, next_observation: Tree, next_params: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def critic_loss(self, batch: Transitions, observations: Pair, next_params: Tensor, temperature: Tensor) -> Pair:
         next_action, next_log_prob = self._sample(next_params)
         q, next_q = with_target(
-            self.critics, self.target_critics, observation, batch.action, next_observation, next_action
+            self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
         )
         target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
         return 0.5 * (q - target_q).square().mean(1).sum(), q
@@ -117,14 +117,12 @@ class Continuous(SoftValue):
 class Discrete(SoftValue):
     """The expectation is exact, a sum over all actions (Christodoulou 2019, eq. 10-12)."""
 
-    def critic_loss(
-        self, batch: Transitions, observation: Tree, next_observation: Tree, next_params: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def critic_loss(self, batch: Transitions, observations: Pair, next_params: Tensor, temperature: Tensor) -> Pair:
         with torch.no_grad():
             log_prob = F.log_softmax(next_params, -1)
-            next_q = self.target_critics(next_observation).amin(0)
+            next_q = self.target_critics(observations[1]).amin(0)
             next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1)
-        q_all = self.critics(observation)  # [2, n, A]
+        q_all = self.critics(observations[0])  # [2, n, A]
         q = q_all.gather(-1, batch.action.expand(len(q_all), -1).unsqueeze(-1)).squeeze(-1)
         target_q = batch.return_ + batch.bootstrap * next_value
         return 0.5 * (q - target_q).square().mean(1).sum(), q
@@ -148,6 +146,8 @@ class Temperature(nn.Module):
 class SAC(OffPolicy):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
 
+    networks = ("critics", "target_critics", "temperature")
+    saved = (*OffPolicy.saved, *networks, "critic_optimizer", "actor_optimizer", "temperature_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(
@@ -184,16 +184,6 @@ class SAC(OffPolicy):
             make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress) for module, rate in rates
         ]
         self.learn = graphed(self._learn, self.device, steps, [self.generator])
-        self.saved = {
-            "progress": self.progress,
-            "ratio": self.ratio,
-            "replay": replay,
-            "critics": critics,
-            "target_critics": self.target_critics,
-            "temperature": self.temperature,
-            **dict(zip(("critic_optimizer", "actor_optimizer", "temperature_optimizer"), steps, strict=True)),
-            "generator": SavedGenerator(self.generator),
-        }
         self.explore()
 
     def _soft_value(self, critics: nn.Module) -> tuple[SoftValue, float]:
@@ -217,14 +207,13 @@ class SAC(OffPolicy):
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         """One step each of the critics, the policy and the temperature, then of the target critics."""
         model, temperature = self.agent.model, self.temperature.log.detach().exp()
-        observation, next_observation = (model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
-        params, next_params = model.params_with_next(observation, next_observation)
+        observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
+        params, next_params = model.params_with_next(*observations)
 
-        loss, q = self.soft_value.critic_loss(batch, observation, next_observation, next_params, temperature)
+        loss, q = self.soft_value.critic_loss(batch, observations, next_params, temperature)
         loss.backward()
         self.critic_optimizer.apply_gradients(loss, batch)
-
-        policy_loss, log_prob = self.soft_value.policy_loss(observation, params, temperature)
+        policy_loss, log_prob = self.soft_value.policy_loss(observations[0], params, temperature)
         policy_loss.backward()
         self.actor_optimizer.apply_gradients(policy_loss, batch)
 

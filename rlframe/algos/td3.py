@@ -14,7 +14,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
-from rlframe.algos.base import Progress, SavedGenerator, UpdateMetrics
+from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_step
@@ -65,6 +65,15 @@ class Config:
 class TD3(OffPolicy):
     """Clipped double Q-learning, target policy smoothing, and an actor that is updated less often."""
 
+    saved = (
+        *OffPolicy.saved,
+        "critics",
+        "target_critics",
+        "target_actor",
+        "actor_optimizer",
+        "critic_optimizer",
+        "generator",
+    )
     agent: ActorAgent
 
     def __init__(
@@ -106,16 +115,6 @@ class TD3(OffPolicy):
         steps, noise = [self.critic_optimizer, self.actor_optimizer], [self.generator]
         self.learn_critics = graphed(self._learn_critics, self.device, steps[:1], noise)
         self.learn_all = graphed(self._learn_all, self.device, steps, noise)
-        networks = {"critics": critics, "target_critics": self.target_critics, "target_actor": self.target_actor}
-        self.saved = {
-            "progress": self.progress,
-            "ratio": self.ratio,
-            "replay": replay,
-            **networks,
-            "actor_optimizer": self.actor_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "generator": SavedGenerator(self.generator),
-        }
         self.explore()
 
     def explore(self) -> None:

@@ -143,7 +143,8 @@ def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_wi
     algo, samples = ppo(epochs=2, minibatches=1, learning_rate=1e-1, recompute_advantage=True)
     algo.receive(samples)
     algo.update()
-    batch = algo._recomputed(samples)
+    with torch.no_grad():
+        batch = algo._advantages(samples, algo.agent(samples.inputs, samples.state)[1])
     with torch.no_grad():
         value = algo.agent(samples.inputs, samples.state)[1]
     fresh = samples.valid & samples.terminated
