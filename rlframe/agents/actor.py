@@ -109,8 +109,7 @@ class SquashedGaussian(ActorPolicy):
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [rows, *act] and their log-probability [rows]; noise [rows, d] is standard normal."""
-        mean, log_std = params.chunk(2, -1)
-        action, log_prob = squashed_sample(mean, log_std.clamp(*LOG_STD), noise)
+        action, log_prob = squashed_sample(params, noise, *LOG_STD)
         return action.reshape(-1, *self.shape), log_prob
 
 

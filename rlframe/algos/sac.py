@@ -107,7 +107,7 @@ class Continuous(SoftValue):
             self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
         )
         target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
-        return 0.5 * (q - target_q).square().mean(1).sum(), q
+        return 0.5 * len(q) * F.mse_loss(q, target_q.expand_as(q)), q
 
     def policy_loss(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = self._sample(params)
@@ -125,7 +125,7 @@ class Discrete(SoftValue):
         q_all = self.critics(observations[0])  # [2, n, A]
         q = q_all.gather(-1, batch.action.expand(len(q_all), -1).unsqueeze(-1)).squeeze(-1)
         target_q = batch.return_ + batch.bootstrap * next_value
-        return 0.5 * (q - target_q).square().mean(1).sum(), q
+        return 0.5 * len(q) * F.mse_loss(q, target_q.expand_as(q)), q
 
     def policy_loss(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         with frozen(self.critics):

@@ -10,6 +10,7 @@ import math
 
 import chz
 import torch
+import torch.nn.functional as F
 from gymnasium import Space
 from torch import Tensor, nn
 
@@ -152,7 +153,7 @@ class TD3(OffPolicy):
             self._smoothed_action(next_observation),
         )
         target_q = batch.return_ + batch.bootstrap * next_q.amin(0)
-        loss = (q - target_q).square().mean(1).sum()
+        loss = len(q) * F.mse_loss(q, target_q.expand_as(q))
         loss.backward()
         self.critic_optimizer.apply_gradients(loss, batch)
         return {"loss": loss.detach(), "q": q.detach().mean()}

@@ -23,6 +23,7 @@ from rlframe.kernels.mlp import is_plain
 Tensors = tuple[Tensor, ...]
 Backward = Callable[..., tuple[Any, ...]]  # dL/d results to dL/d arguments, the last ones left out if constants
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_ONE = np.float32(1)
 
 
 def fused(
@@ -98,32 +99,37 @@ log_prob_entropy = fused(_log_prob_entropy, _log_prob_entropy_closed, on_cpu_onl
 """(logits [..., A], action [...] int64) to log p(action) and entropy in nats, [...] each, of a categorical."""
 
 
-def _squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> Tensors:
+def _squashed_sample(params: Tensor, noise: Tensor, low: float, high: float) -> Tensors:
+    mean, log_std = params.chunk(2, -1)
+    log_std = log_std.clamp(low, high)
     raw = torch.addcmul(mean, log_std.exp(), noise)
     folded = F.softplus(-2 * raw) + raw  # log 2 - log(1 - a²) / 2
     density = (torch.addcmul(log_std, noise, noise, value=0.5) - 2 * folded).sum(-1)
     return raw.tanh(), -noise.shape[-1] * (_LOG_SQRT_TWO_PI + 2 * math.log(2)) - density
 
 
-def _squashed_closed(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensors, Backward]:
-    """dL/du = (1 - a²) dL/da + 2a dL/d log π;   dL/dμ = dL/du;   dL/d log σ = σ ε dL/du - dL/d log π."""
-    action, log_prob = _squashed_sample(mean, log_std, noise)
+def _squashed_closed(params: Tensor, noise: Tensor, low: float, high: float) -> tuple[Tensors, Backward]:
+    """dL/du = (1 - a²) dL/da + 2a dL/d log π;   dL/dμ = dL/du;   dL/d log σ = σ ε dL/du - dL/d log π, 0 if clamped."""
+    action, log_prob = _squashed_sample(params, noise, low, high)
 
-    def backward(of_action: Tensor | None, of_log_prob: Tensor | None) -> tuple[Tensor, Tensor]:
+    def backward(of_action: Tensor | None, of_log_prob: Tensor | None) -> tuple[Tensor]:
         of_action = torch.zeros_like(action) if of_action is None else of_action
         of_log_prob = (torch.zeros_like(log_prob) if of_log_prob is None else of_log_prob).unsqueeze(-1)
         of_raw = torch.ops.aten.tanh_backward(of_action, action).addcmul_(action, of_log_prob, value=2)
-        return of_raw, of_raw * log_std.exp() * noise - of_log_prob
+        given = params.detach()[:, noise.shape[-1] :]
+        log_std = given.clamp(low, high)
+        of_log_std = (of_raw * log_std.exp() * noise - of_log_prob) * (given == log_std)
+        return (torch.cat([of_raw, of_log_std], -1),)
 
     return (action.detach(), log_prob.detach()), backward  # other objects: no reference cycle
 
 
 squashed_sample = fused(_squashed_sample, _squashed_closed)
-"""The tanh-squashed normal: (mean, log_std, noise), [n, d] each, to actions a [n, d] and log π(a) [n].
+"""The tanh-squashed normal: (params [n, 2d], noise [n, d], low, high) to actions a [n, d] and log π(a) [n].
 
+`params` are μ and log σ side by side, log σ clamped to [low, high]; `noise` is standard normal and constant.
 u = μ + σ ε, a = tanh u, log π(a) = Σ -ε²/2 - log σ - log √(2π) - log(1 - a²), where log(1 - tanh² u) is computed as
-2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C). `noise` is standard
-normal and constant.
+2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C).
 """
 
 
@@ -151,4 +157,32 @@ quantile_huber = fused(_quantile_huber, _quantile_huber_closed)
 """(theta [n, N], target [n, N'] constant) to the loss ([n],): Σ_i mean_j ρ_τi(target_j - theta_i), κ = 1.
 
 ρ_τ(u) = |τ - 1{u < 0}| L_1(u),  τ_i = (2i + 1) / 2N   (Dabney et al. 2018, arXiv 1710.10044, eq. 10)
+"""
+
+
+def _td_huber(values: Tensor, action: Tensor, target: Tensor) -> Tensors:
+    q = values.gather(1, action.unsqueeze(1)).squeeze(1)
+    return F.huber_loss(q, target, reduction="none"), (target - q.detach()).abs(), q.detach()
+
+
+def _td_huber_closed(values: Tensor, action: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
+    every = values.detach().numpy()
+    taken = np.arange(0, every.size, every.shape[1]) + action.numpy()  # places in the flat array
+    q = every.reshape(-1)[taken]
+    error = q - target.numpy()
+    clipped = np.minimum(np.maximum(error, -_ONE), _ONE)
+
+    def backward(of_loss: Tensor, *_: Tensor) -> tuple[Tensor]:
+        found = np.zeros(every.shape, np.float32)
+        found.reshape(-1)[taken] = clipped * of_loss.numpy()
+        return (torch.from_numpy(found),)
+
+    results = clipped * (error - 0.5 * clipped), np.abs(error), q
+    return tuple(map(torch.from_numpy, results)), backward
+
+
+td_huber = fused(_td_huber, _td_huber_closed, on_cpu_only=True, n_constant=2)
+"""(Q [n, A], action [n] int64, target [n] constant) to Huber loss of δ = target - Q(s, a), |δ| and Q(s, a), [n] each.
+
+The loss's gradient is the error clipped to ±1 (Mnih et al. 2015, methods).
 """

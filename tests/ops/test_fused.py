@@ -35,7 +35,7 @@ def ppo_arguments(*shape: int, value_clip: float = float("inf")) -> tuple[Any, .
 CASES: dict[str, tuple[Any, Any, int]] = {  # function, arguments, how many of them have a gradient
     "categorical": (log_prob_entropy, lambda: (randn(N, 4), torch.randint(0, 4, (N,))), 1),
     "categorical of sequences": (log_prob_entropy, lambda: (randn(5, 6, 4), torch.randint(0, 4, (5, 6))), 1),
-    "squashed normal": (squashed_sample, lambda: (0.5 * randn(N, 3), 0.5 * randn(N, 3), randn(N, 3)), 2),
+    "squashed normal": (squashed_sample, lambda: (0.5 * randn(N, 6), randn(N, 3), -0.6, 0.5), 1),
     "quantiles": (quantile_huber, lambda: (randn(N, 7), 3 * randn(N, 5)), 1),
     "ppo": (ppo._loss, lambda: ppo_arguments(N), 3),
     "ppo with value clip": (ppo._loss, lambda: ppo_arguments(N, value_clip=0.3), 3),
@@ -79,21 +79,19 @@ def test_the_squashed_normal_is_that_of_torch() -> None:
     raw = mean + log_std.exp() * noise
     normal = torch.distributions.Normal(mean, log_std.exp())
     expected = (normal.log_prob(raw) - torch.log(1 - raw.tanh() ** 2)).sum(-1)
-    action, log_prob = squashed_sample(mean, log_std, noise)
+    action, log_prob = squashed_sample(torch.cat([mean, log_std], -1), noise, -20.0, 2.0)
     torch.testing.assert_close(action, raw.tanh())
     torch.testing.assert_close(log_prob, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_saturated_squashed_normal_has_a_finite_log_probability_and_gradient() -> None:
-    mean, log_std = (torch.tensor([x], requires_grad=True) for x in ([40.0, -40.0], [2.0, -20.0]))
-    action, log_prob = squashed_sample(mean, log_std, torch.tensor([[3.0, -3.0]]))
+    params = torch.tensor([[40.0, -40.0, 2.0, -20.0]], requires_grad=True)
+    action, log_prob = squashed_sample(params, torch.tensor([[3.0, -3.0]]), -20.0, 2.0)
     assert action.tolist() == [[1.0, -1.0]]
     # -ε²/2 - log σ - log √2π + 2 (u - log 2) for large u, of both dimensions
     raw = [40 + 3 * np.exp(2.0), 40 + 3 * np.exp(-20.0)]
     expected = sum(-4.5 - s - 0.5 * np.log(2 * np.pi) + 2 * (u - np.log(2)) for u, s in zip(raw, (2, -20), strict=True))
     assert log_prob.item() == pytest.approx(expected, rel=1e-5)
     (action.sum() + log_prob.sum()).backward()
-    assert mean.grad is not None
-    assert log_std.grad is not None
-    assert bool(mean.grad.isfinite().all())
-    assert bool(log_std.grad.isfinite().all())
+    assert params.grad is not None
+    assert bool(params.grad.isfinite().all())
