@@ -53,17 +53,11 @@ class DiagonalGaussian(Distribution):
     def entropy(self, params: Tensor) -> Tensor:
         return (params.chunk(2, -1)[1] + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
 
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        (mean, log_std), (mean_q, log_std_q) = params.chunk(2, -1), other.chunk(2, -1)
-        scaled = ((2 * log_std).exp() + (mean - mean_q) ** 2) / (2 * (2 * log_std_q).exp())
-        return (log_std_q - log_std + scaled - 0.5).sum(-1)
-
 
 class TanhGaussian(Distribution):
     """tanh of a diagonal Gaussian, in (-1, 1): for Box actions with finite bounds (Haarnoja et al. 2018, appendix C).
 
-    The entropy is an estimate, with the log-determinant at the mean. The KL is that of the Gaussians, which is exact
-    because tanh is a bijection.
+    The entropy is an estimate, with the log-determinant at the mean.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -83,9 +77,6 @@ class TanhGaussian(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return self.gaussian.entropy(params) + _log_det_tanh(params.chunk(2, -1)[0])
-
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        return self.gaussian.kl(params, other)
 
 
 def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
