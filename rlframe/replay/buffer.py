@@ -38,9 +38,8 @@ _CPU = torch.device("cpu")
 class ReplayBuffer(Generic[Batch]):
     """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm."""
 
-    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str = "") -> None:
-        """`size`: its size in words, for the log."""
-        self.size = size
+    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str) -> None:
+        self.size = size  # in words, for the log
         self._storage, self._selector, self._reader = storage, selector, reader
         self._ones = storage.memory.send(np.ones(0, np.float32))  # the weights of the last uniform batch
 
@@ -58,20 +57,14 @@ class ReplayBuffer(Generic[Batch]):
         return self._reader.candidates.n
 
     def append(self, samples: Samples) -> None:
-        """Copy a batch, overwriting the oldest rows.
-
-        Raises:
-            ValueError: see Storage.append.
-        """
+        """Copy a batch, overwriting the oldest rows; raises what Storage.append raises."""
         start = self._storage.append(samples)
         removed = self._reader.append(samples, start)
         self._selector.update_candidates(self._reader.candidates, removed)
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
-        """Sample n transitions or sequences with replacement.
+        """Sample n transitions or sequences with replacement; `beta`: β of the importance weights, 0 for none.
 
-        Args:
-            beta: β of the importance weights; 0 for none.
         Raises:
             ValueError: no row can be sampled yet.
         """
@@ -87,8 +80,8 @@ class ReplayBuffer(Generic[Batch]):
 
     def mark(self) -> Callable[[], None]:
         """Remember the state of the generator; the returned function restores it, which undoes later samples."""
-        generator = self._selector.rng.bit_generator
-        return partial(setattr, generator, "state", generator.state)
+        bits = self._selector.rng.bit_generator
+        return partial(setattr, bits, "state", bits.state)
 
     def _ones_of(self, n: int) -> Tensor:
         if len(self._ones) != n:
@@ -186,34 +179,28 @@ def make_replay(
         ConfigError: compress without lz4, or without stacks of frames.
     """
     T, B = batch_spec
-    memory = _memory(config, device)
+    memory: Memory
+    if config.memory == "disk":
+        run = current_run()
+        memory = DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
+    else:
+        memory = DeviceMemory(device) if config.memory == "device" else HostMemory(device)
     ring = Ring(-(-config.size // B), B)
     size = _checked_size(config, observation_space, action_space, ring, memory, alpha)
-    example = AgentInputs(
-        spaces.zeros(observation_space, (B,)),
-        spaces.zeros(action_space, (B,)),
-        np.zeros(B, np.float32),
-        np.zeros(B, np.bool_),
-    )
+    zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
+    example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
     observation = _observation_storage(config, observation_space, ring, memory)
     storage = Storage(ring, memory, observation, example, previous)
-    least = T + 2 * storage.rows_before + reader.n_rows + 2
+    live_reader = reader.make_reader(storage, T, map_tree(as_numpy, state))
+    least = T + 2 * storage.rows_before + live_reader.n_rows + 2
     if least > ring.L:
         raise ValueError(
             f"algo.replay.size={config.size} holds {ring.L} time steps of {B} environments, but batches of {T} time "
             f"steps, {reader} and {storage.rows_before} earlier rows need {least}; use algo.replay.size={least * B}"
         )
-    live_reader = reader.make_reader(storage, T, map_tree(as_numpy, state))
     rng = generator(seed, Role.REPLAY)
     selector: Selector = Prioritized(rng, alpha, live_reader.candidates.n_slots) if alpha else Uniform(rng)
     return ReplayBuffer(storage, selector, live_reader, size)
-
-
-def _memory(config: ReplayConfig, device: torch.device) -> Memory:
-    if config.memory == "disk":
-        run = current_run()
-        return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
-    return DeviceMemory(device) if config.memory == "device" else HostMemory(device)
 
 
 def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory: Memory) -> Tree:

@@ -93,9 +93,9 @@ class Selector(ABC):
     def draw(self, candidates: Candidates, n: int) -> np.ndarray:
         """n numbers [n] int64, drawn with replacement; there must be at least one candidate."""
 
-    @abstractmethod
     def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
         """Importance weights [n] float32, at most 1; None if all are 1."""
+        return None
 
     @abstractmethod
     def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
@@ -105,13 +105,13 @@ class Selector(ABC):
             ValueError: a priority is negative, NaN or infinite.
         """
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The state of the generator, and the priorities."""
+        return {"rng": self.rng.bit_generator.state}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
+        self.rng.bit_generator.state = state["rng"]
 
 
 class Uniform(Selector):
@@ -137,21 +137,10 @@ class Uniform(Selector):
     def _draw_window(self, candidates: Candidates, n: int) -> np.ndarray:
         """Any numbers of the window, eligible or not."""
         # 2.5 us for 256, rng.integers 5.8; a float's 53 bits are enough for the 2**30 numbers of a large window
-        drawn = (self.rng.random(n) * (candidates.hi - candidates.lo)).astype(np.int64)
-        drawn += candidates.lo
-        return drawn
-
-    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
-        return None
+        return (self.rng.random(n) * (candidates.hi - candidates.lo)).astype(np.int64) + candidates.lo
 
     def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         _check_priority(priority)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
 
 
 class Prioritized(Selector):
@@ -169,9 +158,7 @@ class Prioritized(Selector):
         """
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha={alpha} must be above 0 and at most 1; use Uniform for 0")
-        self.rng, self.alpha = rng, alpha
-        self._tree = SumTree(n_slots)
-        self._n_slots = n_slots
+        self.rng, self.alpha, self._n_slots, self._tree = rng, alpha, n_slots, SumTree(n_slots)
         self._highest = 1.0  # p^α
 
     def __repr__(self) -> str:
@@ -202,10 +189,10 @@ class Prioritized(Selector):
 
     def state_dict(self) -> dict[str, Any]:
         leaves = self._tree.leaves[: self._n_slots]
-        return {"rng": self.rng.bit_generator.state, "power": leaves, "highest": self._highest}
+        return {**super().state_dict(), "power": leaves, "highest": self._highest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
+        super().load_state_dict(state)
         self._tree.load(state["power"])
         self._highest = state["highest"]
 
