@@ -91,11 +91,16 @@ def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
     """
     try:
         from matplotlib.figure import Figure  # an optional extra
+        from matplotlib.ticker import EngFormatter
     except ImportError:
         raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="tight")
     axes = figure.add_subplot()
-    scale, x_label = _x_axis(curves, options.x)
+    scale, x_label = 1.0, "env_steps"
+    if options.x == "elapsed":
+        longest = max(curve.x[-1] for curve in curves)
+        scale, unit = (3600.0, "h") if longest > 7200 else (60.0, "min") if longest > 180 else (1.0, "s")
+        x_label = f"wall time ({unit})"
     for index, curve in enumerate(curves):
         color, x = COLORS[index % len(COLORS)], curve.x / scale
         style = ("-", "--", ":", "-.")[index // len(COLORS) % 4]
@@ -111,28 +116,13 @@ def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     if options.x == "env_steps":
-        axes.xaxis.set_major_formatter(_short)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 100k, 2M
     axes.legend(frameon=False, fontsize="small")
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(options.out)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {options.out}: {error}") from None
-
-
-def _x_axis(curves: Sequence[Curve], x: str) -> tuple[float, str]:
-    if x == "env_steps":
-        return 1.0, "env_steps"
-    longest = max(curve.x[-1] for curve in curves)
-    scale, unit = (3600.0, "h") if longest > 7200 else (60.0, "min") if longest > 180 else (1.0, "s")
-    return scale, f"wall time ({unit})"
-
-
-def _short(value: float, _position: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
 
 
 def _title(experiments: Sequence[Experiment], options: Options) -> str:
