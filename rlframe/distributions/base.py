@@ -1,7 +1,5 @@
 """The interface of action distributions, and the joint distribution over Dict and Tuple actions."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import numpy as np

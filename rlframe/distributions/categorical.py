@@ -1,7 +1,5 @@
 """Distributions over discrete actions: Categorical, MultiCategorical (several independent ones) and Bernoulli."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

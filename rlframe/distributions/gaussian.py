@@ -1,7 +1,5 @@
 """Distributions over Box actions: diagonal Gaussian, unbounded or squashed by tanh."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -55,10 +53,7 @@ class DiagonalGaussian(Distribution):
 
 
 class TanhGaussian(Distribution):
-    """tanh of a diagonal Gaussian, in (-1, 1): for Box actions with finite bounds (Haarnoja et al. 2018, appendix C).
-
-    The entropy is an estimate, with the log-determinant at the mean.
-    """
+    """tanh of a diagonal Gaussian, in (-1, 1), for bounded Box actions (Haarnoja et al. 2018, appendix C)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -76,6 +71,7 @@ class TanhGaussian(Distribution):
         return self.gaussian.log_prob(params, raw) - _log_det_tanh(raw)
 
     def entropy(self, params: Tensor) -> Tensor:
+        # an estimate, with the log-determinant at the mean
         return self.gaussian.entropy(params) + _log_det_tanh(params.chunk(2, -1)[0])
 
 

@@ -3,8 +3,6 @@
 `ReplayBuffer` (buffer.py) is this package's implementation. A user's own replay only has to satisfy `Replay`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -66,11 +64,7 @@ class Replay(Protocol[Batch_co]):
         """
 
     def sample(self, n: int, beta: float = 0.0) -> Batch_co:
-        """Sample n rows with replacement.
-
-        Args:
-            beta: exponent β of the importance weights of prioritized replay; 0 gives weights of 1.
-        """
+        """Sample n rows with replacement; `beta` is the exponent β of the importance weights, 0 for weights of 1."""
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
         """Set priorities [n] of the rows with this `index` [n], as sampled; ignore rows overwritten since then.

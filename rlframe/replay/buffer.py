@@ -1,7 +1,5 @@
 """ReplayBuffer, the replay that algorithms use: storage, selector and reader; `make_replay` builds it from a config."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -63,11 +61,7 @@ class ReplayBuffer(Generic[Batch]):
         self._selector.update_candidates(self._reader.candidates, removed)
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
-        """Sample n transitions or sequences with replacement; `beta`: β of the importance weights, 0 for none.
-
-        Raises:
-            ValueError: no row can be sampled yet.
-        """
+        """Sample n transitions or sequences; raises ValueError if there are none yet. See `Replay.sample`."""
         candidates = self._reader.candidates
         if not candidates.n:
             raise ValueError(
@@ -89,11 +83,7 @@ class ReplayBuffer(Generic[Batch]):
         return self._ones
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
-        """Set priorities [n] of the rows with this `index` [n], as sampled; overwritten rows are ignored.
-
-        Raises:
-            ValueError: a priority is negative, NaN or infinite, or their number differs from the index.
-        """
+        """See `Replay`; raises ValueError for a wrong shape, or a priority that is negative, NaN or infinite."""
         values = as_numpy(priority)
         if values.shape != index.shape:
             raise ValueError(f"priorities {list(values.shape)} must have the shape {list(index.shape)} of the index")
@@ -124,11 +114,7 @@ class ReplayBuffer(Generic[Batch]):
         return f"{self._reader.config} {self._selector} of {ring.L} x {ring.B} rows of {rows} as {kinds}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state.
-
-        Raises:
-            ValueError: the saved replay has another layout or size.
-        """
+        """Restore a saved state; raises ValueError if that replay has another layout or size."""
         if state["made_for"] != self._made_for():
             raise ValueError(f"the saved replay is {state['made_for']}, not {self._made_for()}; use its config")
         self._storage.load_state_dict(state["storage"])

@@ -1,7 +1,5 @@
 """Selectors: draw candidates uniformly, or in proportion to their priorities with a sum tree."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +16,7 @@ _MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 class SumTree:
     """float64 priorities of `n` leaves. A parent is recomputed as the sum of its children, so errors do not add up.
 
-    Four million leaves are three levels. No width from 16 to 256 draws 32 out of a million faster: the number of calls
-    takes the time, then the cumulative sums.
+    Four million leaves are three levels. No width from 16 to 256 draws 32 out of a million faster.
     """
 
     def __init__(self, n: int) -> None:
@@ -47,11 +44,7 @@ class SumTree:
             node = node // WIDTH
 
     def find(self, share: np.ndarray) -> np.ndarray:
-        """The leaves [n] at these shares [n] of the total, from 0 to 1; never a leaf of priority 0.
-
-        Raises:
-            ValueError: all priorities are 0.
-        """
+        """The leaves [n] at these shares [n] of the total, from 0 to 1; raises ValueError if all priorities are 0."""
         sums = self._root.cumsum()
         if not sums[-1] > 0:
             raise ValueError("every priority is 0; add a small constant to the priorities")
@@ -99,11 +92,7 @@ class Selector(ABC):
 
     @abstractmethod
     def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
-        """Set priorities [n]; numbers [n] that are no candidates are ignored.
-
-        Raises:
-            ValueError: a priority is negative, NaN or infinite.
-        """
+        """Set priorities [n] of the candidates among `numbers` [n]; raises ValueError for negative, NaN or infinite."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the generator, and the priorities."""
@@ -151,11 +140,7 @@ class Prioritized(Selector):
     """
 
     def __init__(self, rng: np.random.Generator, alpha: float, n_slots: int) -> None:
-        """Args:
-            alpha: α in (0, 1].    n_slots: that of the candidates.
-        Raises:
-            ValueError: alpha is not in (0, 1].
-        """
+        """`alpha`: α in (0, 1].    `n_slots`: that of the candidates."""
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha={alpha} must be above 0 and at most 1; use Uniform for 0")
         self.rng, self.alpha, self._n_slots, self._tree = rng, alpha, n_slots, SumTree(n_slots)

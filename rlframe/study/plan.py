@@ -1,7 +1,5 @@
 """The plan of a study: runs from a grid of settings and seeds, and the machine's slots they run on. No side effects."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -69,11 +67,7 @@ def split_values(text: str) -> tuple[str, ...]:
 
 
 def read_grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The values of every swept key, from the arguments `sweep.KEY=v1,v2`.
-
-    Raises:
-        ConfigError: a value is empty or repeated, or the key is also given without `sweep.`.
-    """
+    """The values of every `sweep.KEY=v1,v2`; raises ConfigError if one is empty or repeated, or KEY is also given."""
     grid: dict[str, tuple[str, ...]] = {}
     for name, text in arguments.items():
         if not name.startswith(SWEEP):

@@ -1,7 +1,5 @@
 """The queue of a study: runs one process per slot until none waits, and kills, retries and records them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -192,13 +190,10 @@ class Queue:
         self._shown_s = 0.0
 
     def run(self) -> int:
-        """Process all runs; a failed run is recorded and stops no other.
+        """Process all runs, of which some may fail; returns 0, or the signal that left runs unfinished.
 
-        The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. Returns the
-        signal's number if runs are left unfinished, else 0.
-
-        Raises:
-            Interrupted: by a second signal, which kills all runs at once.
+        The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. A second one kills
+        them and raises Interrupted.
         """
         with stop_request() as stop:
             try:

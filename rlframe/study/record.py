@@ -1,7 +1,5 @@
 """experiment.json, the file of a study: its settings and the state of each run; and the progress in the runs' logs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -171,11 +169,7 @@ class StudyRecord:
         return status
 
     def save(self) -> None:
-        """Replace the file atomically.
-
-        Raises:
-            OSError: it cannot be written; the old file is intact.
-        """
+        """Replace the file atomically; after an OSError the old file is intact."""
         for run in self._runs:
             entry = {"name": run.name, "setting": run.setting, "arguments": run.arguments}
             self._entries[run.name] = entry | vars(self.statuses[run.name])
@@ -189,11 +183,7 @@ class StudyRecord:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """The content of a study's experiment.json.
-
-    Raises:
-        ConfigError: it is missing, damaged or of another format.
-    """
+    """The content of a study's experiment.json; raises ConfigError if it is missing, damaged or of another format."""
     path = directory / FILE
     content = read_json(path)
     if content.get("format") != _FORMAT:

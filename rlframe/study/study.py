@@ -1,7 +1,5 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`python -m rlframe.launch sweep.KEY=v1,v2 ...`: a grid of launches, checked before the first one starts."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
