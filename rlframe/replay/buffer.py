@@ -37,7 +37,7 @@ class ReplayBuffer(Generic[Batch]):
     """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm."""
 
     def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str) -> None:
-        self.size = size  # in words, for the log
+        self.size = size  # as text, for the log
         self._storage, self._selector, self._reader = storage, selector, reader
         self._ones = storage.memory.send(np.ones(0, np.float32))  # the weights of the last uniform batch
 
@@ -55,13 +55,13 @@ class ReplayBuffer(Generic[Batch]):
         return self._reader.candidates.n
 
     def append(self, samples: Samples) -> None:
-        """Copy a batch, overwriting the oldest rows; raises what Storage.append raises."""
+        """Copy a batch, overwriting the oldest rows; raises ValueError as `Storage.append` does."""
         start = self._storage.append(samples)
         removed = self._reader.append(samples, start)
         self._selector.update_candidates(self._reader.candidates, removed)
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
-        """Sample n transitions or sequences; raises ValueError if there are none yet. See `Replay.sample`."""
+        """Sample n transitions or sequences (see `Replay.sample`); raises ValueError if there are none yet."""
         candidates = self._reader.candidates
         if not candidates.n:
             raise ValueError(
@@ -205,7 +205,7 @@ def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory:
 def _checked_size(
     config: ReplayConfig, observation_space: Space, action_space: Space, ring: Ring, memory: Memory, alpha: float
 ) -> str:
-    """The size in words; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
+    """The size as text; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
     parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
     stacks = [n_bytes // part.n_frames for part, n_bytes in parts if isinstance(part, FrameStack)]
     if config.compress and not stacks:

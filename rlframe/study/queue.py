@@ -1,4 +1,4 @@
-"""The queue of a study: runs one process per slot until none waits, and kills, retries and records them."""
+"""The queue of a study: one process per slot; kills hung runs, retries failed ones and records them all."""
 
 import contextlib
 import math
@@ -190,7 +190,7 @@ class Queue:
         self._shown_s = 0.0
 
     def run(self) -> int:
-        """Process all runs, of which some may fail; returns 0, or the signal that left runs unfinished.
+        """Process all runs; returns 0, or the number of the signal that left runs unfinished.
 
         The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. A second one kills
         them and raises Interrupted.
