@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlframe.analysis.curves import Curve, Experiment, PlotError, choose_y, find_experiments, make_curve
+from rlframe.analysis.curves import Curve, PlotError, choose_y, find_experiments, make_curve
 from rlframe.core.command_line import run_command
 from rlframe.core.config import nearest
-from rlframe.core.errors import printable
+from rlframe.core.errors import pluralize, printable
 
 USAGE = """\
 python -m rlframe.plot DIR... [key=value ...]
@@ -84,18 +84,19 @@ def _value(key: str, text: str) -> Any:
 
 
 def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
-    """Draw the curves into the file `options.out`.
-
-    Raises:
-        PlotError: matplotlib is not installed, or the file cannot be written.
-    """
+    """Draw the curves into `options.out`; raises PlotError without matplotlib or if the file cannot be written."""
     try:
         from matplotlib.figure import Figure  # an optional extra
+        from matplotlib.ticker import EngFormatter
     except ImportError:
         raise PlotError('plotting needs matplotlib: pip install "rlframe[plot]"') from None
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="tight")
     axes = figure.add_subplot()
-    scale, x_label = _x_axis(curves, options.x)
+    scale, x_label = 1.0, "env_steps"
+    if options.x == "elapsed":
+        longest = max(curve.x[-1] for curve in curves)
+        scale, unit = (3600.0, "h") if longest > 7200 else (60.0, "min") if longest > 180 else (1.0, "s")
+        x_label = f"wall time ({unit})"
     for index, curve in enumerate(curves):
         color, x = COLORS[index % len(COLORS)], curve.x / scale
         style = ("-", "--", ":", "-.")[index // len(COLORS) % 4]
@@ -111,39 +112,13 @@ def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     if options.x == "env_steps":
-        axes.xaxis.set_major_formatter(_short)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 100k, 2M
     axes.legend(frameon=False, fontsize="small")
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(options.out)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {options.out}: {error}") from None
-
-
-def _x_axis(curves: Sequence[Curve], x: str) -> tuple[float, str]:
-    if x == "env_steps":
-        return 1.0, "env_steps"
-    longest = max(curve.x[-1] for curve in curves)
-    scale, unit = (3600.0, "h") if longest > 7200 else (60.0, "min") if longest > 180 else (1.0, "s")
-    return scale, f"wall time ({unit})"
-
-
-def _short(value: float, _position: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
-
-
-def _title(experiments: Sequence[Experiment], options: Options) -> str:
-    envs = {str(run.config.get("env", "")) for experiment in experiments for run in experiment.runs}
-    return printable(options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label)
-
-
-def _summary(curve: Curve, x_column: str, y: str) -> str:
-    band = f" [{curve.low[-1]:,.1f}, {curve.high[-1]:,.1f}]" if curve.n_seeds > 1 else ""
-    seeds = f"{curve.n_seeds} seed{'s' if curve.n_seeds > 1 else ''}"
-    return f"{curve.label}: {y} {curve.center[-1]:,.1f}{band} at {x_column} {curve.x[-1]:,.0f}, {seeds}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -160,9 +135,13 @@ def _plot(arguments: Sequence[str]) -> int:
     y = choose_y(experiments, options.y)
     x_column = X_COLUMNS[options.x]
     curves = [make_curve(each, x_column, y, options.smooth, options.center) for each in experiments]
-    draw(curves, options, y, _title(experiments, options))
+    envs = {str(run.config.get("env", "")) for experiment in experiments for run in experiment.runs}
+    title = options.title or " and ".join(sorted(envs - {""})[:3]) or experiments[0].label
+    draw(curves, options, y, printable(title))
     for curve in curves:
-        print(printable(_summary(curve, x_column, y)))
+        band = f" [{curve.low[-1]:,.1f}, {curve.high[-1]:,.1f}]" if curve.n_seeds > 1 else ""
+        end = f"at {x_column} {curve.x[-1]:,.0f}, {pluralize(curve.n_seeds, 'seed')}"
+        print(printable(f"{curve.label}: {y} {curve.center[-1]:,.1f}{band} {end}"))
     print(options.out)
     return 0
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ class RunData:
     """One run: the columns of its progress.csv (nan where a cell is empty) and its config."""
 
     directory: Path
-    columns: dict[str, np.ndarray] = field(repr=False)
-    config: dict[str, Any] = field(repr=False)
+    columns: dict[str, np.ndarray]
+    config: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,9 @@ def read_run(directory: Path) -> RunData:
     """Read a run's progress.csv and config; incomplete lines are skipped."""
     names, rows = read_csv(directory / "progress.csv")
     columns = {printable(name): np.array([_number(row[name]) for row in rows]) for name in names}
-    try:
+    config = None
+    with suppress(ConfigError):
         config = read_json(directory / "params.json").get("config")
-    except ConfigError:
-        config = None
     return RunData(directory, columns, config if isinstance(config, dict) else {})
 
 
@@ -80,11 +79,7 @@ def _number(cell: str) -> float:
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """The run directories in `directory`, itself included, sorted by name.
-
-    Raises:
-        PlotError: there is none.
-    """
+    """The run directories in `directory`, itself included, sorted by name; raises PlotError if there is none."""
     if not directory.is_dir():
         raise PlotError(f"{directory} is not a directory")
     found: list[Path] = []
@@ -97,11 +92,7 @@ def find_runs(directory: Path) -> list[Path]:
 
 
 def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[Experiment]:
-    """Group the runs of all directories into labelled experiments.
-
-    Raises:
-        PlotError: no runs, or a wrong number of labels.
-    """
+    """Group the runs into labelled experiments; raises PlotError for no runs or a wrong number of labels."""
     per_dir = [find_runs(directory) for directory in dirs]
     together = _group(list(dict.fromkeys(path.resolve() for paths in per_dir for path in paths)))
     if not labels:
@@ -166,11 +157,7 @@ def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
 
 
 def choose_y(experiments: Sequence[Experiment], y: str) -> str:
-    """`y`, or its fallback (with a warning) if a run has no `y`.
-
-    Raises:
-        PlotError: a run has neither.
-    """
+    """`y`, or its fallback (with a warning) if a run has no `y`; raises PlotError if a run has neither."""
     runs = [run for experiment in experiments for run in experiment.runs]
     columns = {run.directory: [name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs}
     missing = next((directory for directory, names in columns.items() if y not in names), None)
@@ -186,11 +173,7 @@ def choose_y(experiments: Sequence[Experiment], y: str) -> str:
 
 
 def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, center: str) -> Curve:
-    """Center and 95 % percentile bootstrap band over the seeds, on the range of x that all of them cover.
-
-    Raises:
-        PlotError: a run has no values, or the runs share no range.
-    """
+    """Center and 95 % bootstrap band over the seeds, on their common range of x; raises PlotError if it is empty."""
     points = [_points(run, x_column, y, smooth) for run in experiment.runs]
     first = points[0][0]
     if all(np.array_equal(x, first) for x, _ in points):

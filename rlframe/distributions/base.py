@@ -1,6 +1,4 @@
-"""The interface of action distributions: pure functions of a parameter tensor and of noise drawn beforehand."""
-
-from __future__ import annotations
+"""The interface of action distributions, and the joint distribution over Dict and Tuple actions."""
 
 from abc import ABC, abstractmethod
 
@@ -12,11 +10,11 @@ from rlframe.core.struct import Tree, as_numpy, map_tree
 
 
 class Distribution(ABC):
-    """A family of distributions over one action space, without state.
+    """A family of distributions over one action space: pure functions of parameters and noise, without state.
 
-    A sample is a deterministic function of parameters and noise, and zero noise gives the mode: a greedy agent acts
-    with zero noise. Each environment's noise comes from its own NumPy generator, for a whole batch at once, so its
-    actions do not depend on the other environments or on the process it runs in.
+    A sample is a deterministic function of both, and zero noise gives the mode: a greedy agent acts with zero noise.
+    Each environment's noise comes from its own NumPy generator, for a whole batch at once, so its actions do not depend
+    on the other environments or on the process it runs in.
     """
 
     param_size: int
@@ -41,10 +39,6 @@ class Distribution(ABC):
         """Log-probability and entropy [...], for families that compute both faster together."""
         return self.log_prob(params, action), self.entropy(params)
 
-    @abstractmethod
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        """The divergence KL(params || other) in nats [...]."""
-
     def act(self, params: Tensor, noise: Tree) -> tuple[Tree, Tensor]:
         """A sample and its log-probability, equal to what `log_prob` computes from the action."""
         action = self.sample(params, noise)
@@ -55,3 +49,31 @@ class Distribution(ABC):
         with torch.inference_mode():
             action, log_prob = self.act(torch.from_numpy(params), map_tree(torch.from_numpy, noise))
         return map_tree(as_numpy, action), log_prob.numpy()
+
+
+class Joint(Distribution):
+    """Independent parts with the keys of a Dict or Tuple action space; params are concatenated."""
+
+    def __init__(self, parts: dict[str, Distribution] | tuple[Distribution, ...]) -> None:
+        self.keys: tuple[str, ...] = tuple(parts) if isinstance(parts, dict) else ()
+        self.parts: tuple[Distribution, ...] = tuple(parts.values()) if isinstance(parts, dict) else parts
+        self.sizes = [part.param_size for part in self.parts]
+        self.param_size = sum(self.sizes)
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return tuple(part.noise(rng, lead) for part in self.parts)
+
+    def sample(self, params: Tensor, noise: Tree) -> Tree:
+        actions = [part.sample(p, n) for part, p, n in self._split(params, noise)]
+        return dict(zip(self.keys, actions, strict=True)) if self.keys else tuple(actions)
+
+    def log_prob(self, params: Tensor, action: Tree) -> Tensor:
+        ordered = tuple(action[key] for key in self.keys) if self.keys else action
+        return torch.stack([part.log_prob(p, a) for part, p, a in self._split(params, ordered)], -1).sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        split = params.split(self.sizes, -1)
+        return torch.stack([part.entropy(p) for part, p in zip(self.parts, split, strict=True)], -1).sum(-1)
+
+    def _split(self, params: Tensor, others: Tree) -> list[tuple[Distribution, Tensor, Tree]]:
+        return list(zip(self.parts, params.split(self.sizes, -1), others, strict=True))

@@ -1,7 +1,5 @@
 """Distributions over discrete actions: Categorical, MultiCategorical (several independent ones) and Bernoulli."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -44,12 +42,7 @@ class Categorical(Distribution):
         return -(log_p.exp() * log_p).sum(-1)
 
     def log_prob_entropy(self, params: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
-        log_prob, entropy = log_prob_entropy(params, action.long())
-        return log_prob, entropy
-
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        log_p = F.log_softmax(params, -1)
-        return (log_p.exp() * (log_p - F.log_softmax(other, -1))).sum(-1)
+        return log_prob_entropy(params, action.long())
 
 
 class MultiCategorical(Distribution):
@@ -74,10 +67,6 @@ class MultiCategorical(Distribution):
         logits = params.split(self.n, -1)
         return torch.stack([part.entropy(x) for part, x in zip(self.parts, logits, strict=True)], -1).sum(-1)
 
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        pairs = zip(self.parts, params.split(self.n, -1), other.split(self.n, -1), strict=True)
-        return torch.stack([part.kl(x, y) for part, x, y in pairs], -1).sum(-1)
-
 
 class Bernoulli(Distribution):
     """Independent bits [..., *shape]; params are their flattened logits [..., prod(shape)]."""
@@ -97,8 +86,3 @@ class Bernoulli(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(params, params.sigmoid(), reduction="none").sum(-1)
-
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        p = params.sigmoid()
-        cross = F.binary_cross_entropy_with_logits(other, p, reduction="none").sum(-1)
-        return cross - self.entropy(params)

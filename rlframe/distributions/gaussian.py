@@ -1,7 +1,5 @@
 """Distributions over Box actions: diagonal Gaussian, unbounded or squashed by tanh."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -53,18 +51,9 @@ class DiagonalGaussian(Distribution):
     def entropy(self, params: Tensor) -> Tensor:
         return (params.chunk(2, -1)[1] + 0.5 + _HALF_LOG_TWO_PI).sum(-1)
 
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        (mean, log_std), (mean_q, log_std_q) = params.chunk(2, -1), other.chunk(2, -1)
-        scaled = ((2 * log_std).exp() + (mean - mean_q) ** 2) / (2 * (2 * log_std_q).exp())
-        return (log_std_q - log_std + scaled - 0.5).sum(-1)
-
 
 class TanhGaussian(Distribution):
-    """tanh of a diagonal Gaussian, in (-1, 1): for Box actions with finite bounds (Haarnoja et al. 2018, appendix C).
-
-    The entropy is an estimate, with the log-determinant at the mean. The KL is that of the Gaussians, which is exact
-    because tanh is a bijection.
-    """
+    """tanh of a diagonal Gaussian, in (-1, 1), for bounded Box actions (Haarnoja et al. 2018, appendix C)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -82,10 +71,8 @@ class TanhGaussian(Distribution):
         return self.gaussian.log_prob(params, raw) - _log_det_tanh(raw)
 
     def entropy(self, params: Tensor) -> Tensor:
+        # an estimate, with the log-determinant at the mean
         return self.gaussian.entropy(params) + _log_det_tanh(params.chunk(2, -1)[0])
-
-    def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        return self.gaussian.kl(params, other)
 
 
 def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -3,8 +3,6 @@
 `ReplayBuffer` (buffer.py) is this package's implementation. A user's own replay only has to satisfy `Replay`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -48,7 +46,7 @@ Batch_co = TypeVar("Batch_co", covariant=True)  # Transitions or Sequences
 
 
 class Replay(Protocol[Batch_co]):
-    """Everything an algorithm asks of a replay. DQN, DDPG, TD3 and SAC need a Replay[Transitions], R2D1 [Sequences].
+    """The replay methods that algorithms call. DQN, DDPG, TD3 and SAC need a Replay[Transitions], R2D1 [Sequences].
 
     A replay of transitions samples row t of an environment only if `samples.valid[t]` is set and row t+1 is stored:
     that row is always the next observation, also after the last step of an episode. A uniform replay may ignore
@@ -66,11 +64,7 @@ class Replay(Protocol[Batch_co]):
         """
 
     def sample(self, n: int, beta: float = 0.0) -> Batch_co:
-        """Sample n rows with replacement.
-
-        Args:
-            beta: exponent β of the importance weights of prioritized replay; 0 gives weights of 1.
-        """
+        """Sample n rows with replacement; `beta` is the exponent β of the importance weights, 0 for weights of 1."""
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
         """Set priorities [n] of the rows with this `index` [n], as sampled; ignore rows overwritten since then.

@@ -1,7 +1,5 @@
 """ReplayBuffer, the replay that algorithms use: storage, selector and reader; `make_replay` builds it from a config."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,9 +36,8 @@ _CPU = torch.device("cpu")
 class ReplayBuffer(Generic[Batch]):
     """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm."""
 
-    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str = "") -> None:
-        """`size`: its size in words, for the log."""
-        self.size = size
+    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str) -> None:
+        self.size = size  # as text, for the log
         self._storage, self._selector, self._reader = storage, selector, reader
         self._ones = storage.memory.send(np.ones(0, np.float32))  # the weights of the last uniform batch
 
@@ -58,23 +55,13 @@ class ReplayBuffer(Generic[Batch]):
         return self._reader.candidates.n
 
     def append(self, samples: Samples) -> None:
-        """Copy a batch, overwriting the oldest rows.
-
-        Raises:
-            ValueError: see Storage.append.
-        """
+        """Copy a batch, overwriting the oldest rows; raises ValueError as `Storage.append` does."""
         start = self._storage.append(samples)
         removed = self._reader.append(samples, start)
         self._selector.update_candidates(self._reader.candidates, removed)
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
-        """Sample n transitions or sequences with replacement.
-
-        Args:
-            beta: β of the importance weights; 0 for none.
-        Raises:
-            ValueError: no row can be sampled yet.
-        """
+        """Sample n transitions or sequences (see `Replay.sample`); raises ValueError if there are none yet."""
         candidates = self._reader.candidates
         if not candidates.n:
             raise ValueError(
@@ -87,8 +74,8 @@ class ReplayBuffer(Generic[Batch]):
 
     def mark(self) -> Callable[[], None]:
         """Remember the state of the generator; the returned function restores it, which undoes later samples."""
-        generator = self._selector.rng.bit_generator
-        return partial(setattr, generator, "state", generator.state)
+        bits = self._selector.rng.bit_generator
+        return partial(setattr, bits, "state", bits.state)
 
     def _ones_of(self, n: int) -> Tensor:
         if len(self._ones) != n:
@@ -96,11 +83,7 @@ class ReplayBuffer(Generic[Batch]):
         return self._ones
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
-        """Set priorities [n] of the rows with this `index` [n], as sampled; overwritten rows are ignored.
-
-        Raises:
-            ValueError: a priority is negative, NaN or infinite, or their number differs from the index.
-        """
+        """See `Replay`; raises ValueError for a wrong shape, or a priority that is negative, NaN or infinite."""
         values = as_numpy(priority)
         if values.shape != index.shape:
             raise ValueError(f"priorities {list(values.shape)} must have the shape {list(index.shape)} of the index")
@@ -131,11 +114,7 @@ class ReplayBuffer(Generic[Batch]):
         return f"{self._reader.config} {self._selector} of {ring.L} x {ring.B} rows of {rows} as {kinds}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state.
-
-        Raises:
-            ValueError: the saved replay has another layout or size.
-        """
+        """Restore a saved state; raises ValueError if that replay has another layout or size."""
         if state["made_for"] != self._made_for():
             raise ValueError(f"the saved replay is {state['made_for']}, not {self._made_for()}; use its config")
         self._storage.load_state_dict(state["storage"])
@@ -186,34 +165,28 @@ def make_replay(
         ConfigError: compress without lz4, or without stacks of frames.
     """
     T, B = batch_spec
-    memory = _memory(config, device)
+    memory: Memory
+    if config.memory == "disk":
+        run = current_run()
+        memory = DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
+    else:
+        memory = DeviceMemory(device) if config.memory == "device" else HostMemory(device)
     ring = Ring(-(-config.size // B), B)
     size = _checked_size(config, observation_space, action_space, ring, memory, alpha)
-    example = AgentInputs(
-        spaces.zeros(observation_space, (B,)),
-        spaces.zeros(action_space, (B,)),
-        np.zeros(B, np.float32),
-        np.zeros(B, np.bool_),
-    )
+    zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
+    example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
     observation = _observation_storage(config, observation_space, ring, memory)
     storage = Storage(ring, memory, observation, example, previous)
-    least = T + 2 * storage.rows_before + reader.n_rows + 2
+    live_reader = reader.make_reader(storage, T, map_tree(as_numpy, state))
+    least = T + 2 * storage.rows_before + live_reader.n_rows + 2
     if least > ring.L:
         raise ValueError(
             f"algo.replay.size={config.size} holds {ring.L} time steps of {B} environments, but batches of {T} time "
             f"steps, {reader} and {storage.rows_before} earlier rows need {least}; use algo.replay.size={least * B}"
         )
-    live_reader = reader.make_reader(storage, T, map_tree(as_numpy, state))
     rng = generator(seed, Role.REPLAY)
     selector: Selector = Prioritized(rng, alpha, live_reader.candidates.n_slots) if alpha else Uniform(rng)
     return ReplayBuffer(storage, selector, live_reader, size)
-
-
-def _memory(config: ReplayConfig, device: torch.device) -> Memory:
-    if config.memory == "disk":
-        run = current_run()
-        return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
-    return DeviceMemory(device) if config.memory == "device" else HostMemory(device)
 
 
 def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory: Memory) -> Tree:
@@ -232,7 +205,7 @@ def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory:
 def _checked_size(
     config: ReplayConfig, observation_space: Space, action_space: Space, ring: Ring, memory: Memory, alpha: float
 ) -> str:
-    """The size in words; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
+    """The size as text; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
     parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
     stacks = [n_bytes // part.n_frames for part, n_bytes in parts if isinstance(part, FrameStack)]
     if config.compress and not stacks:

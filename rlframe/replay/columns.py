@@ -1,7 +1,5 @@
 """The memory of replay: a ring of L time steps of B environments, stored in columns in RAM, on disk or on a device."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import shutil
@@ -73,11 +71,7 @@ class Candidates:
         self.newest = np.zeros(0, np.int64)  # numbers that became eligible with the last `advance`
 
     def advance(self, lo: int, hi: int, eligible: np.ndarray) -> np.ndarray:
-        """Move the window to lo..hi-1, which may be empty; returns the slots that left it.
-
-        Args:
-            eligible: [hi - max(lo, previous hi)] bool, of the new numbers.
-        """
+        """Move the window to lo..hi-1, with `eligible` of the new numbers [n] bool; returns the slots that left it."""
         first, last = self.lo, min(lo, self.hi)
         for places, _ in spans(first, max(0, last - first), self.n_slots):
             self.n -= int(np.count_nonzero(self.eligible[places]))
@@ -262,13 +256,11 @@ def _control_groups() -> list[Path]:
     """The folders from the process's own group up to the root, for versions 1 and 2 of Linux's control groups."""
     root, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
     groups = [root, root / "memory"]
-    if own.is_file():
-        for line in own.read_text(encoding="utf-8").splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" or "memory" in controllers.split(","):
-                top = root if number == "0" else root / "memory"
-                inner = top / path.lstrip("/")
-                groups += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+    for line in own.read_text(encoding="utf-8").splitlines() if own.is_file() else ():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            inner = (root if number == "0" else root / "memory") / path.lstrip("/")
+            groups += [inner, *inner.parents]
     return list(dict.fromkeys(groups))
 
 

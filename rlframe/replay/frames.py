@@ -1,7 +1,5 @@
 """How replay stores observations: as whole rows, or frame by frame, from which stacks are rebuilt when read."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -33,11 +31,7 @@ class ObservationStorage(ABC):
 
     @abstractmethod
     def append(self, time: int, rows: np.ndarray, reset: np.ndarray) -> None:
-        """Write rows 1..T of [T+1, B, ...]; row 0 is stored at `time` already.
-
-        Args:
-            reset: [T, B] bool: which of the rows 1..T start an episode after a reset.
-        """
+        """Write rows 1..T of [T+1, B, ...]; row 0 is stored at `time` already. `reset` [T, B]: as in check_stacks."""
 
     @abstractmethod
     def read(self, at: Location) -> Tensor:
@@ -160,9 +154,6 @@ class CompressedFrames(ObservationStorage):
     rows_before = 0
 
     def __init__(self, ring: Ring, memory: Memory, space: FrameStack) -> None:
-        """Raises:
-        ConfigError: lz4 is not installed.
-        """
         try:
             from lz4 import block  # an optional extra
         except ImportError:
@@ -238,7 +229,7 @@ def check_stacks(stacks: np.ndarray, reset: np.ndarray) -> np.ndarray:
     """Check that stacks can be rebuilt from their newest frames; find the resets padded with black frames.
 
     Args:
-        stacks: [T+1, B, n, ...] uint8.    reset: [T, B] bool, of rows 1..T.
+        stacks: [T+1, B, n, ...] uint8.    reset: [T, B] bool, which of the rows 1..T start an episode after a reset.
     Returns:
         black [T, B] bool.
     Raises:

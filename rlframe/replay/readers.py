@@ -26,6 +26,7 @@ class Reader(ABC, Generic[Batch]):
 
     candidates: Candidates
     config: ReaderConfig[Batch]
+    n_rows: int  # number of rows from the sampled one on that must be complete
 
     @abstractmethod
     def append(self, samples: Samples, start: int) -> np.ndarray:
@@ -55,11 +56,6 @@ class Reader(ABC, Generic[Batch]):
 class ReaderConfig(ABC, Generic[Batch]):
     """What an algorithm wants to sample; `make_replay` makes the reader from it."""
 
-    @property
-    @abstractmethod
-    def n_rows(self) -> int:
-        """Number of rows after the sampled one that must be complete, itself included."""
-
     @abstractmethod
     def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Batch]:
         """The reader of a storage of batches of T time steps; `state` [B]: NumPy example of the agent's state."""
@@ -76,10 +72,6 @@ class NStep(ReaderConfig[Transitions]):
         if not 0 <= self.discount <= 1 or not 1 <= self.n <= 255:
             raise ValueError(f"discount={self.discount} must be from 0 to 1, and n={self.n} from 1 to 255")
 
-    @property
-    def n_rows(self) -> int:
-        return self.n
-
     def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Transitions]:
         return NStepReader(storage, self)
 
@@ -94,10 +86,6 @@ class FixedSequence(ReaderConfig[Sequences]):
         if self.length < 1:
             raise ValueError(f"length={self.length} must be at least 1")
 
-    @property
-    def n_rows(self) -> int:
-        return self.length
-
     def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Sequences]:
         return SequenceReader(storage, self, T, state)
 
@@ -106,18 +94,18 @@ class NStepReader(Reader[Transitions]):
     """Computes a row's n-step return once, when its n steps are complete. The candidates are the row indices."""
 
     def __init__(self, storage: Storage, config: NStep) -> None:
-        self._storage, self.config, self._discount, self._n = storage, config, config.discount, config.n
+        self._storage, self.config, self._discount, self.n_rows = storage, config, config.discount, config.n
         ring = storage.ring
         self.candidates = Candidates(ring.n_slots)
-        lead = (ring.L, ring.B)
-        self._return = np.zeros(lead, np.float32) if config.n > 1 else storage.reward
-        self._steps = np.zeros(lead, np.uint8) if config.n > 1 else np.ones((1, 1), np.uint8)
-        self._bootstrap = np.zeros(lead, np.float32)
+        self._bootstrap = np.zeros((ring.L, ring.B), np.float32)
+        self._return, self._steps = storage.reward, np.ones((1, 1), np.uint8)
+        if config.n > 1:
+            self._return, self._steps = np.zeros_like(storage.reward), np.zeros((ring.L, ring.B), np.uint8)
 
     def append(self, samples: Samples, start: int) -> np.ndarray:
         storage, ring, B = self._storage, self._storage.ring, self._storage.ring.B
         lo = ring.oldest + storage.rows_before
-        hi = max(lo, ring.t + 1 - self._n)
+        hi = max(lo, ring.t + 1 - self.n_rows)
         complete = max(lo, self.candidates.hi // B)
         self._compute_returns(complete, hi)
         return self.candidates.advance(lo * B, hi * B, read_rows(storage.valid, complete, hi - complete).reshape(-1))
@@ -127,7 +115,7 @@ class NStepReader(Reader[Transitions]):
         storage, n = self._storage, self._storage.ring.t - start
         if n <= 0:
             return
-        if self._n == 1:
+        if self.n_rows == 1:
             for places, _ in spans(start, n, storage.ring.L):
                 self._bootstrap[places] = self._discount * ~storage.terminated[places]
             return
@@ -135,7 +123,7 @@ class NStepReader(Reader[Transitions]):
             torch.from_numpy(read_rows(array, start, n))
             for array in (storage.reward, storage.terminated, storage.truncated, storage.valid)
         )
-        return_, bootstrap, index = n_step_return(reward, terminated, truncated, valid, self._discount, self._n)
+        return_, bootstrap, index = n_step_return(reward, terminated, truncated, valid, self._discount, self.n_rows)
         done = slice(0, stop - start)
         write_rows(self._return, start, return_[done].numpy())
         write_rows(self._bootstrap, start, bootstrap[done].numpy())
@@ -144,7 +132,7 @@ class NStepReader(Reader[Transitions]):
     def read(self, numbers: np.ndarray, weight: Tensor) -> Transitions:
         storage, B = self._storage, self._storage.ring.B
         at = storage.locate(numbers)
-        if self._n == 1:
+        if self.n_rows == 1:
             inputs, next_inputs = storage.inputs_pair(at, storage.locate(numbers + B))
         else:
             steps = self._steps.reshape(-1).take(at.slots).astype(np.int64)
@@ -168,14 +156,14 @@ class NStepReader(Reader[Transitions]):
 
     def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {"bootstrap": self._bootstrap}
-        return arrays if self._n == 1 else {**arrays, "return": self._return, "steps": self._steps}
+        return arrays if self.n_rows == 1 else {**arrays, "return": self._return, "steps": self._steps}
 
 
 class SequenceReader(Reader[Sequences]):
     """Stores the agent's state of each batch. Candidate i * B + b is environment b of the i-th batch of the run."""
 
     def __init__(self, storage: Storage, config: FixedSequence, T: int, state: Tree) -> None:
-        self._storage, self.config, self._length, self._T = storage, config, config.length, T
+        self._storage, self.config, self.n_rows, self._T = storage, config, config.length, T
         ring = storage.ring
         self._M = M = ring.L // T + 2  # more than the batches that start in the ring
         self.candidates = Candidates(M * ring.B)
@@ -198,14 +186,14 @@ class SequenceReader(Reader[Sequences]):
         while lo <= i and self._start[lo % M] < ring.oldest + storage.rows_before:
             lo += 1
         new = hi = max(lo, hi)
-        while hi <= i and self._start[hi % M] + self._length <= ring.t:
+        while hi <= i and self._start[hi % M] + self.n_rows <= ring.t:
             hi += 1
         return self.candidates.advance(lo * B, hi * B, np.repeat(self._unbroken[np.arange(new, hi) % M], B))
 
     def read(self, numbers: np.ndarray, weight: Tensor) -> Sequences:
         storage, B = self._storage, self._storage.ring.B
         index = self.to_index(numbers)
-        rows = index + np.arange(self._length + 1)[:, None] * B  # [L+1, n]
+        rows = index + np.arange(self.n_rows + 1)[:, None] * B  # [L+1, n]
         at = storage.locate(rows[:-1])
         state_at = storage.memory.locate(numbers % self.candidates.n_slots)
         return Sequences(

@@ -1,7 +1,5 @@
 """Selectors: draw candidates uniformly, or in proportion to their priorities with a sum tree."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +16,7 @@ _MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 class SumTree:
     """float64 priorities of `n` leaves. A parent is recomputed as the sum of its children, so errors do not add up.
 
-    Four million leaves are three levels. No width from 16 to 256 draws 32 out of a million faster: the number of calls
-    takes the time, then the cumulative sums.
+    Four million leaves are three levels. No width from 16 to 256 draws 32 out of a million faster.
     """
 
     def __init__(self, n: int) -> None:
@@ -47,11 +44,7 @@ class SumTree:
             node = node // WIDTH
 
     def find(self, share: np.ndarray) -> np.ndarray:
-        """The leaves [n] at these shares [n] of the total, from 0 to 1; never a leaf of priority 0.
-
-        Raises:
-            ValueError: all priorities are 0.
-        """
+        """The leaves [n] at these shares [n] of the total, from 0 to 1; raises ValueError if all priorities are 0."""
         sums = self._root.cumsum()
         if not sums[-1] > 0:
             raise ValueError("every priority is 0; add a small constant to the priorities")
@@ -93,25 +86,21 @@ class Selector(ABC):
     def draw(self, candidates: Candidates, n: int) -> np.ndarray:
         """n numbers [n] int64, drawn with replacement; there must be at least one candidate."""
 
-    @abstractmethod
     def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
         """Importance weights [n] float32, at most 1; None if all are 1."""
+        return None
 
     @abstractmethod
     def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
-        """Set priorities [n]; numbers [n] that are no candidates are ignored.
+        """Set priorities [n] of the candidates among `numbers` [n]; raises ValueError for negative, NaN or infinite."""
 
-        Raises:
-            ValueError: a priority is negative, NaN or infinite.
-        """
-
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The state of the generator, and the priorities."""
+        return {"rng": self.rng.bit_generator.state}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
+        self.rng.bit_generator.state = state["rng"]
 
 
 class Uniform(Selector):
@@ -137,21 +126,10 @@ class Uniform(Selector):
     def _draw_window(self, candidates: Candidates, n: int) -> np.ndarray:
         """Any numbers of the window, eligible or not."""
         # 2.5 us for 256, rng.integers 5.8; a float's 53 bits are enough for the 2**30 numbers of a large window
-        drawn = (self.rng.random(n) * (candidates.hi - candidates.lo)).astype(np.int64)
-        drawn += candidates.lo
-        return drawn
-
-    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
-        return None
+        return (self.rng.random(n) * (candidates.hi - candidates.lo)).astype(np.int64) + candidates.lo
 
     def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         _check_priority(priority)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
 
 
 class Prioritized(Selector):
@@ -162,16 +140,10 @@ class Prioritized(Selector):
     """
 
     def __init__(self, rng: np.random.Generator, alpha: float, n_slots: int) -> None:
-        """Args:
-            alpha: α in (0, 1].    n_slots: that of the candidates.
-        Raises:
-            ValueError: alpha is not in (0, 1].
-        """
+        """`alpha`: α in (0, 1].    `n_slots`: that of the candidates."""
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha={alpha} must be above 0 and at most 1; use Uniform for 0")
-        self.rng, self.alpha = rng, alpha
-        self._tree = SumTree(n_slots)
-        self._n_slots = n_slots
+        self.rng, self.alpha, self._n_slots, self._tree = rng, alpha, n_slots, SumTree(n_slots)
         self._highest = 1.0  # p^α
 
     def __repr__(self) -> str:
@@ -202,10 +174,10 @@ class Prioritized(Selector):
 
     def state_dict(self) -> dict[str, Any]:
         leaves = self._tree.leaves[: self._n_slots]
-        return {"rng": self.rng.bit_generator.state, "power": leaves, "highest": self._highest}
+        return {**super().state_dict(), "power": leaves, "highest": self._highest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
+        super().load_state_dict(state)
         self._tree.load(state["power"])
         self._highest = state["highest"]
 

@@ -53,26 +53,23 @@ class Storage:
         reward, terminated, truncated, valid = (
             as_numpy(x) for x in (samples.reward, samples.terminated, samples.truncated, samples.valid)
         )
-        self._check(valid)
+        T, (L, B) = len(valid), (self.ring.L, self.ring.B)
+        if valid.shape != (T, B) or T + 2 * self.rows_before + 2 > L:
+            raise ValueError(f"a batch of [T, B] = {list(valid.shape)} does not fit a replay of [L, B] = {[L, B]}")
         if not self.ring.t or not self._continues(inputs):
             self._start_anew(inputs)
-        start, T, reset = self.ring.t, len(valid), ~valid
+        start, reset = self.ring.t, ~valid
         for part, rows in zip(self._observations, inputs.observation, strict=True):
             part.append(start, rows, reset)
         self._invalidate(start + 1, T)
         if reset[0].any():
             self._truncate(start - 1, reset[0])  # a worker that died between batches left no end of its episode
-        self._write(start, action, reward, terminated, truncated, valid)
+        self._write(start, action, (reward, terminated, truncated, valid))
         write_rows(self.first, start + 1, inputs.first[0][1:])
         for to, rows in zip(self._last, _flat(inputs), strict=True):
             to[...] = rows[-1]
         self.ring.t = start + T
         return start
-
-    def _check(self, valid: np.ndarray) -> None:
-        T, (L, B) = len(valid), (self.ring.L, self.ring.B)
-        if valid.shape != (T, B) or T + 2 * self.rows_before + 2 > L:
-            raise ValueError(f"a batch of [T, B] = {list(valid.shape)} does not fit a replay of [L, B] = {[L, B]}")
 
     def _continues(self, inputs: _Arrays) -> bool:
         """Whether row 0 equals the last row, compared as bytes because NaN != NaN."""
@@ -100,7 +97,7 @@ class Storage:
         reward = no.astype(np.float32)
         for to, rows in zip([*action, reward], [*inputs.prev_action, *inputs.prev_reward], strict=True):
             to[-1:] = rows[0]
-        self._write(time, action, reward, no, no, no)
+        self._write(time, action, (reward, no, no, no))
         ring.t = time + n
         for part, rows in zip(self._observations, inputs.observation, strict=True):
             part.write_first(ring.t, rows[0])
@@ -117,15 +114,9 @@ class Storage:
             self.n_rows -= int(np.count_nonzero(self.valid[places]))
             self.valid[places] = False
 
-    def _write(
-        self,
-        time: int,
-        action: list[np.ndarray],
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        valid: np.ndarray,
-    ) -> None:
+    def _write(self, time: int, action: list[np.ndarray], outcome: tuple[np.ndarray, ...]) -> None:
+        """`outcome`: reward, terminated, truncated and valid."""
+        reward, terminated, truncated, valid = outcome
         if not len(valid):
             return
         for column, rows in zip(self._columns, action, strict=True):
@@ -157,8 +148,9 @@ class Storage:
         if isinstance(self.observation, ObservationStorage):  # the usual case; a tree costs 3 us
             one, other = self.observation.read_pair(at, after)
         else:
-            pairs = map_tree(lambda part: _Pair(*part.read_pair(at, after)), self.observation)
-            one, other = map_tree(lambda pair: pair.one, pairs), map_tree(lambda pair: pair.other, pairs)
+            pairs = {part: part.read_pair(at, after) for part in self._observations}
+            one = map_tree(lambda part: pairs[part][0], self.observation)
+            other = map_tree(lambda part: pairs[part][1], self.observation)
         return self._with_previous(one, at), self._with_previous(other, after)
 
     def _with_previous(self, observation: Tree, at: Location) -> AgentInputs:
@@ -166,9 +158,8 @@ class Storage:
             null = self._nulls.get(at.slots.shape) or self._make_null(at.slots.shape)
             return AgentInputs(observation, null.prev_action, null.prev_reward, null.first)
         before = self.locate(at.slots - self.ring.B)
-        return AgentInputs(
-            observation, self.actions(before), self.values(self.reward, before), self.values(self.first, at)
-        )
+        reward, first = self.values(self.reward, before), self.values(self.first, at)
+        return AgentInputs(observation, self.actions(before), reward, first)
 
     def _make_null(self, lead: tuple[int, ...]) -> AgentInputs:
         if len(self._nulls) > 16:
@@ -199,13 +190,6 @@ class Storage:
             array[...] = saved
         for name in _ARRAYS:
             vars(self)[name][: len(state[name])] = state[name]
-
-
-class _Pair:
-    """Two tensors as one leaf."""
-
-    def __init__(self, one: Tensor, other: Tensor) -> None:
-        self.one, self.other = one, other
 
 
 class _Arrays(NamedTuple):

@@ -1,7 +1,5 @@
 """The plan of a study: runs from a grid of settings and seeds, and the machine's slots they run on. No side effects."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -69,11 +67,7 @@ def split_values(text: str) -> tuple[str, ...]:
 
 
 def read_grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The values of every swept key, from the arguments `sweep.KEY=v1,v2`.
-
-    Raises:
-        ConfigError: a value is empty or repeated, or the key is also given without `sweep.`.
-    """
+    """The values of every `sweep.KEY=v1,v2`; raises ConfigError if one is empty or repeated, or KEY is also given."""
     grid: dict[str, tuple[str, ...]] = {}
     for name, text in arguments.items():
         if not name.startswith(SWEEP):
@@ -113,8 +107,7 @@ def make_runs(
     Raises:
         ConfigError: two settings are equal, a seed is not a whole number, or the order is unknown.
     """
-    if order not in (INNERMOST, OUTERMOST):
-        known = (INNERMOST, OUTERMOST)
+    if order not in (known := (INNERMOST, OUTERMOST)):
         raise ConfigError(f"seeds={order} is not one of {', '.join(known)}{nearest(order, known)}")
     for seed in seeds:
         if not seed.isdecimal():
@@ -156,12 +149,6 @@ class Slot:
     code: str  # `affinity=` of its runs
     affinity: Affinity
 
-    def describe(self) -> str:
-        """Its CPUs and GPUs."""
-        gpus = f", GPU {','.join(map(str, self.affinity.gpus))}" if self.affinity.gpus else ""
-        cpus = ",".join(map(str, self.affinity.master))
-        return (f"CPU {cpus}" if cpus else "not pinned") + gpus
-
 
 def make_slots(code: str, topology: Topology, n_runs: int, on_gpu: bool = True) -> list[Slot]:
     """The slots of an affinity code.
@@ -176,13 +163,13 @@ def make_slots(code: str, topology: Topology, n_runs: int, on_gpu: bool = True) 
     """
     if re.search(r"(^|_)\d+slt(_|$)", code):
         raise ConfigError(f"affinity={code} names one slot, but a study uses all of them; leave out slt")
+    n_copies = 1
     if code == "auto":
         code, n_copies = _auto(topology, max(1, n_runs), on_gpu)
-        if n_copies > 1:
-            return [Slot(index, code, plan(code, topology)) for index in range(n_copies)]
-    n_slots = plan(code, topology).n_slots
+    whole = plan(code, topology)
+    n_slots = whole.n_slots
     if n_slots == 1:
-        return [Slot(0, code, plan(code, topology))]
+        return [Slot(index, code, whole) for index in range(n_copies)]
     return [Slot(k, f"{code}_{k}slt", plan(code, topology, slot=k)) for k in range(n_slots)]
 
 
@@ -198,7 +185,10 @@ def _auto(topology: Topology, n_runs: int, on_gpu: bool) -> tuple[str, int]:
 
 
 def describe_slots(slots: Sequence[Slot]) -> str:
-    """One line per slot."""
+    """One line per slot: its CPUs, GPUs and affinity code."""
     lines = [pluralize(len(slots), "slot") + ":"]
-    lines += [f"  slot {slot.index}  {slot.describe()}  (affinity={slot.code})" for slot in slots]
+    for slot in slots:
+        cpus, gpus = (",".join(map(str, part)) for part in (slot.affinity.master, slot.affinity.gpus))
+        place = (f"CPU {cpus}" if cpus else "not pinned") + (f", GPU {gpus}" if gpus else "")
+        lines.append(f"  slot {slot.index}  {place}  (affinity={slot.code})")
     return "\n".join(lines)

@@ -1,6 +1,4 @@
-"""The queue of a study: runs one process per slot until none waits, and kills, retries and records them."""
-
-from __future__ import annotations
+"""The queue of a study: one process per slot; kills hung runs, retries failed ones and records them all."""
 
 import contextlib
 import math
@@ -11,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from rlframe.core.errors import pluralize, printable
+from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run, Slot
 from rlframe.study.record import (
     DONE,
@@ -30,12 +28,12 @@ from rlframe.study.record import (
     ProgressReader,
     Status,
     StudyRecord,
-    can_resume,
     move_aside,
+    size_and_time,
 )
 from rlframe.study.table import Row, StatusTable, summary
 from rlframe.system import parent_death
-from rlframe.system.signals import StopRequest, stop_request
+from rlframe.system.signals import stop_request
 
 _POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
 _STACK_S = 2.0  # time for a hung run to write its stack
@@ -57,17 +55,14 @@ class RunProcess:
     """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies."""
 
     def __init__(self, run: Run, slot: Slot, resume: bool) -> None:
-        """Start or resume the run; its output is appended to `run.log`.
-
-        Raises:
-            OSError: the log cannot be written, or the process cannot be created.
-        """
+        """Start or resume the run; its output is appended to `run.log`. Raises OSError if that fails."""
         self.run, self.slot = run, slot
         self.kill_reason = ""  # why the queue killed it; empty if it did not
         self.interrupted = False
         self._start_s = self._changed_s = time.monotonic()
         self._kill_s = math.inf  # when to kill it
         command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
+        cpus = ",".join(map(str, slot.affinity.master)) or "-"
         run.log.parent.mkdir(parents=True, exist_ok=True)
         child_end, own_end = os.pipe()
         self._descriptors = [own_end]  # the child is killed when this end closes (see parent_death)
@@ -76,7 +71,7 @@ class RunProcess:
                 log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} slot {slot.index}: {shlex.join(command)}\n".encode())
                 log.flush()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", parent_death.__file__, str(child_end), _cpus(slot), *command],
+                    [sys.executable, "-I", "-S", parent_death.__file__, str(child_end), cpus, *command],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -148,8 +143,8 @@ class RunProcess:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _stat_logs(self) -> tuple[tuple[int, int], ...]:
-        return tuple(_size_and_time(path) for path in self._logs)
+    def _stat_logs(self) -> list[tuple[int, int]]:
+        return [size_and_time(path) for path in self._logs]
 
     def _send(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -160,24 +155,12 @@ class RunProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _cpus(slot: Slot) -> str:
-    return ",".join(map(str, slot.affinity.master)) or "-"
-
-
 def _environment() -> dict[str, str]:
     """This process's, with unbuffered output, stacks on a crash, and the CPUs that affinity codes refer to."""
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **os.environ}
     if sys.platform == "linux":
         environment.setdefault(parent_death.QUEUE_CPUS, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     return environment
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0)
-    return (status.st_size, status.st_mtime_ns)
 
 
 def last_line(path: Path) -> str:
@@ -207,38 +190,30 @@ class Queue:
         self._shown_s = 0.0
 
     def run(self) -> int:
-        """Process all runs; a failed run is recorded and stops no other.
+        """Process all runs; returns 0, or the number of the signal that left runs unfinished.
 
-        The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. Returns the
-        signal's number if runs are left unfinished, else 0.
-
-        Raises:
-            Interrupted: by a second signal, which kills all runs at once.
+        The first SIGINT or SIGTERM asks the active runs to write their snapshots and waits for them. A second one kills
+        them and raises Interrupted.
         """
-        with stop_request() as stop, self._cleanup():
-            while self._active or (self._waiting and not stop):
-                if stop:
-                    self._interrupt_runs(stop)
-                else:
-                    self._start_runs()
-                wait([fd for process in self._active for fd in process.sentinels()], _POLL_S)
-                self._collect_finished()
-                self._show()
+        with stop_request() as stop:
+            try:
+                while self._active or (self._waiting and not stop):
+                    if stop:
+                        self._interrupt_runs()
+                    else:
+                        self._start_runs()
+                    wait([fd for process in self._active for fd in process.sentinels()], _POLL_S)
+                    self._collect_finished()
+                    self._show()
+            finally:
+                for process in self._active:
+                    process.close()
+                    self._status(process.run).state = INTERRUPTED
+                self._active.clear()
+                self._save()
+                self._show(last=True)
         unfinished = any(status.state in (WAITING, INTERRUPTED) for status in self._record.statuses.values())
         return stop.signum if unfinished else 0
-
-    @contextmanager
-    def _cleanup(self) -> Iterator[None]:
-        """On exit, kill the active runs and save and show the final states."""
-        try:
-            yield
-        finally:
-            for process in self._active:
-                process.close()
-                self._status(process.run).state = INTERRUPTED
-            self._active.clear()
-            self._save()
-            self._show(last=True)
 
     def _status(self, run: Run) -> Status:
         return self._record.statuses[run.name]
@@ -248,10 +223,10 @@ class Queue:
         while self._free and self._waiting:
             run, slot = self._waiting.popleft(), self._free.pop(0)
             status = self._status(run)
-            status.state, status.slot, status.attempts = RUNNING, slot.index, status.attempts + 1
-            status.reason = ""
+            status.state, status.slot, status.reason = RUNNING, slot.index, ""
+            status.attempts += 1
             try:
-                resume = can_resume(run)
+                resume = bool(list_snapshots(run.directory / "snapshot"))
                 if not resume:
                     move_aside(run)
                 self._active.append(RunProcess(run, slot, resume))
@@ -303,12 +278,11 @@ class Queue:
         except OSError as error:
             self._table.message(f"cannot write {FILE}: {error}")
 
-    def _interrupt_runs(self, stop: StopRequest) -> None:
+    def _interrupt_runs(self) -> None:
         running = [process for process in self._active if not process.interrupted]
         if running:
-            self._table.message(
-                f"stopping: waiting for {pluralize(len(running), 'snapshot')}; signal again to stop at once"
-            )
+            snapshots = pluralize(len(running), "snapshot")
+            self._table.message(f"stopping: waiting for {snapshots}; signal again to stop at once")
         for process in running:
             process.interrupt(_SNAPSHOT_S)
 

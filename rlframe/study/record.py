@@ -1,14 +1,12 @@
 """experiment.json, the file of a study: its settings and the state of each run; and the progress in the runs' logs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from typing import Any
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import is_regular_file, read_json
 from rlframe.record.directory import DirectoryLock, replace_file, session
-from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run
 
 FILE = "experiment.json"
@@ -53,31 +50,36 @@ class ProgressReader:
 
     def __init__(self, directory: Path) -> None:
         self._rows, self._params = directory / "progress.csv", directory / "params.json"
-        self._stat = (0, 0)  # size and time of the file when it was last read
+        self._stat = (0, 0)  # of progress.csv when it was last read
         self._n_steps = math.nan
         self._progress = Progress()
 
     def read(self) -> Progress:
         """The progress now. Missing or half-written files are not an error."""
-        try:
-            status = self._rows.stat()
-        except OSError:
+        stat = size_and_time(self._rows)
+        if stat == self._stat:
             return self._progress
-        if (status.st_size, status.st_mtime_ns) != self._stat:
-            self._stat = (status.st_size, status.st_mtime_ns)
-            self._progress = self._read(status.st_mtime)
-        return self._progress
-
-    def _read(self, written: float) -> Progress:
+        self._stat = stat
         try:
             row = last_row(self._rows)
         except (OSError, ValueError, csv.Error):
             return self._progress
         if math.isnan(self._n_steps):
-            self._n_steps = _read_n_steps(self._params)
+            with suppress(ConfigError, ValueError, KeyError, TypeError):
+                self._n_steps = float(read_json(self._params)["config"]["runner.n_steps"])
         return_ = next((row[name] for name in _RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
-        elapsed_s = row.get("time/elapsed_s", math.nan)
-        return Progress(row.get("env_steps", math.nan), self._n_steps, return_, elapsed_s, written)
+        env_steps, elapsed_s = (row.get(name, math.nan) for name in ("env_steps", "time/elapsed_s"))
+        self._progress = Progress(env_steps, self._n_steps, return_, elapsed_s, stat[1] / 1e9)
+        return self._progress
+
+
+def size_and_time(path: Path) -> tuple[int, int]:
+    """A file's size and time of change (ns); zeros if it does not exist."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_size, status.st_mtime_ns)
 
 
 def last_row(path: Path) -> dict[str, float]:
@@ -87,7 +89,7 @@ def last_row(path: Path) -> dict[str, float]:
         OSError: it cannot be read.    ValueError, csv.Error: it is not a table.
     """
     if not is_regular_file(path):
-        raise ValueError(f"{path} is not a plain file")
+        raise ValueError(f"{path} is not a regular file")
     with path.open("rb") as file:
         header = file.readline(_TAIL_BYTES)
         start = file.tell()
@@ -104,13 +106,6 @@ def _number(cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        return math.nan
-
-
-def _read_n_steps(params: Path) -> float:
-    try:
-        return float(read_json(params)["config"]["runner.n_steps"])
-    except (ConfigError, ValueError, KeyError, TypeError):
         return math.nan
 
 
@@ -174,11 +169,7 @@ class StudyRecord:
         return status
 
     def save(self) -> None:
-        """Replace the file atomically.
-
-        Raises:
-            OSError: it cannot be written; the old file is intact.
-        """
+        """Replace the file atomically; after an OSError the old file is intact."""
         for run in self._runs:
             entry = {"name": run.name, "setting": run.setting, "arguments": run.arguments}
             self._entries[run.name] = entry | vars(self.statuses[run.name])
@@ -192,11 +183,7 @@ class StudyRecord:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """The content of a study's experiment.json.
-
-    Raises:
-        ConfigError: it is missing, damaged or of another format.
-    """
+    """The content of a study's experiment.json; raises ConfigError if it is missing, damaged or of another format."""
     path = directory / FILE
     content = read_json(path)
     if content.get("format") != _FORMAT:
@@ -206,11 +193,6 @@ def read_record(directory: Path) -> dict[str, Any]:
     if not isinstance(runs, list) or not all(isinstance(run, dict) and all(key in run for key in keys) for run in runs):
         raise ConfigError(f"{path} is damaged; move it away and use another log_dir")
     return content
-
-
-def can_resume(run: Run) -> bool:
-    """Whether the run has a snapshot."""
-    return bool(list_snapshots(run.directory / "snapshot"))
 
 
 def move_aside(run: Run) -> None:

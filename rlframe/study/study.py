@@ -1,7 +1,5 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -89,7 +87,12 @@ def run_study(
     """
 
     def body(_: list[str]) -> int:
-        _check(variants, seeds)
+        if not variants or not seeds:
+            n, n_seeds = len(variants), len(seeds)
+            raise ConfigError(f"a study needs at least one variant and one seed, not {n} and {n_seeds}")
+        reserved = sorted({key for variant in variants for key in variant if key in _SET_BY_QUEUE})
+        if reserved:
+            raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
         directory = Path(log_dir).expanduser().absolute() if log_dir else dated("study")
         arguments = [{key: _text(value) for key, value in variant.items()} for variant in variants]
         template = CommandTemplate(tuple(command), resumes_by_directory=False)
@@ -101,14 +104,6 @@ def run_study(
         return execute(study, make_slots(affinity, read_topology(), len(runs)), options)
 
     return run_command(body, [])
-
-
-def _check(variants: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:
-    if not variants or not seeds:
-        raise ConfigError(f"a study needs at least one variant and one seed, not {len(variants)} and {len(seeds)}")
-    reserved = sorted({key for variant in variants for key in variant if key in _SET_BY_QUEUE})
-    if reserved:
-        raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,5 @@
 """`python -m rlframe.launch sweep.KEY=v1,v2 ...`: a grid of launches, checked before the first one starts."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,9 +28,8 @@ Check = Callable[[dict[str, str]], Experiment]  # the config of a run's argument
 
 def is_study(arguments: Mapping[str, str]) -> bool:
     """Whether the command line has a sweep or resumes a study."""
-    if any(key.startswith(SWEEP) for key in arguments):
-        return True
-    return "resume" in arguments and (Path(arguments["resume"]) / FILE).is_file()
+    swept = any(key.startswith(SWEEP) for key in arguments)
+    return swept or ("resume" in arguments and (Path(arguments["resume"]) / FILE).is_file())
 
 
 def run_sweep(words: KeyValues, check: Check) -> int:
@@ -57,11 +54,19 @@ def run_sweep(words: KeyValues, check: Check) -> int:
 
     def runs_in(directory: Path) -> tuple[Run, ...]:
         runs = plan.make_runs(partial(template.make_run, directory), base, plan.expand_grid(grid), seeds, order, run_id)
-        return tuple(run if trust else _with_trust(run) for run in runs)
+        if trust:
+            return runs
+        # A run whose own arguments name foreign code may also be resumed with it.
+        return tuple(
+            replace(run, resume_command=(*run.resume_command, "trust=true")) if foreign(run.arguments) else run
+            for run in runs
+        )
 
     experiments = _checked(runs_in(Path()), check)
     log_dir = resume or given.get("log_dir", "")
-    directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(experiments))
+    titles = {experiment.title() for experiment in experiments}
+    title = titles.pop() if len(titles) == 1 else "sweep"
+    directory = Path(log_dir).expanduser().absolute() if log_dir else dated(title)
     facts = {
         "command": [f"{key}={value}" for key, value in given.items()],
         "grid": plan.read_grid(given),
@@ -74,11 +79,6 @@ def run_sweep(words: KeyValues, check: Check) -> int:
         print(preview(study, slots))
         return 0
     return execute(study, slots, options)
-
-
-def _with_trust(run: Run) -> Run:
-    """A run whose own arguments name foreign code may also be resumed with it."""
-    return replace(run, resume_command=(*run.resume_command, "trust=true")) if foreign(run.arguments) else run
 
 
 def _grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -119,11 +119,6 @@ def _checked(runs: tuple[Run, ...], check: Check) -> list[Experiment]:
         except ConfigError as error:
             raise ConfigError(f"{run.name}: {error}" if len(runs) > 1 else str(error)) from error
     return experiments
-
-
-def _title(experiments: list[Experiment]) -> str:
-    titles = {experiment.title() for experiment in experiments}
-    return titles.pop() if len(titles) == 1 else "sweep"
 
 
 def _common_config(experiments: list[Experiment]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The status table of a study's runs: redrawn in a terminal with rich, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
