@@ -24,8 +24,7 @@ from rlframe.core.errors import ConfigError, Interrupted, ReadableError, Snapsho
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.nonfinite import save_skipped_update
-from rlframe.runners.report import TrainingLog, describe_resumed, save_after_error, save_snapshot
+from rlframe.runners.report import TrainingLog, describe_resumed, save_after_error, save_skipped_update, save_snapshot
 from rlframe.samplers import Evaluator, Sampler
 from rlframe.samplers.evaluator import EvaluationStopped
 from rlframe.system.distributed import TIMEOUT_S
