@@ -16,6 +16,7 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
 from rlframe.kernels.precision import PRECISIONS
 from rlframe.models import ModelConfig
+from rlframe.runners import sync_rl
 from rlframe.samplers import EvalConfig
 from rlframe.samplers.base import SamplerConfig
 
@@ -203,7 +204,9 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         raise ConfigError(f"world_size={experiment.world_size}, but {pluralize(world_size, 'rank')} were started")
     if world_size == 1:
         return experiment
-    runner, config = experiment.runner.for_ranks(), experiment.eval
+    runner, config = experiment.runner, experiment.eval
+    if runner.becomes_sync_rl:
+        runner = sync_rl.with_options_of(runner)
     if not runner.trains_in_ranks:
         name = part_name(runner, PARTS["runner"])
         raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import chz
 
@@ -32,7 +33,6 @@ from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
-_CHECK_UPDATES = 8  # updates between checks for stop requests, which ranks exchange
 _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason()
 NONFINITE = ("stop", "skip")
 
@@ -75,8 +75,10 @@ NO_LIMITS = Limits()
 class RunnerConfig:
     """Base of every runner's Config."""
 
+    runner_class: ClassVar[type[Runner]]
     samples_in_background = False  # the sampler has its own process: n_slots, learner_cores and supervision() apply
     trains_in_ranks = False  # world_size may be above 1
+    becomes_sync_rl = False  # with world_size above 1
 
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
@@ -101,20 +103,28 @@ class RunnerConfig:
         """Whether the runner evaluates, given eval.n_episodes."""
         return n_episodes > 0
 
-    def for_ranks(self) -> RunnerConfig:
-        """The config of the runner that trains the same in several ranks; itself if there is no other."""
-        return self
-
     def ranks_timeout_s(self) -> float:
         """Seconds that a rank waits for the others."""
         return TIMEOUT_S
+
+    def make_runner(
+        self,
+        sampler: Any,
+        agent: Agent,
+        algo: Algorithm,
+        evaluator: Evaluator | None,
+        callbacks: Sequence[Callback],
+    ) -> Runner:
+        """The runner with these options."""
+        steps = self.n_steps, self.log_interval_steps
+        return self.runner_class(sampler, agent, algo, *steps, evaluator, limits=self.limits(), callbacks=callbacks)
 
 
 class Diverged(ReadableError):
     """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
 
-class Runner:
+class Runner(ABC):
     """Drives sampler, agent and algorithm, and reports to the current run (see record.logger_context).
 
     However training ends (complete, stopped, an error in an environment), a snapshot is written first. With several
@@ -198,7 +208,7 @@ class Runner:
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
-                while self._has_work() and not (request := self._stop_request()):
+                while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
                         self.iterate()
                         continue
@@ -219,30 +229,9 @@ class Runner:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")
         return row
 
+    @abstractmethod
     def iterate(self) -> None:
         """Collect a batch and learn from it; after a stop between updates, make the updates that are left."""
-        if not self.updates_left:
-            with self.log.timers("sampling"):
-                self.algo.prefetch()
-                samples = self.sampler.collect()
-            with self.log.timers("learning"):
-                self.algo.receive(samples)
-            self.callbacks.call("on_batch", samples)
-            self.record_episodes()
-        with self.log.timers("learning"):
-            self.updates_left = not self._learn()
-        if not self.updates_left:
-            self.sampler.refresh(self.agent)
-
-    def _learn(self) -> bool:
-        """Make the updates that are due; False if a stop request leaves some of many for later."""
-        n = 0
-        while self.algo.updates_due():
-            if n and n % _CHECK_UPDATES == 0 and self._stop_request():
-                return False
-            self.update()
-            n += 1
-        return True
 
     def update(self) -> None:
         """Make one update.
@@ -296,7 +285,7 @@ class Runner:
     def _has_work(self) -> bool:
         return self.updates_left or self.report_due() or not self.end_reason
 
-    def _stop_request(self) -> int:
+    def stop_requested(self) -> int:
         """The strongest stop request of any rank: 0 none, _BY_CALLBACK, or 1 + StopRequest.reason()."""
         reason = self.stop.reason()
         return self.ranks.max(1 + reason if reason else _BY_CALLBACK * bool(self.callbacks.stop_reason))
