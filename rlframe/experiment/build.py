@@ -49,12 +49,10 @@ class Built:
     summary: dict[str, str]  # of what was built, for the log
 
     def train(self) -> dict[str, float]:
-        """Train in the chosen precision; returns the last row of the log."""
         with learning_in(self.precision):
             return self.runner.train()
 
     def close(self) -> None:
-        """Close samplers and environments."""
         self.runner.close()
 
     def __enter__(self) -> Self:
@@ -65,7 +63,6 @@ class Built:
 
 
 def torch_threads(experiment: Experiment, affinity: Affinity, observation_space: Space) -> int:
-    """Torch threads of the main process."""
     if experiment.threads > 0:
         return experiment.threads
     return affinity.threads if has_images(observation_space) else 1

@@ -78,11 +78,9 @@ class Experiment:
             raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
 
     def env_config(self) -> EnvConfig:
-        """The environment for training."""
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
 
     def eval_env_config(self) -> EnvConfig:
-        """The environment for evaluation."""
         return EnvConfig(self.env, {**self.env_kwargs, **self.eval.env_kwargs}, self.env_backend)
 
     def title(self) -> str:
@@ -149,7 +147,10 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
         if free:
             arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(key, value)}
         elif key in ("env_kwargs", "eval.env_kwargs"):
-            arguments[key] = {**_mapping(key, value), **arguments.get(key, {})}
+            parsed = _parse(key, value)
+            if not isinstance(parsed, Mapping):
+                raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
+            arguments[key] = {**parsed, **arguments.get(key, {})}
         else:
             arguments[key] = chz.Castable(_text(value))
     try:
@@ -179,13 +180,6 @@ def _parse(key: str, value: Any) -> Any:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: an impossible date
         raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
-
-
-def _mapping(key: str, value: Any) -> dict[str, Any]:
-    parsed = _parse(key, value)
-    if not isinstance(parsed, Mapping):
-        raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
-    return dict(parsed)
 
 
 def _text(value: Any) -> str:

@@ -206,7 +206,6 @@ class _Trial:
         self.algo.receive(self.sampler.collect())
 
     def close(self) -> None:
-        """Close the environments."""
         self.sampler.close()
 
 

@@ -96,7 +96,6 @@ class RunnerConfig:
             raise ConfigError(str(error)) from None
 
     def limits(self) -> Limits:
-        """What ends a training early."""
         return Limits(self.max_time_s, self.nonfinite, self.target_score)
 
     def evaluates(self, n_episodes: int) -> bool:
@@ -170,7 +169,6 @@ class Runner(ABC):
         self.close()
 
     def close(self) -> None:
-        """Close the sampler and the evaluator."""
         self.sampler.close()
         if self.evaluator is not None:
             self.evaluator.close()
@@ -352,7 +350,7 @@ class Runner(ABC):
         return {**state, "callbacks": self.callbacks.state_dict()} if self.callbacks.all else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restore a saved state; returns of each environment why its episode starts anew, empty where it continues."""
+        """Restore a saved state; returns why each environment's episode starts anew, empty where it continues."""
         self.agent.load_state_dict(state["agent"])
         self.algo.load_state_dict(state["algo"])
         self.updates_left = bool(self.algo.updates_due())

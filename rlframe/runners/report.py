@@ -45,7 +45,6 @@ class TrainingLog:
         self.score = math.nan  # of the last row
 
     def add_episodes(self, finished: Sequence[Trajectory]) -> None:
-        """Count episodes that ended."""
         self.n_episodes += len(finished)
         self.recent.extend(finished)
 
@@ -77,7 +76,6 @@ class TrainingLog:
         return {**row, **{f"env/{name}": sum(found) / len(found) for name, found in values.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Metrics of the unfinished interval, episodes and times."""
         return {
             "reported": self.last,
             "score": self.score,
@@ -88,7 +86,6 @@ class TrainingLog:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         self.last, self.score, self.n_episodes = state["reported"], state["score"], state["n_episodes"]
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
@@ -104,7 +101,7 @@ def save_snapshot(runner: Runner, final: bool) -> None:
     run, ranks, env_steps = current_run(), runner.ranks, runner.env_steps
 
     def write_others(folder: Path) -> list[RankEntry]:
-        """Every rank but the first writes its state where the first rank writes the snapshot."""
+        """Every rank but the first writes its state into the folder of the snapshot."""
         folder = ranks.broadcast(folder)
         own = [write_rank_state(folder, ranks.rank, runner.state_dict())] if ranks.rank else []
         return [part for parts in ranks.gather(own) for part in parts]
@@ -129,11 +126,7 @@ def save_after_error(runner: Runner) -> None:
 
 
 def describe_resumed(reasons: Sequence[str]) -> str:
-    """What the log of a resumed run says about its environments.
-
-    Args:
-        reasons: of each environment, why its episode starts anew; empty where it continues.
-    """
+    """What the log says; `reasons`: of each environment, why its episode starts anew, empty where it continues."""
     lost = [reason for reason in reasons if reason]
     if not lost:
         return "the run continues exactly, running episodes included"

@@ -27,10 +27,8 @@ class SyncRl(MinibatchRl):
     """
 
     def evaluate(self) -> dict[str, float]:
-        """See `Runner.evaluate`; over the episodes of all ranks.
-
-        Raises:
-            RanksDiffer: the parameters of the ranks are not equal.
+        """Raises:
+        RanksDiffer: the parameters of the ranks are not equal.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
         return super().evaluate()
