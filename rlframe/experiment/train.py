@@ -73,7 +73,7 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
         others = [f"experiment={name}" for name in presets_for(str(keys.get("env", "CartPole-v1")))]
         return {}, (f"presets for this environment: {', '.join(others)}",) if others else ()
     config = load_preset(preset)
-    if preset.endswith(".json"):  # the run of anybody; a preset in YAML is written by hand
+    if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
         check_trusted(config, preset, trust)
         config.pop("log_dir", None)  # of that run
     return config, (f"experiment={preset}",)
@@ -124,14 +124,13 @@ def train(job: Job) -> TrainResult:
     """Train a job of `place_job` to its end.
 
     Raises:
-        ConfigError: its parts do not fit together; nothing was written.
-        What Runner.train raises.
+        ConfigError: its parts do not fit together; nothing was written. Otherwise see `Runner.train`.
     """
     return launch_ranks(partial(_train, job), job.experiment.world_size)
 
 
 def build_job(job: Job) -> Built:
-    """Build a new run's objects for a single process, with what is best for this machine.
+    """Build a new run's objects for a single process, with the settings that suit this machine.
 
     Raises:
         ConfigError: the run is resumed, or wants several ranks; its parts do not fit together.
