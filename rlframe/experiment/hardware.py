@@ -1,6 +1,6 @@
 """What depends on the machine: affinity, sampler, number of workers, torch threads, and a description of the processes.
 
-`resolve` replaces every `auto` of an experiment; `describe_processes` is what `dry_run=true` prints.
+`resolve` replaces every `auto` of an experiment; `describe_processes` makes the output of `dry_run=true`.
 """
 
 from __future__ import annotations

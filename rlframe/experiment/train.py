@@ -191,7 +191,7 @@ def _continue(built: Built, state: Mapping[str, Any], resume: str) -> None:
 
 
 def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManager[Ranks]:
-    """Meet the other ranks; each computes on its own GPU if there are as many GPUs as ranks."""
+    """Join the other ranks; each uses its own GPU if there are as many GPUs as ranks."""
     device = resolved.experiment.device
     own_gpu = device == "auto" and torch.cuda.device_count() >= place.local_world_size
     chosen = choose_device(device, resolved.affinity.gpus) if own_gpu else torch.device("cpu")
@@ -221,8 +221,7 @@ def _common_state(found: _Found, ranks: Ranks) -> Any:
 def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: RankInfo) -> str:
     """The run directory to continue if torchrun has restarted this job's ranks; else empty.
 
-    A job is recognised by its run directory and the fixed part of its config: torchrun restarts ranks for many reasons,
-    on other machines too, and does not always say so.
+    A job is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
     """
     directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():

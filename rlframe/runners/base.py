@@ -19,7 +19,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
@@ -44,10 +44,6 @@ class Clock(Enum):
 
     ENV_STEPS = "env_steps"  # runners that step environments
     UPDATES = "updates"  # runners that learn from data alone
-
-    def now(self, progress: Progress) -> int:
-        """The count so far, over all ranks."""
-        return progress.env_steps if self is Clock.ENV_STEPS else progress.updates
 
 
 @dataclass(frozen=True)
@@ -180,8 +176,8 @@ class Runner(ABC):
 
     @property
     def now(self) -> int:
-        """The runner's clock."""
-        return self.clock.now(self.algo.progress)
+        """The runner's clock, over all ranks."""
+        return self.env_steps if self.clock is Clock.ENV_STEPS else self.algo.progress.updates
 
     @property
     def score_name(self) -> str:
@@ -216,7 +212,7 @@ class Runner(ABC):
                 raise
             except BaseException as error:
                 self._check_parameters(error)
-                if self.ranks.world_size == 1:  # a snapshot needs all ranks, and the others are elsewhere
+                if self.ranks.world_size == 1:  # a snapshot needs all ranks, and the others may not save now
                     save_after_error(self)
                 raise
             self._check_parameters()
@@ -361,7 +357,7 @@ class Runner(ABC):
         return reasons
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue the current run from a saved state, and log what of it starts anew.
+        """Continue the current run from a saved state, and log which episodes start anew.
 
         Raises:
             SnapshotError: the state was saved by a run with another configuration.

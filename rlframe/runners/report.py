@@ -29,7 +29,7 @@ from rlframe.system.machine import resident_bytes
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
-_RECENT_EPISODES = 100  # that episode/return_mean and the like are over, of all ranks together
+_RECENT_EPISODES = 100  # in episode/return_mean and similar metrics, over all ranks
 
 _logger = logging.getLogger("rlframe")
 
