@@ -21,7 +21,7 @@ def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
         policy = rlframe.load_policy(result.directory)
 
     Settings are the keys of the command line (python -m rlframe.launch --help): algo, env, runner.n_steps (for short
-    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. What is not given has the default of its part: a
+    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Settings that are left out have their defaults: a
     preset is used only if experiment=NAME names it. As on the command line, the run is recorded in log_dir/run_0 or
     below data/local, and this process is pinned to the run's cores and uses its number of torch threads.
 
@@ -65,10 +65,9 @@ def _read(algo: str, env: str, n_steps: float, settings: dict[str, Any]) -> "Job
 
 
 def load_policy(path: Any, device: str = "cpu", trust: bool = False) -> "Policy":
-    """The trained policy of a run directory or snapshot: `load_policy(RUN_DIR).act(observation)` returns its action.
+    """The trained policy of a run directory or snapshot (str or Path); `load_policy(RUN_DIR).act(observation)`.
 
-    Args:
-        path: str or Path.    trust: the run's config may name code that is not part of rlframe.
+    With `trust` the run's config may name code that is not part of rlframe.
     """
     from rlframe.deploy.load import load_policy as load
 

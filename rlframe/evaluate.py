@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,11 @@ def _evaluate(argv: list[str]) -> int:
     else:
         with closing(Evaluator(env, agent, config, seed)) as evaluator:
             episodes = evaluator.evaluate()
-    _print(episodes)
+    summary = summarize(list(episodes), "eval")
+    _print(episodes, summary)
     if out:
-        _write(Path(out), episodes, trained.snapshot, trained.env_steps)
+        facts = {"snapshot": str(trained.snapshot), "env_steps": trained.env_steps, "n_episodes": len(episodes)}
+        _write(Path(out), {**facts, **summary}, episodes)
     return 0
 
 
@@ -121,11 +123,10 @@ def _even(frame: np.ndarray) -> np.ndarray:
     return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
 
 
-def _print(episodes: Sequence[Trajectory]) -> None:
+def _print(episodes: Sequence[Trajectory], summary: Mapping[str, float]) -> None:
     for number, episode in enumerate(episodes):
         end = "terminated" if episode.terminated else "truncated"
         print(f"Episode #{number}: return: {episode.return_:.1f} length: {episode.length} {end}")
-    summary = summarize(list(episodes), "eval")
     print(
         f"{len(episodes)} episodes: return {summary['eval/return_mean']:.1f} +- {summary['eval/return_std']:.1f} "
         f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
@@ -133,19 +134,11 @@ def _print(episodes: Sequence[Trajectory]) -> None:
     )
 
 
-def _write(out: Path, episodes: Sequence[Trajectory], snapshot: Path, env_steps: int) -> None:
-    content = {
-        "snapshot": str(snapshot),
-        "env_steps": env_steps,
-        "n_episodes": len(episodes),
-        **summarize(list(episodes), "eval"),
-        "episodes": [
-            {"return": e.return_, "length": e.length, "terminated": e.terminated, **e.diagnostics} for e in episodes
-        ],
-    }
+def _write(out: Path, facts: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
+    rows = [{"return": e.return_, "length": e.length, "terminated": e.terminated, **e.diagnostics} for e in episodes]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        out.write_text(json.dumps({**facts, "episodes": rows}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
 

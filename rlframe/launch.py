@@ -7,14 +7,10 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlframe.core.command_line import KeyValues, run_command
 from rlframe.experiment.presets import competing_work, preset_names
 from rlframe.system.machine import gc_paused, limit_threads
-
-if TYPE_CHECKING:
-    from rlframe.experiment.config import Experiment
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if the command line names no env, algo, experiment or resume
 
@@ -77,7 +73,7 @@ def _launch(argv: list[str]) -> int:
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):
-        return run_sweep(words, _read_run)
+        return run_sweep(words, lambda run: read_job(_with_default(run)).experiment)
     dry_run = words.flag("dry_run")
     job, n_here = place_job(read_job(_with_default(words.remaining)))
     if dry_run:
@@ -96,18 +92,11 @@ def _with_default(words: Mapping[str, str]) -> dict[str, str]:
     return dict(words) if named else {"experiment": DEFAULT_PRESET, **words}
 
 
-def _read_run(words: dict[str, str]) -> Experiment:
-    """The config of one run of a sweep."""
-    from rlframe.experiment.train import read_job
-
-    return read_job(_with_default(words)).experiment
-
-
 def _print_next_commands(directory: Path) -> None:
-    shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
-    python = Path(sys.executable)
-    program = str(python.relative_to(Path.cwd())) if python.is_relative_to(Path.cwd()) else "python"
-    run, program = shlex.quote(str(shown)), shlex.quote(str(program))
+    here, python = Path.cwd(), Path(sys.executable)
+    shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
+    program = shlex.quote(str(python.relative_to(here)) if python.is_relative_to(here) else "python")
+    run = shlex.quote(str(shown))
     print(f"run:      {shown}")
     print(f"evaluate: {program} -m rlframe.evaluate {run}")
     print(f"plot:     {program} -m rlframe.plot {run}")

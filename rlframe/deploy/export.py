@@ -49,7 +49,8 @@ class Greedy(nn.Module):
             raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
         self.agent, self.observation_space, self.action_space = agent, observation_space, action_space
         self.decode = Decoder(action_space)
-        self.stateful = agent.recurrent or _sees_previous(agent)
+        sees_previous = isinstance(agent, PolicyAgent | QAgent) and agent.model.uses_previous
+        self.stateful = agent.recurrent or sees_previous
 
     def initial_state(self, n: int) -> Tree:
         """The state at the start of n episodes."""
@@ -66,7 +67,6 @@ class Greedy(nn.Module):
         return self.decode(action), self._next_state(action, memory)
 
     def _inputs(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[AgentInputs, Tree]:
-        """The agent's inputs and its memory."""
         observation = _as_agents_see(observation, self.observation_space)
         if not self.stateful:
             return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
@@ -102,12 +102,6 @@ class Greedy(nn.Module):
         return agent.policy.mode(agent.model(inputs.observation)), ()
 
 
-def _sees_previous(agent: Agent) -> bool:
-    if isinstance(agent, QAgent):
-        return agent.model.uses_previous
-    return isinstance(agent, PolicyAgent) and agent.model.uses_previous
-
-
 def _as_agents_see(observation: Tree, space: Space) -> Tree:
     """The canonical observation: classes count from 0, float64 becomes float32."""
     match space:
@@ -129,7 +123,9 @@ class Decoder(nn.Module):
         self.space = space
         for index, (_, box) in enumerate(canonical.action_parts(space)):
             if isinstance(box, spaces.Box):
-                for name, value in _bounds(box).items():
+                scale, offset, low, high = canonical.box_scaling(box)
+                bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
+                for name, value in {**bounds, "least": box.low, "most": box.high}.items():
                     self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
 
     def forward(self, action: Tree) -> Tree:
@@ -149,11 +145,6 @@ class Decoder(nn.Module):
                 return action + torch.as_tensor(np.asarray(space.start)).to(action.device)
             case _:
                 return action
-
-
-def _bounds(box: spaces.Box) -> dict[str, np.ndarray]:
-    scale, offset, low, high = canonical.box_scaling(box)
-    return {"low": low, "high": high, "scale": scale, "offset": offset, "least": box.low, "most": box.high}
 
 
 def example_of(space: Space, n: int) -> Tree:
@@ -218,9 +209,7 @@ def save_torch(program: ExportedProgram, flat: FlatGreedy, out: Path) -> Policy:
 
 
 def require_onnx() -> None:
-    """Raises:
-    ConfigError: a package that ONNX needs is not installed.
-    """
+    """Check that the packages that ONNX needs are installed."""
     try:
         import onnx  # noqa: F401  # an extra
         import onnxruntime  # noqa: F401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,8 @@ class Trained:
 
 
 def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: int = 0) -> Trained:
-    """Load the agent of a run directory, or of one of its snapshots.
+    """The agent of a run directory or snapshot; `trust`: its config may name code that is not part of rlframe.
 
-    Args:
-        trust: the run's config may name code that is not part of rlframe.
     Raises:
         ConfigError, SnapshotError: there is no snapshot, it is damaged, or it needs trust.
     """
@@ -47,11 +46,8 @@ def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: in
     config = read_config(params_of(snapshot), trust)
     experiment = chz.replace(from_flat(config), seed=seed, init="")
     env = experiment.eval_env_config()
-    envs = make_envs(env, 1, [0])
-    try:
+    with closing(make_envs(env, 1, [0])) as envs:
         both_spaces = envs.observation_space, envs.action_space
-    finally:
-        envs.close()
     agent = make_agent(experiment, *both_spaces, torch.device("cpu"))
     load_weights(agent, weights, str(snapshot))
     agent = agent.to(choose_device(device))

@@ -49,12 +49,10 @@ class Built:
     summary: dict[str, str]  # of what was built, for the log
 
     def train(self) -> dict[str, float]:
-        """Train in the chosen precision; returns the last row of the log."""
         with learning_in(self.precision):
             return self.runner.train()
 
     def close(self) -> None:
-        """Close samplers and environments."""
         self.runner.close()
 
     def __enter__(self) -> Self:
@@ -65,7 +63,6 @@ class Built:
 
 
 def torch_threads(experiment: Experiment, affinity: Affinity, observation_space: Space) -> int:
-    """Torch threads of the main process."""
     if experiment.threads > 0:
         return experiment.threads
     return affinity.threads if has_images(observation_space) else 1
@@ -91,7 +88,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
             evaluator = None
             if experiment.runner.evaluates(experiment.eval.n_episodes):
-                evaluator = opened.enter_context(closing(_make_evaluator(experiment, agent, affinity)))
+                supervision = replace(experiment.sampler.supervision(), name="evaluation worker")
+                env, config = experiment.eval_env_config(), experiment.eval
+                evaluator = Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
+                opened.enter_context(closing(evaluator))
             runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -107,7 +107,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
-    """The environments, or the sampler's process, which has them."""
+    """The environments, or the background process that steps them."""
     config, runner = experiment.sampler, experiment.runner
     if not runner.samples_in_background:
         return config.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
@@ -121,12 +121,6 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
     if not experiment.runner.samples_in_background:
         return config.make_sampler(envs, agent, experiment.seed)
     return BackgroundSampler(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
-
-
-def _make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity) -> Evaluator:
-    supervision = replace(experiment.sampler.supervision(), name="evaluation worker")
-    env, config = experiment.eval_env_config(), experiment.eval
-    return Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
 
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:

@@ -16,6 +16,7 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
 from rlframe.kernels.precision import PRECISIONS
 from rlframe.models import ModelConfig
+from rlframe.runners import sync_rl
 from rlframe.samplers import EvalConfig
 from rlframe.samplers.base import SamplerConfig
 
@@ -77,11 +78,9 @@ class Experiment:
             raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
 
     def env_config(self) -> EnvConfig:
-        """The environment for training."""
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
 
     def eval_env_config(self) -> EnvConfig:
-        """The environment for evaluation."""
         return EnvConfig(self.env, {**self.env_kwargs, **self.eval.env_kwargs}, self.env_backend)
 
     def title(self) -> str:
@@ -148,7 +147,10 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
         if free:
             arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(key, value)}
         elif key in ("env_kwargs", "eval.env_kwargs"):
-            arguments[key] = {**_mapping(key, value), **arguments.get(key, {})}
+            parsed = _parse(key, value)
+            if not isinstance(parsed, Mapping):
+                raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
+            arguments[key] = {**parsed, **arguments.get(key, {})}
         else:
             arguments[key] = chz.Castable(_text(value))
     try:
@@ -180,13 +182,6 @@ def _parse(key: str, value: Any) -> Any:
         raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
 
 
-def _mapping(key: str, value: Any) -> dict[str, Any]:
-    parsed = _parse(key, value)
-    if not isinstance(parsed, Mapping):
-        raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
-    return dict(parsed)
-
-
 def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value)) or "[]"
@@ -203,7 +198,9 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         raise ConfigError(f"world_size={experiment.world_size}, but {pluralize(world_size, 'rank')} were started")
     if world_size == 1:
         return experiment
-    runner, config = experiment.runner.for_ranks(), experiment.eval
+    runner, config = experiment.runner, experiment.eval
+    if runner.becomes_sync_rl:
+        runner = sync_rl.with_options_of(runner)
     if not runner.trains_in_ranks:
         name = part_name(runner, PARTS["runner"])
         raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")

@@ -1,6 +1,6 @@
 """What depends on the machine: affinity, sampler, number of workers, torch threads, and a description of the processes.
 
-`resolve` replaces every `auto` of an experiment; `describe_processes` is what `dry_run=true` prints.
+`resolve` replaces every `auto` of an experiment; `describe_processes` makes the output of `dry_run=true`.
 """
 
 from __future__ import annotations
@@ -175,15 +175,13 @@ class _Trial:
         T, B = experiment.sampler.batch_T, experiment.sampler.batch_B
         config = serial.Config(batch_T=T, batch_B=B)
         self.precision = experiment.precision
-        envs = config.make_envs(experiment.env_config(), experiment.seed, ())
-        try:
+        with ExitStack() as opened:
+            envs = opened.enter_context(closing(config.make_envs(experiment.env_config(), experiment.seed, ())))
             agent = _agent(experiment, affinity, envs.observation_space, envs.action_space)
             self.sampler = config.make_sampler(envs, agent, experiment.seed)
             algo = _learning_at_once(experiment.algo)
             self.algo = algo.make_algorithm(agent, self.sampler.batch_spec, experiment.runner.n_steps, experiment.seed)
-        except BaseException:
-            envs.close()
-            raise
+            opened.pop_all()
 
     def seconds_per_step(self) -> float:
         """Measure batches and all their updates; if one batch calls for many updates, measure a part of them."""
@@ -206,7 +204,6 @@ class _Trial:
         self.algo.receive(self.sampler.collect())
 
     def close(self) -> None:
-        """Close the environments."""
         self.sampler.close()
 
 
@@ -226,7 +223,7 @@ def _learning_at_once(algo: Any) -> Any:
 
 
 def describe_processes(resolved: Resolved) -> str:
-    """The processes of the run, their threads and their memory. Starts one environment to find out."""
+    """The processes of the run, their threads and their memory; starts one environment to measure it."""
     experiment, affinity, config = resolved.experiment, resolved.affinity, resolved.experiment.sampler
     with closing(
         auto.TimingProcess(experiment.env_config(), config.batch_B, 1, config.supervision().timeout_s)

@@ -1,4 +1,4 @@
-"""Presets, the YAML files of experiments/, and what a command line says before torch is loaded."""
+"""Presets, the YAML files of experiments/, and facts read from settings before torch is loaded."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
         others = [f"experiment={name}" for name in presets_for(str(keys.get("env", "CartPole-v1")))]
         return {}, (f"presets for this environment: {', '.join(others)}",) if others else ()
     config = load_preset(preset)
-    if preset.endswith(".json"):  # the run of anybody; a preset in YAML is written by hand
+    if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
         check_trusted(config, preset, trust)
         config.pop("log_dir", None)  # of that run
     return config, (f"experiment={preset}",)
@@ -124,14 +124,13 @@ def train(job: Job) -> TrainResult:
     """Train a job of `place_job` to its end.
 
     Raises:
-        ConfigError: its parts do not fit together; nothing was written.
-        What Runner.train raises.
+        ConfigError: its parts do not fit together; nothing was written. Otherwise see `Runner.train`.
     """
     return launch_ranks(partial(_train, job), job.experiment.world_size)
 
 
 def build_job(job: Job) -> Built:
-    """Build a new run's objects for a single process, with what is best for this machine.
+    """Build a new run's objects for a single process, with the settings that suit this machine.
 
     Raises:
         ConfigError: the run is resumed, or wants several ranks; its parts do not fit together.
@@ -192,7 +191,7 @@ def _continue(built: Built, state: Mapping[str, Any], resume: str) -> None:
 
 
 def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManager[Ranks]:
-    """Meet the other ranks; each computes on its own GPU if there are as many GPUs as ranks."""
+    """Join the other ranks; each uses its own GPU if there are as many GPUs as ranks."""
     device = resolved.experiment.device
     own_gpu = device == "auto" and torch.cuda.device_count() >= place.local_world_size
     chosen = choose_device(device, resolved.affinity.gpus) if own_gpu else torch.device("cpu")
@@ -222,8 +221,7 @@ def _common_state(found: _Found, ranks: Ranks) -> Any:
 def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: RankInfo) -> str:
     """The run directory to continue if torchrun has restarted this job's ranks; else empty.
 
-    A job is recognised by its run directory and the fixed part of its config: torchrun restarts ranks for many reasons,
-    on other machines too, and does not always say so.
+    A job is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
     """
     directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():

@@ -46,7 +46,6 @@ class Config(RunnerConfig):
             )
 
     def supervision(self) -> Supervision:
-        """Deadline and restarts of the sampler's process."""
         return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")
 
     def make_runner(
@@ -95,14 +94,15 @@ class AsyncRl(Runner):
         self._received = True  # a batch was received since parameters were last posted
 
     def iterate(self) -> None:
-        """Receive a batch if no update is due; make one update; receive the batches that have arrived meanwhile."""
         self.sampler.check_process()
         if not self.algo.updates_due():
             self._receive()
         self._learn_and_post()
         while not self.sampler_waits and self.algo.updates_due() and self.sampler.ready and not self._at_end:
             self._receive()
-        while self._at_end and self.algo.updates_due() and not self._stops:  # the last batches are learned from too
+        while self._at_end and self.algo.updates_due():  # the last batches are learned from too
+            if self.stop or self.callbacks.stop_reason:
+                break
             self._learn_and_post()
         self.updates_left = self._at_end and bool(self.algo.updates_due())
         self.record_episodes()
@@ -110,10 +110,6 @@ class AsyncRl(Runner):
     @property
     def _at_end(self) -> bool:
         return self.now >= self.n_steps
-
-    @property
-    def _stops(self) -> bool:
-        return bool(self.stop) or bool(self.callbacks.stop_reason)
 
     def _receive(self) -> None:
         with self.log.timers("sampling"):
@@ -127,7 +123,7 @@ class AsyncRl(Runner):
         self.callbacks.call("on_batch", samples)
 
     def _updates_of(self, version: int) -> int:
-        """The updates that had been made when this version was posted; forgets older versions, which are over."""
+        """The updates made before this version was posted; forgets older versions."""
         if not self._posted:
             self._posted.append((0, self.algo.progress.updates))
         while len(self._posted) > 1 and self._posted[1][0] <= version:
@@ -148,6 +144,5 @@ class AsyncRl(Runner):
             self._posted.append((self.sampler.posted_version, self.algo.progress.updates))
 
     def counters(self) -> dict[str, float]:
-        """The largest staleness of a batch in the interval."""
         staleness, self.staleness = self.staleness, 0
         return {"async/staleness_max": staleness}

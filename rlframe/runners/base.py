@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, option
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.nonfinite import save_skipped_update
-from rlframe.runners.report import TrainingLog, describe_resumed, save_after_error, save_snapshot
+from rlframe.runners.report import TrainingLog, describe_resumed, save_after_error, save_skipped_update, save_snapshot
 from rlframe.samplers import Evaluator, Sampler
 from rlframe.samplers.evaluator import EvaluationStopped
 from rlframe.system.distributed import TIMEOUT_S
@@ -33,7 +33,6 @@ from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
-_CHECK_UPDATES = 8  # updates between checks for stop requests, which ranks exchange
 _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason()
 NONFINITE = ("stop", "skip")
 
@@ -45,10 +44,6 @@ class Clock(Enum):
 
     ENV_STEPS = "env_steps"  # runners that step environments
     UPDATES = "updates"  # runners that learn from data alone
-
-    def now(self, progress: Progress) -> int:
-        """The count so far, over all ranks."""
-        return progress.env_steps if self is Clock.ENV_STEPS else progress.updates
 
 
 @dataclass(frozen=True)
@@ -76,8 +71,10 @@ NO_LIMITS = Limits()
 class RunnerConfig:
     """Base of every runner's Config."""
 
+    runner_class: ClassVar[type[Runner]]
     samples_in_background = False  # the sampler has its own process: n_slots, learner_cores and supervision() apply
     trains_in_ranks = False  # world_size may be above 1
+    becomes_sync_rl = False  # with world_size above 1
 
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
@@ -95,27 +92,34 @@ class RunnerConfig:
             raise ConfigError(str(error)) from None
 
     def limits(self) -> Limits:
-        """What ends a training early."""
         return Limits(self.max_time_s, self.nonfinite, self.target_score)
 
     def evaluates(self, n_episodes: int) -> bool:
         """Whether the runner evaluates, given eval.n_episodes."""
         return n_episodes > 0
 
-    def for_ranks(self) -> RunnerConfig:
-        """The config of the runner that trains the same in several ranks; itself if there is no other."""
-        return self
-
     def ranks_timeout_s(self) -> float:
         """Seconds that a rank waits for the others."""
         return TIMEOUT_S
+
+    def make_runner(
+        self,
+        sampler: Any,
+        agent: Agent,
+        algo: Algorithm,
+        evaluator: Evaluator | None,
+        callbacks: Sequence[Callback],
+    ) -> Runner:
+        """The runner with these options."""
+        steps = self.n_steps, self.log_interval_steps
+        return self.runner_class(sampler, agent, algo, *steps, evaluator, limits=self.limits(), callbacks=callbacks)
 
 
 class Diverged(ReadableError):
     """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
 
-class Runner:
+class Runner(ABC):
     """Drives sampler, agent and algorithm, and reports to the current run (see record.logger_context).
 
     However training ends (complete, stopped, an error in an environment), a snapshot is written first. With several
@@ -161,7 +165,6 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """Close the sampler and the evaluator."""
         self.sampler.close()
         if self.evaluator is not None:
             self.evaluator.close()
@@ -173,8 +176,8 @@ class Runner:
 
     @property
     def now(self) -> int:
-        """The runner's clock."""
-        return self.clock.now(self.algo.progress)
+        """The runner's clock, over all ranks."""
+        return self.env_steps if self.clock is Clock.ENV_STEPS else self.algo.progress.updates
 
     @property
     def score_name(self) -> str:
@@ -199,7 +202,7 @@ class Runner:
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
-                while self._has_work() and not (request := self._stop_request()):
+                while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
                         self.iterate()
                         continue
@@ -209,7 +212,7 @@ class Runner:
                 raise
             except BaseException as error:
                 self._check_parameters(error)
-                if self.ranks.world_size == 1:  # a snapshot needs all ranks, and the others are elsewhere
+                if self.ranks.world_size == 1:  # a snapshot needs all ranks, and the others may not save now
                     save_after_error(self)
                 raise
             self._check_parameters()
@@ -220,30 +223,9 @@ class Runner:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")
         return row
 
+    @abstractmethod
     def iterate(self) -> None:
         """Collect a batch and learn from it; after a stop between updates, make the updates that are left."""
-        if not self.updates_left:
-            with self.log.timers("sampling"):
-                self.algo.prefetch()
-                samples = self.sampler.collect()
-            with self.log.timers("learning"):
-                self.algo.receive(samples)
-            self.callbacks.call("on_batch", samples)
-            self.record_episodes()
-        with self.log.timers("learning"):
-            self.updates_left = not self._learn()
-        if not self.updates_left:
-            self.sampler.refresh(self.agent)
-
-    def _learn(self) -> bool:
-        """Make the updates that are due; False if a stop request leaves some of many for later."""
-        n = 0
-        while self.algo.updates_due():
-            if n and n % _CHECK_UPDATES == 0 and self._stop_request():
-                return False
-            self.update()
-            n += 1
-        return True
 
     def update(self) -> None:
         """Make one update.
@@ -297,7 +279,7 @@ class Runner:
     def _has_work(self) -> bool:
         return self.updates_left or self.report_due() or not self.end_reason
 
-    def _stop_request(self) -> int:
+    def stop_requested(self) -> int:
         """The strongest stop request of any rank: 0 none, _BY_CALLBACK, or 1 + StopRequest.reason()."""
         reason = self.stop.reason()
         return self.ranks.max(1 + reason if reason else _BY_CALLBACK * bool(self.callbacks.stop_reason))
@@ -364,7 +346,7 @@ class Runner:
         return {**state, "callbacks": self.callbacks.state_dict()} if self.callbacks.all else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Restore a saved state; returns of each environment why its episode starts anew, empty where it continues."""
+        """Restore a saved state; returns why each environment's episode starts anew, empty where it continues."""
         self.agent.load_state_dict(state["agent"])
         self.algo.load_state_dict(state["algo"])
         self.updates_left = bool(self.algo.updates_due())
@@ -375,7 +357,7 @@ class Runner:
         return reasons
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue the current run from a saved state, and log what of it starts anew.
+        """Continue the current run from a saved state, and log which episodes start anew.
 
         Raises:
             SnapshotError: the state was saved by a run with another configuration.

@@ -22,10 +22,7 @@ from rlframe.record import METRICS
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
-HOOKS = (
-    *("on_start", "on_batch", "on_episode", "on_update"),
-    *("on_evaluation", "on_log", "on_snapshot", "on_end"),
-)
+HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
 _METRIC = re.compile(r"[^\s/]+/[^\s/]+")
 
 _logger = logging.getLogger("rlframe")
@@ -89,10 +86,7 @@ class Callback:
         """A training episode has ended; called after `on_batch` for each episode that ended in the batch."""
 
     def on_update(self, metrics: Mapping[str, Tensor | float]) -> None:
-        """The algorithm's `update` was called: a gradient step on replay, or all steps on a batch, as in PPO.
-
-        `metrics` has its statistics by name, algo/loss and so on.
-        """
+        """The algorithm made a gradient step on replay, or all steps on a batch, as in PPO; `metrics` has algo/..."""
 
     def on_evaluation(self, row: Mapping[str, float]) -> None:
         """An evaluation is complete; `row` has its eval/... metrics, over all ranks."""
@@ -126,19 +120,18 @@ class Callbacks:
                 raise TypeError(f"callbacks must be instances of rlframe.runners.Callback, got {callback!r}")
         self.all = tuple(callbacks)
         self.stop_reason = ""  # the first request to stop; empty: none
-        self._by_hook = {hook: [each for each in self.all if _overrides(each, hook)] for hook in HOOKS}
+        self._by_hook = {
+            hook: [each for each in self.all if getattr(type(each), hook) is not getattr(Callback, hook)]
+            for hook in HOOKS
+        }
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that overrides it.
-
-        Raises:
-            CallbackError: a callback raised an exception.
-        """
+        """Call a hook of every callback that overrides it; see `call_each`."""
         for callback in self._by_hook[hook]:
             _call(callback, hook, *arguments)
 
     def call_each(self, hook: str, values: Iterable[Any]) -> None:
-        """Call a hook once for each value.
+        """Call a hook of every callback that overrides it, once for each value.
 
         Raises:
             CallbackError: a callback raised an exception.
@@ -169,14 +162,11 @@ class Callbacks:
         self.call("on_end")
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The name and the state of every callback."""
         return [{"name": name_of(callback), "state": callback.state_dict()} for callback in self.all]
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Restore saved states.
-
-        Raises:
-            ValueError: they were saved by other callbacks.
+        """Raises:
+        ValueError: the states were saved by other callbacks.
         """
         before, now = [each["name"] for each in saved], [name_of(callback) for callback in self.all]
         if before != now:
@@ -192,21 +182,16 @@ def name_of(callback: Callback) -> str:
     return f"{type(callback).__module__}:{type(callback).__qualname__}"
 
 
-def _overrides(callback: Callback, hook: str) -> bool:
-    return getattr(type(callback), hook) is not getattr(Callback, hook)
-
-
 def _call(callback: Callback, hook: str, *arguments: Any) -> None:
     try:
         getattr(callback, hook)(*arguments)
     except Exception as error:
-        raise CallbackError(
-            f"callback {name_of(callback)} failed in {hook}: {type(error).__name__}: {error}"
-        ) from error
+        where = f"callback {name_of(callback)} failed in {hook}"
+        raise CallbackError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def load_callbacks(names: str) -> list[Callback]:
-    """New callbacks from `module:Class,./file.py:Class`; each class is called without arguments.
+    """New callbacks from `module:Class,./file.py:Class`, made without arguments.
 
     Raises:
         ConfigError: a module or class does not exist, or does not make a Callback.

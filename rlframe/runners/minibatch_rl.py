@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import chz
 
-from rlframe.agents import Agent
-from rlframe.algos import Algorithm
-from rlframe.runners import sync_rl
 from rlframe.runners.base import Runner, RunnerConfig
-from rlframe.runners.callbacks import Callback
-from rlframe.samplers import Evaluator, Sampler
+
+_CHECK_UPDATES = 8  # updates between checks for stop requests, which ranks exchange
+
+
+class MinibatchRl(Runner):
+    """Collects a batch, makes all updates that are due, and repeats."""
+
+    def iterate(self) -> None:
+        if not self.updates_left:
+            with self.log.timers("sampling"):
+                self.algo.prefetch()
+                samples = self.sampler.collect()
+            with self.log.timers("learning"):
+                self.algo.receive(samples)
+            self.callbacks.call("on_batch", samples)
+            self.record_episodes()
+        with self.log.timers("learning"):
+            self.updates_left = not self._learn()
+        if not self.updates_left:
+            self.sampler.refresh(self.agent)
+
+    def _learn(self) -> bool:
+        """Make the updates that are due; False if a stop request leaves some of many for later."""
+        n = 0
+        while self.algo.updates_due():
+            if n and n % _CHECK_UPDATES == 0 and self.stop_requested():
+                return False
+            self.update()
+            n += 1
+        return True
 
 
 @chz.chz
 class Config(RunnerConfig):
     """How long to train and how often to log; the score is the mean return of the last 100 training episodes."""
 
+    runner_class = MinibatchRl
+    becomes_sync_rl = True
+
     def evaluates(self, n_episodes: int) -> bool:
         return False
-
-    def for_ranks(self) -> RunnerConfig:
-        return sync_rl.with_options_of(self)
-
-    def make_runner(
-        self,
-        sampler: Sampler,
-        agent: Agent,
-        algo: Algorithm,
-        evaluator: Evaluator | None,
-        callbacks: Sequence[Callback],
-    ) -> MinibatchRl:
-        steps = self.n_steps, self.log_interval_steps
-        return MinibatchRl(sampler, agent, algo, *steps, evaluator, self.limits(), callbacks)
-
-
-class MinibatchRl(Runner):
-    """The loop of `Runner`, with or without an evaluator."""

@@ -9,40 +9,13 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError
-from rlframe.runners import sync_rl
-from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
+from rlframe.runners.base import NO_LIMITS, Limits, RunnerConfig
 from rlframe.runners.callbacks import Callback
+from rlframe.runners.minibatch_rl import MinibatchRl
 from rlframe.samplers import Evaluator, Sampler
 
 
-@chz.chz
-class Config(RunnerConfig):
-    """How long to train and how often to evaluate and log."""
-
-    def evaluates(self, n_episodes: int) -> bool:
-        if n_episodes < 1:
-            raise ConfigError(
-                f"eval.n_episodes={n_episodes} must be at least 1 with runner=minibatch_rl_eval; "
-                f"for no evaluation use runner=minibatch_rl"
-            )
-        return True
-
-    def for_ranks(self) -> RunnerConfig:
-        return sync_rl.with_options_of(self)
-
-    def make_runner(
-        self,
-        sampler: Sampler,
-        agent: Agent,
-        algo: Algorithm,
-        evaluator: Evaluator,
-        callbacks: Sequence[Callback],
-    ) -> MinibatchRlEval:
-        steps = self.n_steps, self.log_interval_steps
-        return MinibatchRlEval(sampler, agent, algo, *steps, evaluator, self.limits(), callbacks)
-
-
-class MinibatchRlEval(Runner):
+class MinibatchRlEval(MinibatchRl):
     """Evaluates before training and at every row of the log; throughput excludes the time of evaluations."""
 
     def __init__(
@@ -57,3 +30,19 @@ class MinibatchRlEval(Runner):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks)
+
+
+@chz.chz
+class Config(RunnerConfig):
+    """How long to train and how often to evaluate and log."""
+
+    runner_class = MinibatchRlEval
+    becomes_sync_rl = True
+
+    def evaluates(self, n_episodes: int) -> bool:
+        if n_episodes < 1:
+            raise ConfigError(
+                f"eval.n_episodes={n_episodes} must be at least 1 with runner=minibatch_rl_eval; "
+                f"for no evaluation use runner=minibatch_rl"
+            )
+        return True

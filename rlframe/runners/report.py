@@ -1,4 +1,4 @@
-"""What a runner logs and saves beside the training state: metrics, timers, recent episodes; used by runners/base.py."""
+"""What a runner logs and saves beside the training state: metrics, timers, episodes, snapshots, skipped updates."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlframe.algos.base import Progress
+import numpy as np
+import torch
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.algos.base import Progress, SkippedUpdate, UpdateMetrics
 from rlframe.core.errors import RecordError
 from rlframe.core.ranks import Ranks
+from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Trajectory
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
@@ -22,7 +29,7 @@ from rlframe.system.machine import resident_bytes
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
-_RECENT_EPISODES = 100  # that episode/return_mean and the like are over, of all ranks together
+_RECENT_EPISODES = 100  # in episode/return_mean and similar metrics, over all ranks
 
 _logger = logging.getLogger("rlframe")
 
@@ -38,7 +45,6 @@ class TrainingLog:
         self.score = math.nan  # of the last row
 
     def add_episodes(self, finished: Sequence[Trajectory]) -> None:
-        """Count episodes that ended."""
         self.n_episodes += len(finished)
         self.recent.extend(finished)
 
@@ -70,7 +76,6 @@ class TrainingLog:
         return {**row, **{f"env/{name}": sum(found) / len(found) for name, found in values.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Metrics of the unfinished interval, episodes and times."""
         return {
             "reported": self.last,
             "score": self.score,
@@ -81,11 +86,10 @@ class TrainingLog:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         self.last, self.score, self.n_episodes = state["reported"], state["score"], state["n_episodes"]
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
-        self.recent.extend(Trajectory(*fields) for fields in state["recent"])
+        self.recent.extend(Trajectory(*row) for row in state["recent"])
 
 
 def save_snapshot(runner: Runner, final: bool) -> None:
@@ -97,7 +101,7 @@ def save_snapshot(runner: Runner, final: bool) -> None:
     run, ranks, env_steps = current_run(), runner.ranks, runner.env_steps
 
     def write_others(folder: Path) -> list[RankEntry]:
-        """Every rank but the first writes its state where the first rank writes the snapshot."""
+        """Every rank but the first writes its state into the folder of the snapshot."""
         folder = ranks.broadcast(folder)
         own = [write_rank_state(folder, ranks.rank, runner.state_dict())] if ranks.rank else []
         return [part for parts in ranks.gather(own) for part in parts]
@@ -122,13 +126,69 @@ def save_after_error(runner: Runner) -> None:
 
 
 def describe_resumed(reasons: Sequence[str]) -> str:
-    """What the log of a resumed run says about its environments.
-
-    Args:
-        reasons: of each environment, why its episode starts anew; empty where it continues.
-    """
+    """What the log says; `reasons`: of each environment, why its episode starts anew, empty where it continues."""
     lost = [reason for reason in reasons if reason]
     if not lost:
         return "the run continues exactly, running episodes included"
     anew = f"{len(lost)} of {len(reasons)} running episodes start anew ({'; '.join(dict.fromkeys(lost))})"
     return f"parameters, optimizer and counts continue; {anew}"
+
+
+def save_skipped_update(agent: Agent, algo: Algorithm, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:
+    """Save its batch, the agent and the generators in the run directory; returns a sentence that describes it."""
+    batch = _plain(skipped.batch)
+    nonfinite = _not_finite(batch, "")
+    names = {id(parameter): name for name, parameter in agent.named_parameters()}
+    facts = {
+        "updates": skipped.updates,
+        "env_steps": algo.progress.env_steps,
+        **skipped.facts,
+        "not_finite_in_batch": nonfinite,
+        "not_finite_gradients": [
+            names.get(id(x), f"a parameter of the algorithm, of shape {list(x.shape)}") for x in skipped.parameters
+        ],
+        "metrics": {name: float(value) for name, value in metrics.items()},
+    }
+    state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}
+    ranks = algo.progress.ranks
+    name = f"nonfinite_{skipped.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
+    path = current_run().dump(name, state, facts)
+    in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "no value of the batch"
+    return (
+        f"update {skipped.updates:,} at env_steps {algo.progress.env_steps:,} was not applied: loss "
+        f"{skipped.facts['loss']:g}, gradient norm {skipped.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
+        + (f"; its batch is in {path}" if path else "")
+    )
+
+
+def _plain(tree: Tree) -> Any:
+    """A tree with Structs as dicts and tuples as lists."""
+    if isinstance(tree, Struct):
+        return {field.name: _plain(getattr(tree, field.name)) for field in fields(tree)}
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return [_plain(value) for value in tree]
+    return tree
+
+
+def _not_finite(tree: Any, path: str) -> dict[str, int]:
+    """The number of values that are not finite, by the path of their array; arrays without any are left out."""
+    if isinstance(tree, dict | list):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {
+            place: n for key, value in items for place, n in _not_finite(value, f"{path}.{key}".lstrip(".")).items()
+        }
+    n = int((~torch.as_tensor(tree).isfinite()).sum())
+    return {path: n} if n else {}
+
+
+def _generators(algo: Algorithm) -> dict[str, Any]:
+    """The states of the algorithm's own generators after the update, by attribute name."""
+    found: dict[str, Any] = {}
+    for name, value in vars(algo).items():
+        if isinstance(value, torch.Generator):
+            found[name] = value.get_state()
+        elif isinstance(value, np.random.Generator):
+            found[name] = value.bit_generator.state
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import chz
 import torch
@@ -15,17 +15,31 @@ from rlframe.core.config import option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.normalize import RunningNorm
-from rlframe.runners.base import Runner, RunnerConfig
-from rlframe.runners.callbacks import Callback
-from rlframe.samplers import Evaluator, Sampler
+from rlframe.runners.base import RunnerConfig
+from rlframe.runners.minibatch_rl import MinibatchRl
+
+
+class SyncRl(MinibatchRl):
+    """Every rank has its own sampler and a copy of everything learned; construct and train it inside `join`.
+
+    Batch sizes are per rank; env_steps and schedules count over all ranks. With an evaluator, each rank plays a part of
+    the episodes. At every row of the log the ranks check that they have learned the same.
+    """
+
+    def evaluate(self) -> dict[str, float]:
+        """Raises:
+        RanksDiffer: the parameters of the ranks are not equal.
+        """
+        check_equal(learned(self.agent, self.algo), self.ranks)
+        return super().evaluate()
 
 
 @chz.chz
 class Config(RunnerConfig):
     """How long to train and how often to log; eval.n_episodes=0: no evaluation."""
 
+    runner_class = SyncRl
     trains_in_ranks = True
-
     timeout_s: float = option(600.0, "seconds that a rank waits for the others before the run ends")
 
     @chz.validate
@@ -36,38 +50,10 @@ class Config(RunnerConfig):
     def ranks_timeout_s(self) -> float:
         return self.timeout_s
 
-    def make_runner(
-        self,
-        sampler: Sampler,
-        agent: Agent,
-        algo: Algorithm,
-        evaluator: Evaluator | None,
-        callbacks: Sequence[Callback],
-    ) -> SyncRl:
-        steps = self.n_steps, self.log_interval_steps
-        return SyncRl(sampler, agent, algo, *steps, evaluator, self.limits(), callbacks)
-
 
 def with_options_of(config: RunnerConfig) -> Config:
     """The config of SyncRl with the options that all runners have."""
     return Config(**{name: getattr(config, name) for name in chz.chz_fields(RunnerConfig)})
-
-
-class SyncRl(Runner):
-    """Every rank has its own sampler and a copy of everything learned; construct and train it inside `join`.
-
-    Batch sizes are per rank; env_steps and schedules count over all ranks. With an evaluator, each rank plays a part of
-    the episodes. At every row of the log the ranks check that they have learned the same.
-    """
-
-    def evaluate(self) -> dict[str, float]:
-        """See `Runner.evaluate`; over the episodes of all ranks.
-
-        Raises:
-            RanksDiffer: the parameters of the ranks are not equal.
-        """
-        check_equal(learned(self.agent, self.algo), self.ranks)
-        return super().evaluate()
 
 
 def learned(agent: Agent, algo: Algorithm) -> dict[str, Tensor]:

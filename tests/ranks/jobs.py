@@ -22,7 +22,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import SyncRl
-from rlframe.runners.nonfinite import save_skipped_update
+from rlframe.runners.report import save_skipped_update
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system.distributed import RankInfo, join, launch_ranks
