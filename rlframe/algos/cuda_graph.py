@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels.precision import in_bf16
+from rlframe.kernels.device import in_bf16
 
 Learn = Callable[[Tree], Any]  # from what an update learns from to a tree of tensors; see `graphed`
 

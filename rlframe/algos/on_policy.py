@@ -12,7 +12,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
-from rlframe.kernels.transfer import sent
+from rlframe.kernels.device import to_device
 from rlframe.ops.masked import mean_weights
 
 NO_INPUTS = AgentInputs((), (), (), ())
@@ -73,7 +73,7 @@ def minibatches(
         flat = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
         yield replace(batch, advantage=prepared(*flat).view(T, B), weight=mean_weights(flat[1]).view(T, B)), state
     elif recurrent:
-        order = sent(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
+        order = to_device(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
         parts = [batch[:, columns] for columns in order]
         advantage, valid = (
             torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid")
@@ -84,7 +84,7 @@ def minibatches(
             yield changed, map_tree(lambda x, i=columns: x[i], state)
     else:
         rows = batch.map(lambda x: x.flatten(0, 1))
-        order = sent(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
+        order = to_device(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
         numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
         advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
         numbers = replace(numbers, advantage=advantage, weight=weight)

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlframe.kernels.device import in_bf16
 from rlframe.kernels.matmul import on_cpu
 from rlframe.kernels.mlp import relu_, relu_backward
-from rlframe.kernels.precision import in_bf16
 
 _WIDE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as many bytes at once
 
@@ -30,20 +30,20 @@ class Convolution(NamedTuple):
     stride: int
 
 
-def gains(x: Tensor) -> bool:
-    """Whether these pixels are for `convolved`: where learning is in bfloat16, and no gradient of theirs is wanted."""
+def supports(x: Tensor) -> bool:
+    """Whether these pixels are for `convolve`: where learning is in bfloat16, and no gradient of theirs is wanted."""
     return in_bf16() and not torch.compiler.is_compiling() and on_cpu(x) and not x.requires_grad
 
 
-def convolved(x: Tensor, scale: float, layers: Sequence[Convolution]) -> Tensor:
+def convolve(x: Tensor, scale: float, layers: Sequence[Convolution]) -> Tensor:
     """Pixels [n, c, h, w] times `scale` to bfloat16 [n, out, h', w'], channels last; with autograd. NaN stays NaN."""
     strides = [layer.stride for layer in layers]
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
-    found: Tensor = _Convolved.apply(x, scale, strides, *parameters)
+    found: Tensor = _Convolve.apply(x, scale, strides, *parameters)
     return found
 
 
-class _Convolved(torch.autograd.Function):
+class _Convolve(torch.autograd.Function):
     """All layers as one step of autograd."""
 
     @staticmethod

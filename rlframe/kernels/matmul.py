@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlframe.kernels.precision import in_bf16
+from rlframe.kernels.device import in_bf16
 
 _LEAST = 3 * 2**18  # multiplications: below, oneDNN's preparations take longer than it gains
 _SHORT = 12  # and where a side is shorter
@@ -26,7 +26,7 @@ _LEAST_ON_GPU = 2**27  # below, rounding the factors may take longer than it gai
 _NARROW = 64  # columns of x: below, [n, o]^T [n, columns] takes half the time the other way round
 
 
-def _ask_for_like_rows() -> None:
+def _request_consistent_rows() -> None:
     """Of MKL: that a row's products have the same bits however many rows there are, on Intel's processors as on others.
 
     Of few rows it takes as long as before, or less, but for 6 outputs of 1,024 rows twice as long. It is asked through
@@ -45,7 +45,7 @@ def _is_intel() -> bool:
         return "GenuineIntel" in platform.processor()
 
 
-def _one_dnn() -> Callable[..., Tensor] | None:
+def _find_onednn_linear() -> Callable[..., Tensor] | None:
     """x [n, i], weight [o, i], bias [o] or None -> x weight^T + bias; None where torch was built without."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
         return None
@@ -55,11 +55,11 @@ def _one_dnn() -> Callable[..., Tensor] | None:
         return None
 
 
-_ask_for_like_rows()
-_LINEAR = _one_dnn()
+_request_consistent_rows()
+_LINEAR = _find_onednn_linear()
 
 
-def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
+def _use_onednn(n: int, i: int, o: int, x: Tensor) -> bool:
     if torch.compiler.is_compiling():  # a program for any n must not be that of one n, nor ask how many n are
         return False
     if n * i * o < _LEAST or min(n, i, o) < _SHORT:
@@ -67,8 +67,8 @@ def _gains(n: int, i: int, o: int, x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.float32 and _LINEAR is not None
 
 
-def _fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    assert _LINEAR is not None  # as _gains says
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    assert _LINEAR is not None  # as _use_onednn says
     if x.dim() == 2:
         return _LINEAR(x, weight, bias, "none", [], "")  # its own relu makes 0 of NaN
     biases = [None] * len(x) if bias is None else bias
@@ -80,25 +80,25 @@ def on_cpu(x: Tensor) -> bool:
     return x.is_cpu
 
 
-def _gains_on_gpu(n: int, i: int, o: int, x: Tensor) -> bool:
+def _use_bf16_on_gpu(n: int, i: int, o: int, x: Tensor) -> bool:
     """By bfloat16, if learning is in that; in float32 a GPU's products are torch's own."""
     if on_cpu(x) or torch.compiler.is_compiling():
         return False
     return in_bf16() and n * i * o >= _LEAST_ON_GPU and x.dtype == torch.float32
 
 
-def as_multiplied(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def cast_inputs(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    dtype = torch.bfloat16 if in_bf16() and _gains_rounded(x, weight) else weight.dtype
+    dtype = torch.bfloat16 if in_bf16() and _use_bf16(x, weight) else weight.dtype
     return x.to(dtype), weight.to(dtype)
 
 
-def _gains_rounded(x: Tensor, weight: Tensor) -> bool:
+def _use_bf16(x: Tensor, weight: Tensor) -> bool:
     sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
-    return _gains(*sizes, weight) or _gains_on_gpu(*sizes, weight)
+    return _use_onednn(*sizes, weight) or _use_bf16_on_gpu(*sizes, weight)
 
 
-def restored(x: Tensor) -> Tensor:
+def from_bf16(x: Tensor) -> Tensor:
     """float32 again, if it is bfloat16."""
     return x.float() if x.dtype == torch.bfloat16 else x
 
@@ -107,14 +107,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """a [..., n, k] @ b [..., k, m], of one type, without autograd."""
     if a.shape[-1] == 1:  # from a single output: a quarter of the time
         return a * b
-    return _fast(a, b.mT) if _gains(a.shape[-2], a.shape[-1], b.shape[-1], a) else a @ b
+    return _onednn_linear(a, b.mT) if _use_onednn(a.shape[-2], a.shape[-1], b.shape[-1], a) else a @ b
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o]; without autograd."""
     rounded = x.dtype == torch.bfloat16
-    if on_cpu(x) and x.dim() == 2 if rounded else _gains(x.shape[-2], x.shape[-1], weight.shape[-2], x):
-        return _fast(x, weight, bias)
+    if on_cpu(x) and x.dim() == 2 if rounded else _use_onednn(x.shape[-2], x.shape[-1], weight.shape[-2], x):
+        return _onednn_linear(x, weight, bias)
     return _affine(x, weight, bias.to(x.dtype))
 
 
@@ -135,7 +135,7 @@ def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 
 def bias_gradient(gradient: Tensor) -> Tensor:
     """Σ gradient [..., n, o]: that of a bias [..., o], in float32 or double."""
-    return restored(gradient.sum(-2))
+    return from_bf16(gradient.sum(-2))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _affine(x, weight, bias)
     n = x.numel() // x.shape[-1]
     sizes = n, x.shape[-1], weight.shape[0]
-    if torch.is_inference_mode_enabled() or not (_gains(*sizes, x) or _gains_on_gpu(*sizes, x)):
+    if torch.is_inference_mode_enabled() or not (_use_onednn(*sizes, x) or _use_bf16_on_gpu(*sizes, x)):
         return F.linear(x, weight, bias)
     found: Tensor = _Linear.apply(x.reshape(n, -1), weight, bias)
     return found.view(*x.shape[:-1], -1)
@@ -158,9 +158,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x, weight = as_multiplied(x, weight)
+        x, weight = cast_inputs(x, weight)
         ctx.save_for_backward(x, weight)
-        return restored(affine(x, weight, bias))
+        return from_bf16(affine(x, weight, bias))
 
     @staticmethod
     @once_differentiable
@@ -169,7 +169,7 @@ class _Linear(torch.autograd.Function):
         rounded = gradient.to(weight.dtype)
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
-            restored(product(rounded, weight)) if of_x else None,
-            restored(weight_gradient(rounded, x)) if of_weight else None,
+            from_bf16(product(rounded, weight)) if of_x else None,
+            from_bf16(weight_gradient(rounded, x)) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )

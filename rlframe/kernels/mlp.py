@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from rlframe.kernels import numpy_mlp
 from rlframe.kernels.matmul import (
     affine,
-    as_multiplied,
     bias_gradient,
+    cast_inputs,
+    from_bf16,
     linear,
     on_cpu,
     product,
-    restored,
     weight_gradient,
 )
 
@@ -145,18 +145,18 @@ def forward(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[
     """x [n, in] to [n, out], or both [k, ...] of k networks, without autograd; and what `backward` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
-        x, weight = as_multiplied(x, weight)
+        x, weight = cast_inputs(x, weight)
         trace.weights.append(weight)
         trace.seen.append(x)
         x, keep = _layer(x, weight, bias, name)
         trace.kept.append(keep)
-    return restored(x), trace
+    return from_bf16(x), trace
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
     activation = ACTIVATIONS[name]
     y = affine(x, weight, bias)
-    return activation.forward(y if activation.in_bfloat16 else restored(y))
+    return activation.forward(y if activation.in_bfloat16 else from_bf16(y))
 
 
 def backward(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:
@@ -242,10 +242,10 @@ class Layers:
         for i, of_affine in backward(gradient, self.activations, trace):
             weight, bias = self.parameters[i]
             if learning[2 * i]:
-                _accumulate(weight, restored(weight_gradient(of_affine, trace.seen[i])))
+                _accumulate(weight, from_bf16(weight_gradient(of_affine, trace.seen[i])))
             if learning[2 * i + 1]:
                 _accumulate(bias, bias_gradient(of_affine))
-        return restored(product(of_affine, trace.weights[0])) if with_input else None
+        return from_bf16(product(of_affine, trace.weights[0])) if with_input else None
 
     def _backward_in_numpy(
         self, gradient: np.ndarray, trace: numpy_mlp.Trace, learning: list[bool], with_input: bool

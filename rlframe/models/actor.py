@@ -29,8 +29,8 @@ class Actor(nn.Module):
     def __init__(self, observation_space: Space, param_size: int, config: ModelConfig) -> None:
         super().__init__()
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
-        self.encoder = features_of(observation_space, config)
-        self.mlp = Mlp(size_of(self.encoder), config.hidden, param_size, config.activation)
+        self.encoder = make_features(observation_space, config)
+        self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation)
 
     def normalized(self, observation: Tree) -> Tree:
         """What `params` takes, and critics too: all networks share the normaliser."""
@@ -65,7 +65,7 @@ class Actor(nn.Module):
         return forward
 
 
-def features_of(observation_space: Space, config: ModelConfig) -> nn.Module:
+def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     """What the perceptrons of actor and critics see: images encoded, vectors as they are, side by side.
 
     Raises:
@@ -85,6 +85,6 @@ def features_of(observation_space: Space, config: ModelConfig) -> nn.Module:
     return make_encoder(observation_space, chz.replace(config, hidden=()))
 
 
-def size_of(encoder: nn.Module) -> int:
+def feature_size(encoder: nn.Module) -> int:
     """How many features an encoder gives."""
     return int(encoder.size)  # type: ignore[arg-type]  # every encoder states it

@@ -17,8 +17,8 @@ from rlframe.kernels.mlp import Layers, layers_of, together
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
 from rlframe.models.encoders import Encoder, Vector, has_images, make_encoder
-from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
+from rlframe.models.mlp import GaussianHead, policy_head, value_head
 from rlframe.models.normalize import ObservationNorm
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
@@ -75,9 +75,9 @@ class Trunk(nn.Module):
         return forward
 
     def _previous(self, inputs: AgentInputs) -> list[Tensor]:
-        goes_on = (~inputs.first).float().unsqueeze(-1)  # what preceded the episode is null
+        continues = (~inputs.first).float().unsqueeze(-1)  # what preceded the episode is null
         parts = zip(self.feedback, leaves(inputs.prev_action), strict=True)
-        return [goes_on * encode(x) for encode, x in parts] + [goes_on * inputs.prev_reward.unsqueeze(-1)]
+        return [continues * encode(x) for encode, x in parts] + [continues * inputs.prev_reward.unsqueeze(-1)]
 
 
 class ActorCritic(PolicyModel):
@@ -95,7 +95,10 @@ class ActorCritic(PolicyModel):
         self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
         self.value_head = value_head(self.actor.size)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
-        self._policy, self._value = _whole(self.actor, self.policy_head), _whole(self.critic, self.value_head)
+        self._policy, self._value = (
+            _linear_network(self.actor, self.policy_head),
+            _linear_network(self.critic, self.value_head),
+        )
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -146,7 +149,7 @@ class ActorCritic(PolicyModel):
             self.norm.update(observation)
 
 
-def _whole(trunk: Trunk | None, head: nn.Module) -> Layers | None:
+def _linear_network(trunk: Trunk | None, head: nn.Module) -> Layers | None:
     """From vectors to a head's numbers, where that is linear layers and nothing else."""
     last = head.mean if isinstance(head, GaussianHead) else head
     if trunk is None or trunk.layers is None or not isinstance(last, nn.Linear):

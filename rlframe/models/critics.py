@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.kernels.mlp import frozen, is_plain
-from rlframe.models.actor import features_of, size_of
+from rlframe.models.actor import feature_size, make_features
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, has_images
 from rlframe.models.mlp import Mlp, Mlps
@@ -30,9 +30,9 @@ class Critics(nn.Module):
         self.action = Vector(action_space)
         # An encoder that only concatenates vectors has nothing to learn, so one serves all networks.
         apart = has_images(observation_space) or config.encoder not in ("auto", "mlp")
-        encoders = [features_of(observation_space, config) for _ in range(n if apart else 1)]
+        encoders = [make_features(observation_space, config) for _ in range(n if apart else 1)]
         self.encoders = nn.ModuleList(encoders)
-        self.mlps = Mlps(n, size_of(encoders[0]) + self.action.size, config.hidden, 1, config.activation)
+        self.mlps = Mlps(n, feature_size(encoders[0]) + self.action.size, config.hidden, 1, config.activation)
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Q(s, a) [n, rows]."""
@@ -63,9 +63,9 @@ class DiscreteCritics(nn.Module):
 
     def __init__(self, observation_space: Space, n_actions: int, config: ModelConfig, n: int) -> None:
         super().__init__()
-        encoders = [features_of(observation_space, config) for _ in range(n)]
+        encoders = [make_features(observation_space, config) for _ in range(n)]
         self.networks = nn.ModuleList(
-            nn.Sequential(encoder, Mlp(size_of(encoder), config.hidden, n_actions, config.activation))
+            nn.Sequential(encoder, Mlp(feature_size(encoder), config.hidden, n_actions, config.activation))
             for encoder in encoders
         )
 

@@ -20,8 +20,8 @@ from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
 from rlframe.kernels.convolutions import Convolution
+from rlframe.kernels.device import in_bf16
 from rlframe.kernels.mlp import layers_of
-from rlframe.kernels.precision import in_bf16
 from rlframe.models.base import ModelConfig
 
 _NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
@@ -134,7 +134,7 @@ def is_image(space: Space) -> bool:
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
-class Plain(nn.Sequential):
+class ConvNet(nn.Sequential):
     """Convolutions of pixels, without padding, a relu after each; the first kernel is a multiple of its stride."""
 
     def convolutions(self) -> list[nn.Conv2d]:
@@ -142,17 +142,17 @@ class Plain(nn.Sequential):
         return [part for part in self if isinstance(part, nn.Conv2d)]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not convolutions.gains(x):
+        if not convolutions.supports(x):
             return super().forward(x)
         parts = self.convolutions()
         assert isinstance(parts[0], FirstConv2d)
         layers = [Convolution(part.weight, cast(Tensor, part.bias), part.stride[0]) for part in parts]
-        return convolutions.convolved(x, parts[0].scale, layers)
+        return convolutions.convolve(x, parts[0].scale, layers)
 
 
-def nature(channels: int, scale: float) -> Plain:
+def nature(channels: int, scale: float) -> ConvNet:
     """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
-    return Plain(
+    return ConvNet(
         orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
         nn.ReLU(),
         orthogonal(nn.Conv2d(32, 64, 4, 2)),
@@ -268,7 +268,7 @@ def has_images(space: Space) -> bool:
     return is_image(space)
 
 
-class Plugged(nn.Module):
+class CustomEncoder(nn.Module):
     """A user's nn.Module (observation [N, *obs] to features [N, F]) with its leading dimensions and size worked out."""
 
     def __init__(self, module: nn.Module, space: Space) -> None:
@@ -312,7 +312,7 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     found = vars(_user_module(module_name, config.encoder))
     if name not in found:
         raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}{nearest(name, found)}")
-    return Plugged(found[name](space), space)
+    return CustomEncoder(found[name](space), space)
 
 
 def _user_module(name: str, encoder: str) -> ModuleType:

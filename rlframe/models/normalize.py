@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlframe.core.ranks import current_ranks
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels.transfer import sent
+from rlframe.kernels.device import to_device
 from rlframe.models.encoders import is_image
 
 EPSILON = 1e-8
@@ -40,7 +40,7 @@ class RunningNorm(nn.Module):
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Merge a batch [..., *shape] of any device, and those that the other ranks merge at the same time."""
-        rows = sent(x, self.mean.device).reshape(-1, *x.shape[x.dim() - self.ndim :]).double()
+        rows = to_device(x, self.mean.device).reshape(-1, *x.shape[x.dim() - self.ndim :]).double()
         mean, variance = rows.mean(0), rows.var(0, unbiased=False)
         moments = torch.stack([torch.full_like(mean, rows.shape[0]), mean, variance])
         for n, *of_rank in current_ranks().stack(moments):

@@ -17,9 +17,9 @@ from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.mlp import Layers
 from rlframe.kernels.numpy_mlp import ACTIVATIONS, sigmoid
-from rlframe.models.encoders import Encoder, FirstConv2d, Image, Plain, Vector
-from rlframe.models.heads import GaussianHead, JointHead
+from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
 from rlframe.models.memory import Memory
+from rlframe.models.mlp import GaussianHead, JointHead
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 
 BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
@@ -91,11 +91,11 @@ def vector(module: nn.Module) -> Map:
 
 
 def image(module: nn.Module) -> Map | None:
-    """Features [1, F] of one image [1, ...], there until the next call; None if it is no `Plain` CNN."""
+    """Features [1, F] of one image [1, ...], there until the next call; None if it is no `ConvNet` CNN."""
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
     assert isinstance(pixels, Image)
-    if not isinstance(body, Plain):
+    if not isinstance(body, ConvNet):
         return None
     first = x = np.empty(pixels.shape, np.float32)
     steps = []

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
+from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
 from rlframe.kernels.mlp import layers_of
-from rlframe.kernels.transfer import sent
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import ModelConfig
@@ -174,7 +174,7 @@ class NoisyLinear(nn.Module):
         """Draw ε anew, on the CPU."""
         for noise in (self.noise_in, self.noise_out):
             drawn = torch.randn(noise.shape, generator=generator)
-            noise.copy_(sent(drawn.sign() * drawn.abs().sqrt(), noise.device))
+            noise.copy_(to_device(drawn.sign() * drawn.abs().sqrt(), noise.device))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x): no second weight matrix is made
@@ -199,7 +199,7 @@ class Stream(nn.Module):
             x = layer(F.relu(x) if index else x, noisy)
         return x
 
-    def on_numpy(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for blocks of rows."""
         layers = [_noisy_on_numpy(x) if isinstance(x, NoisyLinear) else _plain_on_numpy(x) for x in self.layers]
 
@@ -257,7 +257,7 @@ class QNetwork(QModel):
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
         trunk, head = self.trunk.layers, self.advantage.linears_only
-        self._whole = trunk.then(head) if trunk and head and not dueling else None  # linear layers: one autograd node
+        self._linear_network = trunk.then(head) if trunk and head and not dueling else None  # linear layers: one autograd node
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
@@ -265,8 +265,8 @@ class QNetwork(QModel):
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
-        if self._whole:
-            return self._by_action(self._whole(self.trunk.vectors(observation))), state
+        if self._linear_network:
+            return self._by_action(self._linear_network(self.trunk.vectors(observation))), state
         features, state = self.trunk(observation, inputs, state)
         values = self._by_action(self.advantage(features, noisy))
         return (_dueling(self.value(features, noisy), values) if self.value else values), state
@@ -287,8 +287,8 @@ class QNetwork(QModel):
         if trunk is None:
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
-        advantage = self.advantage.on_numpy()
-        value = self.value.on_numpy() if self.value else None
+        advantage = self.advantage.numpy_forward()
+        value = self.value.numpy_forward() if self.value else None
         shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:

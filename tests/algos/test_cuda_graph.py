@@ -16,7 +16,7 @@ from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels import mlp
-from rlframe.kernels.precision import learning_in
+from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
 from rlframe.ops import fused, returns
 from rlframe.record.codec import decode

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
-from rlframe.kernels.precision import learning_in
+from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import Encoder, HiddenLayers, Image, is_image, make_encoder
 from tests.fork_server import run_python

@@ -1,15 +1,17 @@
-"""Precision: whether matrix products of learning take bfloat16 inputs, where a CPU or a GPU has units for them.
+"""What kernels ask of a device: the precision of matrix products, and copies between host and GPU.
 
-Sums, parameters, losses, targets and optimizers are float32 either way, and so is acting: samplers agree bit for bit.
+Learning may multiply in bfloat16 where the hardware does that faster. Sums, parameters, losses, targets and optimizers
+stay float32, and so does acting: all samplers give the same bits. Used by models, algorithms, replay and the runners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
+from torch import Tensor
 
 from rlframe.core.errors import ConfigError
 
@@ -66,3 +68,32 @@ def learning_in(precision: str) -> Iterator[None]:
     finally:
         products.allow_bf16_reduced_precision_reduction = sums_in_bf16
         _current.reset(token)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`: from pinned memory, since a copy from other memory may wait for all that a GPU has to do.
+
+    Itself, where it is there already; else the host's memory may be written again as soon as this returns, unless it
+    is pinned (see samplers.device.Pinned).
+    """
+    if tensor.device == device:
+        return tensor
+    if device.type != "cuda" or not tensor.is_cpu:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy to the host; a call of the result waits until the copy is complete, and gives it."""
+    if tensor.device.type != "cuda":
+        here = tensor.to("cpu", copy=True)
+        return lambda: here
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def wait() -> Tensor:
+        arrived.synchronize()
+        return pinned
+
+    return wait
