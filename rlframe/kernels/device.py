@@ -21,7 +21,7 @@ _current: ContextVar[str] = ContextVar("rlframe_precision", default="fp32")
 
 
 def gpu_has_bf16_units(device: torch.device) -> bool:
-    """Whether this GPU is here and multiplies bfloat16 itself; older ones only imitate it."""
+    """Whether this GPU is present and multiplies bfloat16 in hardware; older ones emulate it."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     with torch.cuda.device(device):
@@ -29,40 +29,40 @@ def gpu_has_bf16_units(device: torch.device) -> bool:
 
 
 def has_bf16_units() -> bool:
-    """Whether this CPU multiplies bfloat16 faster than float32, and torch has what uses that."""
+    """Whether this CPU multiplies bfloat16 in hardware and torch was built with oneDNN, which uses that."""
     if not torch.backends.mkldnn.is_available():
         return False
     try:
         capabilities = torch.cpu.get_capabilities()
-    except AttributeError:  # an older torch does not tell
+    except AttributeError:  # an older torch
         return False
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """fp32 or bf16: `auto` is bf16 on a CPU that has units for it, else fp32: on a GPU its gain was never measured.
+    """Resolve `auto`: bf16 on a CPU with bfloat16 units, else fp32. On a GPU the gain of bf16 was never measured.
 
     Raises:
-        ConfigError: bf16 is asked for where nothing is gained by it.
+        ConfigError: bf16 on a device without bfloat16 units.
     """
     able = device.type == "cpu" and has_bf16_units()
     if name == "bf16" and not able and not gpu_has_bf16_units(device):
-        what = f"device={device}" if device.type != "cpu" else "this CPU, which has neither avx512_bf16 nor amx_bf16"
-        raise ConfigError(f"precision=bf16 is not for {what}; use precision=auto or fp32")
+        where = f"device={device}" if device.type != "cpu" else "this CPU, which has neither avx512_bf16 nor amx_bf16"
+        raise ConfigError(f"precision=bf16 is not supported on {where}; use precision=auto or fp32")
     return ("bf16" if able else "fp32") if name == "auto" else name
 
 
 def in_bf16() -> bool:
-    """Whether what is computed now takes bfloat16 inputs: inside `learning_in("bf16")`, but for acting."""
+    """Whether products take bfloat16 inputs now: inside `learning_in("bf16")`, except in inference mode (acting)."""
     return _current.get() == "bf16" and not torch.is_inference_mode_enabled()
 
 
 @contextmanager
 def learning_in(precision: str) -> Iterator[None]:
-    """Inside, learning multiplies in this precision, fp32 or bf16; outside it is fp32."""
+    """Context in which learning multiplies in `precision`, fp32 or bf16; outside, it is fp32."""
     products = torch.backends.cuda.matmul
     token, sums_in_bf16 = _current.set(precision), products.allow_bf16_reduced_precision_reduction
-    products.allow_bf16_reduced_precision_reduction = False  # which cuBLAS else may do
+    products.allow_bf16_reduced_precision_reduction = False  # cuBLAS sums in bfloat16 by default
     try:
         yield
     finally:
@@ -71,10 +71,10 @@ def learning_in(precision: str) -> Iterator[None]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`: from pinned memory, since a copy from other memory may wait for all that a GPU has to do.
+    """Copy `tensor` to `device` without waiting; returns it unchanged if it is there already.
 
-    Itself, where it is there already; else the host's memory may be written again as soon as this returns, unless it
-    is pinned (see samplers.device.Pinned).
+    The copy goes through pinned memory: a copy from other memory may wait for all work queued on the GPU. The caller
+    may overwrite `tensor` after this returns, unless it is pinned itself.
     """
     if tensor.device == device:
         return tensor
@@ -84,7 +84,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy to the host; a call of the result waits until the copy is complete, and gives it."""
+    """Start a copy to the host; the returned function waits until it is complete and returns it."""
     if tensor.device.type != "cuda":
         here = tensor.to("cpu", copy=True)
         return lambda: here

@@ -1,9 +1,8 @@
-"""Matrix products: on a CPU by oneDNN where torch has it, and of bfloat16 where learning is to be in that.
+"""Matrix products of training: oneDNN on a CPU, bfloat16 where learning uses it; called by mlp and q_network.
 
 torch multiplies float32 matrices with MKL, whose kernels for AMD use half of the vector width: 256 x 256 x 256 takes
-355 us on one core of an AMD EPYC, and 172 with oneDNN, which torch carries for its convolutions, or 92 of bfloat16.
-Rounding differs in the last bits. The choice follows from shapes, so one machine computes the same again. A leading
-dimension, where there is one, counts networks of one shape.
+355 us on one core of an AMD EPYC, 172 with oneDNN (part of torch, for its convolutions) and 92 in bfloat16. The last
+bits differ. Shapes alone decide, so one machine reproduces its results. A leading dimension counts networks.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from torch.autograd.function import once_differentiable
 
 from rlframe.kernels.device import in_bf16
 
-_LEAST = 3 * 2**18  # multiplications: below, oneDNN's preparations take longer than it gains
-_SHORT = 12  # and where a side is shorter
-_LEAST_ON_GPU = 2**27  # below, rounding the factors may take longer than it gains: by data sheets, not measured
-_NARROW = 64  # columns of x: below, [n, o]^T [n, columns] takes half the time the other way round
+_LEAST = 3 * 2**18  # multiplications; below, the overhead of oneDNN exceeds its gain
+_SHORT = 12  # shortest side of a matrix for oneDNN
+_LEAST_ON_GPU = 2**27  # below, rounding the factors may cost more than it gains (from data sheets, not measured)
+_NARROW = 64  # columns of x; below, the transposed product takes half the time
 
 
 def _request_consistent_rows() -> None:
-    """Of MKL: that a row's products have the same bits however many rows there are, on Intel's processors as on others.
+    """Make MKL on Intel give a row the same bits for any number of rows, as it does on other processors.
 
-    Of few rows it takes as long as before, or less, but for 6 outputs of 1,024 rows twice as long. It is asked through
-    the environment, before the first product of the process.
+    Set through the environment, before the first product of the process. A product of few rows takes no longer; 6
+    outputs of 1,024 rows take twice as long.
     """
     instructions = torch.backends.cpu.get_cpu_capability()
     if _is_intel() and instructions in ("AVX2", "AVX512"):
@@ -46,7 +45,7 @@ def _is_intel() -> bool:
 
 
 def _find_onednn_linear() -> Callable[..., Tensor] | None:
-    """x [n, i], weight [o, i], bias [o] or None -> x weight^T + bias; None where torch was built without."""
+    """oneDNN's x [n, i] weight [o, i]^T + bias [o] or None; None where torch was built without it."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
         return None
     try:
@@ -60,7 +59,7 @@ _LINEAR = _find_onednn_linear()
 
 
 def _use_onednn(n: int, i: int, o: int, x: Tensor) -> bool:
-    if torch.compiler.is_compiling():  # a program for any n must not be that of one n, nor ask how many n are
+    if torch.compiler.is_compiling():  # a compiled program must not depend on n
         return False
     if n * i * o < _LEAST or min(n, i, o) < _SHORT:
         return False
@@ -68,50 +67,47 @@ def _use_onednn(n: int, i: int, o: int, x: Tensor) -> bool:
 
 
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    assert _LINEAR is not None  # as _use_onednn says
+    assert _LINEAR is not None  # checked by _use_onednn
     if x.dim() == 2:
-        return _LINEAR(x, weight, bias, "none", [], "")  # its own relu makes 0 of NaN
+        return _LINEAR(x, weight, bias, "none", [], "")  # its fused relu would turn NaN into 0
     biases = [None] * len(x) if bias is None else bias
     return torch.stack([_LINEAR(*each, "none", [], "") for each in zip(x, weight, biases, strict=True)])
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether what a CPU alone gains by is for it: oneDNN, and bfloat16 as integers."""
+    """Whether to use the fast paths of a CPU; the tests of the GPU's paths replace this function."""
     return x.is_cpu
 
 
 def _use_bf16_on_gpu(n: int, i: int, o: int, x: Tensor) -> bool:
-    """By bfloat16, if learning is in that; in float32 a GPU's products are torch's own."""
+    """Whether a GPU multiplies these in bfloat16; its float32 products are torch's own."""
     if on_cpu(x) or torch.compiler.is_compiling():
         return False
     return in_bf16() and n * i * o >= _LEAST_ON_GPU and x.dtype == torch.float32
 
 
 def cast_inputs(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What `affine` is to be given: bfloat16, where learning is in that and the layer is large, else float32."""
-    dtype = torch.bfloat16 if in_bf16() and _use_bf16(x, weight) else weight.dtype
+    """Inputs for `affine`: in bfloat16 if learning uses it and the layer is large, else in the type of the weight."""
+    sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
+    rounded = in_bf16() and (_use_onednn(*sizes, weight) or _use_bf16_on_gpu(*sizes, weight))
+    dtype = torch.bfloat16 if rounded else weight.dtype
     return x.to(dtype), weight.to(dtype)
 
 
-def _use_bf16(x: Tensor, weight: Tensor) -> bool:
-    sizes = x.shape[-2], weight.shape[-1], weight.shape[-2]
-    return _use_onednn(*sizes, weight) or _use_bf16_on_gpu(*sizes, weight)
-
-
 def from_bf16(x: Tensor) -> Tensor:
-    """float32 again, if it is bfloat16."""
+    """bfloat16 to float32; other types unchanged."""
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a [..., n, k] @ b [..., k, m], of one type, without autograd."""
-    if a.shape[-1] == 1:  # from a single output: a quarter of the time
+    """a [..., n, k] @ b [..., k, m] of one type, without autograd."""
+    if a.shape[-1] == 1:  # a single output: a quarter of the time
         return a * b
     return _onednn_linear(a, b.mT) if _use_onednn(a.shape[-2], a.shape[-1], b.shape[-1], a) else a @ b
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [..., n, i] weight^T [..., i, o], of one type, + bias [..., o]; without autograd."""
+    """x [..., n, i] weight^T [..., i, o] + bias [..., o], x and weight of one type, without autograd."""
     rounded = x.dtype == torch.bfloat16
     if on_cpu(x) and x.dim() == 2 if rounded else _use_onednn(x.shape[-2], x.shape[-1], weight.shape[-2], x):
         return _onednn_linear(x, weight, bias)
@@ -127,21 +123,21 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient [..., n, o]^T @ x [..., n, i]: that of a weight [..., o, i], contiguous as it; without autograd."""
+    """dL/d weight [..., o, i] = gradient [..., n, o]^T @ x [..., n, i], contiguous, without autograd."""
     if x.shape[-1] < _NARROW and x.dtype != torch.bfloat16:
         return (x.mT @ gradient).mT.contiguous()
     return product(gradient.mT, x)
 
 
 def bias_gradient(gradient: Tensor) -> Tensor:
-    """Σ gradient [..., n, o]: that of a bias [..., o], in float32 or double."""
+    """dL/d bias [..., o] = Σ_n gradient [..., n, o], in float32 or double."""
     return from_bf16(gradient.sum(-2))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [..., i] weight^T + bias, as F.linear, with autograd; or of several networks, x [k, n, i], weight [k, o, i].
+    """F.linear with autograd; also for k networks at once: x [k, n, i], weight [k, o, i], bias [k, o].
 
-    In inference mode it is F.linear itself: rows that are acted for keep their bits however many there are.
+    In inference mode it is F.linear itself, so that acting gives a row the same bits for any number of rows.
     """
     if weight.dim() == 3:
         return _affine(x, weight, bias)
@@ -149,8 +145,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     sizes = n, x.shape[-1], weight.shape[0]
     if torch.is_inference_mode_enabled() or not (_use_onednn(*sizes, x) or _use_bf16_on_gpu(*sizes, x)):
         return F.linear(x, weight, bias)
-    found: Tensor = _Linear.apply(x.reshape(n, -1), weight, bias)
-    return found.view(*x.shape[:-1], -1)
+    y: Tensor = _Linear.apply(x.reshape(n, -1), weight, bias)
+    return y.view(*x.shape[:-1], -1)
 
 
 class _Linear(torch.autograd.Function):

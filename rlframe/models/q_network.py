@@ -1,4 +1,7 @@
-"""The Q-network: trunk, then a plain, dueling or noisy head; its numbers are means, distributions or quantiles."""
+"""Q-networks of the DQN family, for agents.q: a trunk with a plain, dueling or noisy head, and value kinds.
+
+A value kind says how the head's numbers become a Q-value: expected, categorical or quantile.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from rlframe.ops.q_learning import categorical_loss, expected_loss, quantile_los
 
 
 class QValue(ABC):
-    """How `n_atoms` numbers for each action become its Q-value. Stateless."""
+    """How `n_atoms` numbers for each action become its Q-value; stateless."""
 
     n_atoms: int
 
@@ -51,12 +54,9 @@ class QValue(ABC):
 
 
 def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """The numbers [n, n_atoms] of an action [n] each, of those of all actions [n, A, n_atoms]."""
-    return values.gather(1, _places(values, action)).squeeze(1)
-
-
-def _places(values: Tensor, action: Tensor) -> Tensor:
-    return action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    """Values [n, n_atoms] of one action [n] per row, from the values of all actions [n, A, n_atoms]."""
+    index = action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    return values.gather(1, index).squeeze(1)
 
 
 class Expected(QValue):
@@ -91,7 +91,7 @@ class Categorical(QValue):
     def q(self, values: Tensor) -> Tensor:
         if values.is_cpu:
             return values.softmax(-1) @ self.support
-        # Copied to a GPU, the support would be waited for at each update.
+        # Made on the GPU: a copy would make each update wait.
         return values.softmax(-1) @ torch.linspace(self.v_min, self.v_max, self.n_atoms, device=values.device)
 
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
@@ -128,15 +128,15 @@ _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
 
 
 class QModel(nn.Module, ABC):
-    """Maps agent inputs to `n_atoms` numbers for each action (see q_values)."""
+    """Maps agent inputs to `n_atoms` numbers for each action (see QValue)."""
 
-    uses_previous: bool = False  # whether `inputs` must have the true previous action and reward, and `first`
+    uses_previous: bool = False  # whether it reads the previous action, the reward and `first`
 
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
-        """Values [..., A, n_atoms] and the next state, for leads [B] or [T, B].
+        """Values [..., A, n_atoms] and the next state, for inputs [B, ...] or [T, B, ...].
 
-        `noisy` [..., 1] or a number: how much of the noise of noisy layers is in a row, 0 for none.
+        `noisy` [..., 1] or a number: scale of the noise of noisy layers in each row, 0 for none.
         """
 
     def initial_state(self, n: int) -> Tree:
@@ -147,10 +147,10 @@ class QModel(nn.Module, ABC):
         """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
 
     def resample(self, generator: torch.Generator) -> None:
-        """Draw the noise of noisy layers anew."""
+        """Draw new noise for noisy layers."""
 
     def numpy_forward(self, n: int) -> NumpyQ | None:
-        """`forward` for n rows of NumPy arrays, `noisy` [n]; None if there is none (see PolicyModel)."""
+        """`forward` for n rows of NumPy arrays, `noisy` [n]; None if not implemented (see PolicyModel)."""
         return None
 
 
@@ -171,19 +171,19 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(n_out))
 
     def resample(self, generator: torch.Generator) -> None:
-        """Draw ε anew, on the CPU."""
+        """Draw new ε, on the CPU."""
         for noise in (self.noise_in, self.noise_out):
             drawn = torch.randn(noise.shape, generator=generator)
             noise.copy_(to_device(drawn.sign() * drawn.abs().sqrt(), noise.device))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
-        # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x): no second weight matrix is made
+        # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x), without a second weight matrix
         noise = linear(x * self.noise_in, self.weight_sigma, self.bias_sigma) * self.noise_out
         return linear(x, self.weight, self.bias) + noisy * noise
 
 
 class Stream(nn.Module):
-    """From features, perhaps through a hidden layer, to numbers."""
+    """The layers from features to the values or advantages, with or without hidden layers."""
 
     def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def _noisy_on_numpy(layer: NoisyLinear) -> Callable[[np.ndarray, np.ndarray], np
 
 
 class QNetwork(QModel):
-    """The streams of dueling (Wang et al. 2016) and noisy heads have the last hidden layer, which else comes before."""
+    """Trunk and head; the streams of dueling (Wang et al. 2016) and noisy heads contain the last hidden layer."""
 
     def __init__(
         self,
@@ -257,7 +257,8 @@ class QNetwork(QModel):
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
         trunk, head = self.trunk.layers, self.advantage.linears_only
-        self._linear_network = trunk.then(head) if trunk and head and not dueling else None  # linear layers: one autograd node
+        # A network of linear layers alone is evaluated as one autograd node:
+        self._linear_network = trunk.then(head) if trunk and head and not dueling else None
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:

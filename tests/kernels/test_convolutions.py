@@ -74,8 +74,6 @@ def test_it_is_for_learning_in_bfloat16_alone() -> None:
     assert not convolutions.supports(x)
     with learning_in("bf16"):
         assert convolutions.supports(x)
-        assert not convolutions.supports(torch.rand(1, 4, 84, 84, requires_grad=True)), (
-            "it gives no dL/dx"
-        )
+        assert not convolutions.supports(torch.rand(1, 4, 84, 84, requires_grad=True)), "it gives no dL/dx"
         with torch.inference_mode():
             assert not convolutions.supports(x)

@@ -25,7 +25,7 @@ def test_auto_is_bf16_where_there_are_units_for_it() -> None:
 
 
 def test_bf16_is_refused_where_it_gains_nothing() -> None:
-    with pytest.raises(ConfigError, match="precision=bf16 is not for device=cuda; use precision=auto or fp32"):
+    with pytest.raises(ConfigError, match="precision=bf16 is not supported on device=cuda; use precision=auto or fp32"):
         choose_precision("bf16", torch.device("cuda"))
 
 

@@ -185,7 +185,7 @@ def test_a_small_image_gets_a_network_that_fits() -> None:
     encoder = make_encoder(pixels(10, 12, 3), ModelConfig())
     assert isinstance(encoder, Encoder)
     assert encoder.size == 512
-    with pytest.raises(ConfigError, match=r"nature needs images of 36 pixels a side, got 10x12; use impala"):
+    with pytest.raises(ConfigError, match=r"nature needs images of 36 pixels per side, got 10x12; use impala"):
         make_encoder(pixels(10, 12, 3), ModelConfig(encoder="nature"))
     make_encoder(pixels(36, 36, 1), ModelConfig(encoder="nature"))
 
