@@ -8,11 +8,11 @@ time: PPO on Pong with two threads of an AMD EPYC trains 1.07 times as fast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rlframe.kernels.device import in_bf16
@@ -22,22 +22,14 @@ from rlframe.kernels.mlp import relu_, relu_backward
 _WIDE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of that many bytes
 
 
-class Convolution(NamedTuple):
-    """A convolution without padding."""
-
-    weight: Tensor  # [out, in, kernel, kernel]
-    bias: Tensor  # [out]
-    stride: int
-
-
 def supports(x: Tensor) -> bool:
     """Whether `convolve` can replace torch: on a CPU that learns in bfloat16, for pixels that need no gradient."""
     return in_bf16() and not torch.compiler.is_compiling() and on_cpu(x) and not x.requires_grad
 
 
-def convolve(x: Tensor, scale: float, layers: Sequence[Convolution]) -> Tensor:
+def convolve(x: Tensor, scale: float, layers: Sequence[nn.Conv2d]) -> Tensor:
     """Pixels [n, c, h, w] times `scale` to bfloat16 [n, out, h', w'], channels last, with autograd; NaN stays NaN."""
-    strides = [layer.stride for layer in layers]
+    strides = [layer.stride[0] for layer in layers]
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     features: Tensor = _Convolve.apply(x, scale, strides, *parameters)
     return features

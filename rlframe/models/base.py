@@ -1,4 +1,4 @@
-"""Interface of policy models, for agents.policy, and the config of every network."""
+"""Interface of the models of agents, and the config of every network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ from rlframe.core.types import AgentInputs
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
-class PolicyModel(nn.Module, ABC):
-    """Maps agent inputs to action-distribution parameters and a state value."""
+class Model(nn.Module, ABC):
+    """A network that an agent acts with."""
 
     uses_previous: bool = False  # whether it reads the previous action, the reward and `first`
+
+    def initial_state(self, n: int) -> Tree:
+        """Zero state of n environments, leaves [n, ...]; () without memory."""
+        return ()
+
+    def observe(self, observation: Tree) -> None:
+        """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
+
+
+class PolicyModel(Model):
+    """Maps agent inputs to action-distribution parameters and a state value."""
 
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
@@ -36,13 +47,6 @@ class PolicyModel(nn.Module, ABC):
         Acting on a CPU prefers it, so its results must equal those of `forward` up to rounding.
         """
         return None
-
-    def initial_state(self, n: int) -> Tree:
-        """Zero state of n environments, leaves [n, ...]; () without memory."""
-        return ()
-
-    def observe(self, observation: Tree) -> None:
-        """Update running statistics from a batch of observations [..., *obs]; called once per batch, by the learner."""
 
 
 @chz.chz

@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
-from rlframe.kernels.convolutions import Convolution
 from rlframe.kernels.device import in_bf16
 from rlframe.kernels.mlp import layers_of
 from rlframe.models.base import ModelConfig
@@ -146,8 +144,7 @@ class ConvNet(nn.Sequential):
             return super().forward(x)
         parts = self.convolutions()
         assert isinstance(parts[0], FirstConv2d)
-        layers = [Convolution(part.weight, cast(Tensor, part.bias), part.stride[0]) for part in parts]
-        return convolutions.convolve(x, parts[0].scale, layers)
+        return convolutions.convolve(x, parts[0].scale, parts)
 
 
 def nature(channels: int, scale: float) -> ConvNet:

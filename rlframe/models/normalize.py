@@ -62,10 +62,10 @@ class ObservationNorm(nn.Module):
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        parts = [sub for _, sub in action_parts(space)]
-        self.parts = nn.ModuleList(
-            RunningNorm(tuple(sub.shape or ())) if is_float_vector(sub) else nn.Identity() for sub in parts
-        )
+        self.parts = nn.ModuleList()
+        for _, sub in action_parts(space):
+            is_float_vector = isinstance(sub, spaces.Box) and sub.dtype.kind == "f" and not is_image(sub)
+            self.parts.append(RunningNorm(tuple(sub.shape or ())) if is_float_vector else nn.Identity())
 
     def forward(self, observation: Tree) -> Tree:
         parts = iter(self.parts)
@@ -76,8 +76,3 @@ class ObservationNorm(nn.Module):
         for part, x in zip(self.parts, leaves(observation), strict=True):
             if isinstance(part, RunningNorm):
                 part.update(x)
-
-
-def is_float_vector(space: Space) -> bool:
-    """A Box of floats that is not an image."""
-    return isinstance(space, spaces.Box) and space.dtype.kind == "f" and not is_image(space)

@@ -24,7 +24,7 @@ from rlframe.kernels.matmul import linear
 from rlframe.kernels.mlp import layers_of
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
-from rlframe.models.base import ModelConfig
+from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
 from rlframe.ops.q_learning import categorical_loss, expected_loss, quantile_loss
@@ -75,12 +75,13 @@ class Expected(QValue):
 
 
 class Categorical(QValue):
-    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017)."""
+    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017).
+
+    Raises:
+        ValueError: fewer than two atoms, or an empty range.
+    """
 
     def __init__(self, n_atoms: int, v_min: float, v_max: float) -> None:
-        """Raises:
-        ValueError: fewer than two atoms, or an empty range.
-        """
         if n_atoms < 2 or not v_min < v_max:
             raise ValueError(
                 f"algo.n_atoms={n_atoms} must be at least 2 and algo.v_min={v_min} below algo.v_max={v_max}"
@@ -103,12 +104,9 @@ class Categorical(QValue):
 
 
 class Quantile(QValue):
-    """Returns at the quantile midpoints (2i + 1) / 2N (Dabney et al. 2018)."""
+    """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
 
     def __init__(self, n_atoms: int) -> None:
-        """Raises:
-        ValueError: no quantile.
-        """
         if n_atoms < 1:
             raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
         self.n_atoms = n_atoms
@@ -127,10 +125,8 @@ NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
 
 
-class QModel(nn.Module, ABC):
+class QModel(Model):
     """Maps agent inputs to `n_atoms` numbers for each action (see QValue)."""
-
-    uses_previous: bool = False  # whether it reads the previous action, the reward and `first`
 
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
@@ -138,13 +134,6 @@ class QModel(nn.Module, ABC):
 
         `noisy` [..., 1] or a number: scale of the noise of noisy layers in each row, 0 for none.
         """
-
-    def initial_state(self, n: int) -> Tree:
-        """Zero state of n environments; () without memory."""
-        return ()
-
-    def observe(self, observation: Tree) -> None:
-        """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
 
     def resample(self, generator: torch.Generator) -> None:
         """Draw new noise for noisy layers."""
@@ -187,9 +176,10 @@ class Stream(nn.Module):
 
     def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool) -> None:
         super().__init__()
-        sizes = [n_in, *hidden, n_out]
-        pairs = list(itertools.pairwise(sizes))
-        self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
+        pairs = itertools.pairwise([n_in, *hidden, n_out])
+        self.layers = nn.ModuleList(
+            NoisyLinear(*pair) if noisy else orthogonal(nn.Linear(*pair), 1.0) for pair in pairs
+        )
         self.linears_only = None if noisy else layers_of(self.layers, (*["relu"] * len(hidden), "none"))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
@@ -201,7 +191,7 @@ class Stream(nn.Module):
 
     def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for blocks of rows."""
-        layers = [_noisy_on_numpy(x) if isinstance(x, NoisyLinear) else _plain_on_numpy(x) for x in self.layers]
+        layers = [_layer_on_numpy(layer) for layer in self.layers]
 
         def forward(x: np.ndarray, noisy: np.ndarray) -> np.ndarray:
             for index, layer in enumerate(layers):
@@ -211,21 +201,10 @@ class Stream(nn.Module):
         return forward
 
 
-def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
-    """V(s) + A(s, a) - mean A(s, ·), of values [..., n_atoms] and advantages [..., A, n_atoms] (eq. 9)."""
-    return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
-
-
-def _linear(n_in: int, n_out: int) -> nn.Module:
-    return orthogonal(nn.Linear(n_in, n_out), 1.0)
-
-
-def _plain_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    affine = numpy_inference.head(layer)
-    return lambda x, noisy: affine(x)
-
-
-def _noisy_on_numpy(layer: NoisyLinear) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _layer_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    if not isinstance(layer, NoisyLinear):
+        affine = numpy_inference.head(layer)
+        return lambda x, noisy: affine(x)
     mean = numpy_inference.affine(layer.weight, layer.bias)
     sigma = numpy_inference.affine(layer.weight_sigma, layer.bias_sigma)
     noise_in, noise_out = as_numpy(layer.noise_in), as_numpy(layer.noise_out)
@@ -270,7 +249,9 @@ class QNetwork(QModel):
             return self._by_action(self._linear_network(self.trunk.vectors(observation))), state
         features, state = self.trunk(observation, inputs, state)
         values = self._by_action(self.advantage(features, noisy))
-        return (_dueling(self.value(features, noisy), values) if self.value else values), state
+        if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
+            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+        return values, state
 
     def _by_action(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.n_actions, self.n_atoms)
