@@ -14,7 +14,7 @@ from rlframe.envs import EnvConfig
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build
 from rlframe.experiment.config import from_flat, part_name
-from rlframe.kernels.precision import learning_in
+from rlframe.kernels.device import learning_in
 from rlframe.record import logger_context
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import serial

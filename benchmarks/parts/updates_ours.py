@@ -14,7 +14,7 @@ from benchmarks.parts.turns import Unit
 from rlframe.algos import dqn, sac, td3
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
-from rlframe.kernels.precision import choose_precision, learning_in
+from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 

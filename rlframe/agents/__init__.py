@@ -1,4 +1,4 @@
-"""Agents: what maps inputs and noise to actions, and rows of training data to what the loss needs."""
+"""Agents: act for the samplers on inputs and noise, and evaluate training rows for the algorithms."""
 
 from rlframe.agents.actor import ActorAgent, Choice, Deterministic, SquashedGaussian, make_actor_agent
 from rlframe.agents.base import Agent

@@ -1,4 +1,4 @@
-"""ActorAgent: a policy that improves on action values, for DDPG, TD3 and SAC; first random, then with noise."""
+"""ActorAgent for DDPG, TD3 and SAC: a policy trained through critics, with random actions or noise to explore."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.ops.fused import squashed_sample
 
-LOG_STD = (-20.0, 2.0)  # its range (Haarnoja et al. 2018, in their code)
+LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
 
 
 @dataclass(frozen=True, eq=False)
 class ActorInfo(Struct):
-    """Nothing: what is learned from replay is computed again."""
+    """Empty: training from replay evaluates actions again."""
 
 
 @dataclass(frozen=True, eq=False)
 class ActorNoise(Struct):
-    """What one row draws, float32; all zero: greedy."""
+    """Noise of one row, float32; zeros act greedily."""
 
     policy: Array  # [..., d] standard normal, or Gumbel for discrete actions
-    uniform: Array  # [..., d] in [-1, 1]; [..., 0] for discrete actions, whose Gumbel noise alone is uniform
-    active: Array  # [..., 1] one; zero keeps a row greedy whatever the levels
+    uniform: Array  # [..., d] in [-1, 1]; [..., 0] for discrete actions, where Gumbel noise alone is uniform
+    active: Array  # [..., 1] ones; zero makes a row greedy at any level
 
 
 @dataclass(frozen=True, eq=False)
 class Levels(Struct):
-    """How much an agent explores; numbers, or arrays without dimensions."""
+    """How much an agent explores; numbers or scalar arrays."""
 
-    random: Any  # 1: random actions, 0: the policy's
-    exploration: Any  # standard deviation of the noise that is added to a deterministic policy's actions
+    random: Any  # 1: random actions, 0: actions of the policy
+    exploration: Any  # standard deviation of the noise added to the actions of a deterministic policy
 
 
 class ActorPolicy(ABC):
-    """How the network's parameters and a row's noise become a canonical action."""
+    """Maps the network's parameters and a row's noise to a canonical action."""
 
     param_size: int
 
@@ -59,15 +59,15 @@ class ActorPolicy(ABC):
 
     @abstractmethod
     def act(self, params: Any, noise: ActorNoise, levels: Levels, xp: Any) -> Any:
-        """Actions [n, *act] of params [n, param_size], all of `xp`: torch or numpy, which name all it needs alike."""
+        """Actions [n, *act] of params [n, param_size], as arrays of `xp`, the module torch or numpy."""
 
     @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
-        """The greedy actions [n, *act]: those of `act` without noise and levels, in fewer steps."""
+        """Greedy actions [n, *act]: those of `act` with zero noise."""
 
 
 class Deterministic(ActorPolicy):
-    """tanh, and normal noise when acting (Lillicrap et al. 2016 with Fujimoto et al. 2018's uncorrelated noise)."""
+    """a = tanh x, plus normal noise when acting (Lillicrap et al. 2016; uncorrelated as in Fujimoto et al. 2018)."""
 
     def __init__(self, action_space: Space) -> None:
         self.shape = bounded_box(action_space).shape
@@ -84,12 +84,12 @@ class Deterministic(ActorPolicy):
         return self.action(params)
 
     def action(self, params: Tensor) -> Tensor:
-        """The actions [n, *act] themselves: a = tanh x."""
+        """Actions a = tanh x [n, *act]."""
         return params.tanh().reshape(-1, *self.shape)
 
 
 class SquashedGaussian(ActorPolicy):
-    """tanh of a normal whose standard deviation depends on the observation (Haarnoja et al. 2018)."""
+    """tanh of a normal with a state-dependent standard deviation (Haarnoja et al. 2018)."""
 
     def __init__(self, action_space: Space) -> None:
         self.shape = bounded_box(action_space).shape
@@ -114,11 +114,11 @@ class SquashedGaussian(ActorPolicy):
 
 
 class Choice(ActorPolicy):
-    """One of n actions, the parameters being their logits (Christodoulou 2019)."""
+    """One of n discrete actions; the parameters are logits (Christodoulou 2019)."""
 
     def __init__(self, action_space: Space) -> None:
         if not isinstance(action_space, spaces.Discrete):
-            raise ConfigError(f"action space {action_space}: a choice is made in a Discrete space")
+            raise ConfigError(f"action space {action_space} must be Discrete for a choice")
         self.param_size = int(action_space.n)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> ActorNoise:
@@ -146,11 +146,11 @@ def bounded_box(action_space: Space) -> spaces.Box:
     """The action space of a policy that ends in tanh.
 
     Raises:
-        ConfigError: it is another, or one without finite bounds.
+        ConfigError: it is not a Box, or has no finite bounds.
     """
     if not isinstance(action_space, spaces.Box):
         raise ConfigError(
-            f"action space {action_space}: DDPG, TD3 and SAC act in one Box (SAC also in one Discrete); for others use "
+            f"action space {action_space}: DDPG, TD3 and SAC need one Box (or for SAC one Discrete); for others use "
             f"algo=ppo or a2c, or flatten the actions in a wrapper"
         )
     if not action_space.is_bounded():
@@ -162,7 +162,7 @@ def bounded_box(action_space: Space) -> spaces.Box:
 
 
 class ActorAgent(Agent):
-    """Acts by `policy` with the parameters that `model` gives. The algorithm sets the levels of exploration."""
+    """Acts by `policy` with parameters from `model`. The algorithm sets the levels of exploration."""
 
     random: Tensor
     exploration: Tensor
@@ -175,7 +175,7 @@ class ActorAgent(Agent):
         action_space: Space,
         network: ModelConfig,
     ) -> None:
-        """`network` is what `model` was made by, for critics to be made alike."""
+        """`network`: the config of `model`, also used for the critics."""
         super().__init__()
         self.model, self.policy, self.network = model, policy, network
         self.observation_space, self.action_space = observation_space, action_space
@@ -183,7 +183,7 @@ class ActorAgent(Agent):
         self.register_buffer("exploration", torch.zeros(()))
 
     def set_levels(self, random: float, exploration: float) -> None:
-        """From the next refresh on, act at random (1.0) or not (0.0), and with such noise."""
+        """Set the share of random actions (0 or 1) and the standard deviation of the noise."""
         fill(self.random, random)
         fill(self.exploration, exploration)
 
@@ -219,7 +219,7 @@ class ActorAgent(Agent):
 def make_actor_agent(
     observation_space: Space, action_space: Space, policy: ActorPolicy, config: ModelConfig, seed: int = 0
 ) -> ActorAgent:
-    """The agent and network that spaces and policy call for; the run's root seed decides the first weights.
+    """Agent and network for these spaces and policy; `seed`, the run's root seed, decides the initial weights.
 
     Raises:
         ValueError, ConfigError: an unsupported space, or a model that does not fit it.

@@ -1,4 +1,4 @@
-"""What an agent is: acting on rows, evaluating rows for training, and the noise that makes it explore."""
+"""Interface of agents: samplers call `step` and fill a NoiseBuffer, algorithms call what their agent adds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
 
 
 class Agent(nn.Module, ABC):
-    """Maps inputs to actions. Holds parameters, and in buffers the level of exploration; state and noise are values.
+    """Maps inputs, state and noise to actions. Parameters and the level of exploration are those of the module.
 
-    What acts in another process has them all as of the last `refresh`.
+    A copy in another process has them as of its last `refresh`.
     """
 
     @abstractmethod
@@ -25,7 +25,7 @@ class Agent(nn.Module, ABC):
         """Act for [B] rows, without gradient. Zero noise acts greedily."""
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        """`step` for n NumPy rows on the CPU, with the parameters of the moment: where that is faster, else None."""
+        """`step` for n NumPy rows on the CPU, with the current parameters; None if torch is faster."""
         return None
 
     @abstractmethod
@@ -34,22 +34,22 @@ class Agent(nn.Module, ABC):
 
     @abstractmethod
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
-        """State [B] at the start of the environments with these global indices; () when there is no memory."""
+        """State [B] of the environments with these global indices at their start; () without memory."""
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]; called by the learner once per batch."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is state to carry from row to row."""
+        """Whether the agent has state to carry from row to row."""
         return bool(leaves(self.initial_state([0])))
 
 
 class NoiseBuffer:
-    """A batch of noise [T, B, ...] in one place, redrawn column by column from each environment's own generator."""
+    """A batch of noise [T, B, ...] in fixed memory; each column is drawn from its environment's generator."""
 
     def __init__(self, agent: Agent, T: int, B: int, rngs: Sequence[np.random.Generator]) -> None:
-        """`rngs`: one generator per environment.    B: columns, at least as many; those beyond stay zero."""
+        """`rngs`: one generator per environment.    B: columns, at least len(rngs); the rest stay zero."""
         self.agent, self.T, self.rngs = agent, T, rngs
         example = agent.noise(np.random.default_rng(0), ())
         self.arrays = zeros_like(example, (T, B))

@@ -1,4 +1,4 @@
-"""PolicyAgent: a stochastic policy with a state value, for policy-gradient algorithms."""
+"""PolicyAgent: a stochastic policy with a state value, for PPO, A2C and the other policy-gradient algorithms."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 
 @dataclass(frozen=True, eq=False)
 class PolicyInfo(Struct):
-    """What acting has computed already, so that training evaluates only the last row again."""
+    """Results of acting that training reuses."""
 
     log_prob: Array  # [B] of the sampled, unclipped action
     value: Array  # [B]
 
 
 class PolicyAgent(Agent):
-    """Samples from `distribution` with the parameters that `model` gives."""
+    """Samples from `distribution` with parameters from `model`."""
 
     def __init__(self, model: PolicyModel, distribution: Distribution) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class PolicyAgent(Agent):
         return self.model(inputs, state)
 
     def evaluate(self, inputs: AgentInputs, state: Tree, action: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability of the actions taken, entropy and value [...], with gradient: what a loss is made of."""
+        """Log-probability of the actions taken, entropy and value [...], with gradient."""
         params, value, _ = self(inputs, state)
         log_prob, entropy = self.distribution.log_prob_entropy(params, action)
         return log_prob, entropy, value
@@ -73,7 +73,7 @@ class PolicyAgent(Agent):
 
 
 def make_policy_agent(observation_space: Space, action_space: Space, config: ModelConfig, seed: int = 0) -> PolicyAgent:
-    """The agent and network that the spaces call for; `seed` is the run's root seed and decides the first weights.
+    """Agent and network for these spaces; `seed`, the run's root seed, decides the initial weights.
 
     Raises:
         ValueError, ConfigError: an unsupported space, or a model that does not fit it.

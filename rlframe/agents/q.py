@@ -1,4 +1,4 @@
-"""QAgent: acts by the highest Q-value, and at random with probability epsilon; for the DQN family."""
+"""QAgent for the DQN family: acts by the highest Q-value, and at random with probability epsilon."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import QModel, QNetwork, QValue
 
-_NEVER = 1e-12  # an epsilon that float32 cannot tell from 0
+_NEVER = 1e-12  # smallest epsilon; rounds to 0 in float32
 
 
 @dataclass(frozen=True, eq=False)
 class QInfo(Struct):
-    """What acting has computed already."""
+    """Results of acting."""
 
     q: Array  # [B, A]
 
 
 @dataclass(frozen=True, eq=False)
 class QNoise(Struct):
-    """Exploration of one row; all zero: none."""
+    """Exploration noise of one row; zeros act greedily."""
 
     uniform: Array  # [B] float32 in [0, 1)
-    action: Array  # [B] int64, taken if `uniform` falls into the last epsilon of [0, 1)
-    noisy: Array  # [B] float32, 1: with the noise of noisy layers
+    action: Array  # [B] int64, taken if uniform > 1 - epsilon
+    noisy: Array  # [B] float32, scale of the noise of noisy layers
 
 
 @dataclass(frozen=True, eq=False)
 class QState(Struct):
-    """What an environment's rows carry along."""
+    """State of an environment between its rows."""
 
     env: Array  # [B] float32, global index of the environment
-    memory: Tree  # of the model; () without
+    memory: Tree  # the model's state; () without memory
 
 
 class QAgent(Agent):
-    """Epsilon is that of `set_epsilon`: one for all environments, or a ladder over them."""
+    """Epsilon-greedy in the Q-values of `model`; epsilon is the same for all environments or graded over them."""
 
     epsilon: Tensor
     last_env: Tensor
@@ -63,9 +63,9 @@ class QAgent(Agent):
         self.register_buffer("last_env", torch.ones(()))  # index of the last environment of all ranks
 
     def set_epsilon(self, first: float, last: float, n_envs: int) -> None:
-        """Explore at rates spaced logarithmically from `first`, of environment 0, to `last` (Horgan et al. 2018).
+        """Set epsilons spaced logarithmically from `first`, for environment 0, to `last` (Horgan et al. 2018).
 
-        ε_i = first^(1 - i/(N-1)) last^(i/(N-1)); n_envs: N, over all ranks.
+        ε_i = first^(1 - i/(N-1)) last^(i/(N-1)), where N = n_envs counts the environments of all ranks.
         """
         fill(self.epsilon, (first, last))
         fill(self.last_env, max(n_envs - 1, 1))
@@ -103,7 +103,7 @@ class QAgent(Agent):
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         uniform = rng.random(lead, dtype=np.float32)
-        action = (rng.random(lead) * int(self.action_space.n)).astype(np.int64)  # half of the time of rng.integers
+        action = (rng.random(lead) * int(self.action_space.n)).astype(np.int64)  # half the time of rng.integers
         return QNoise(uniform, action, np.ones(lead, np.float32))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
@@ -111,7 +111,7 @@ class QAgent(Agent):
         return QState(torch.tensor(list(env_ids), dtype=torch.float32, device=device), self.memory(len(env_ids)))
 
     def memory(self, n: int) -> Tree:
-        """The model's state at the beginning of n episodes; () without."""
+        """The model's state at the start of n episodes; () without memory."""
         return self.model.initial_state(n)
 
     @property
@@ -123,19 +123,19 @@ class QAgent(Agent):
 
 
 class EpsilonSchedule:
-    """Sets an agent's epsilon by env_steps: from `initial` linearly over `n_steps` to a ladder over the environments.
+    """Sets an agent's epsilon, which goes linearly over `n_steps` env_steps from `initial` to its final value.
 
-    The ladder goes from `final`, of the first environment, to `last`, of the last one (0: `final` as well).
+    That is `final` for the first environment and `last` for the last one (0: `final` as well).
     """
 
     def __init__(self, initial: float, final: float, last: float, n_steps: float, n_envs: int) -> None:
-        """`n_envs`: of this rank; the ladder is over those of all ranks."""
+        """`n_envs`: environments of this rank; epsilons are graded over those of all ranks."""
         self.first = Linear(initial, final, max(n_steps, 1))
         self.last = Linear(initial, last or final, max(n_steps, 1))
         self.n_envs = n_envs * current_ranks().world_size
 
     def apply(self, agent: QAgent, env_steps: int) -> None:
-        """Explore as after `env_steps`."""
+        """Set the epsilon for `env_steps`."""
         agent.set_epsilon(self.first(env_steps), self.last(env_steps), self.n_envs)
 
 
@@ -148,7 +148,7 @@ def make_q_agent(
     dueling: bool = False,
     noisy: bool = False,
 ) -> QAgent:
-    """The agent and network that the spaces call for; `seed` is the run's root seed and decides the first weights.
+    """Agent and network for these spaces; `seed`, the run's root seed, decides the initial weights.
 
     Raises:
         ConfigError: the actions are not Discrete.    ValueError: an unsupported observation space.

@@ -1,4 +1,4 @@
-"""The interface of an algorithm: three verbs - receive, updates_due, update - by which every runner drives it."""
+"""Interface of algorithms: every runner calls `receive`, `updates_due` and `update`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo
 
 @dataclass(frozen=True)
 class SkippedUpdate:
-    """A gradient step that was skipped since its loss or gradient was NaN or Inf; parameters are as before it."""
+    """A gradient step that was skipped because its loss or gradient was NaN or Inf; parameters are unchanged."""
 
-    updates: int  # made or skipped before it
-    batch: Tree  # the training batch; () where the algorithm did not pass it on
+    updates: int  # updates before it, skipped ones included
+    batch: Tree  # the training batch; () if the algorithm did not pass it on
     facts: Mapping[str, float]  # loss and gradient norm
-    parameters: list[Tensor]  # those whose gradient was not finite, as far as that was looked at
+    parameters: list[Tensor]  # those found to have a non-finite gradient
 
 
 @dataclass
@@ -35,21 +35,21 @@ class Progress:
 
     env_steps: int = 0  # valid rows received, over all ranks
     updates: int = 0  # gradient steps
-    scheduled: int = 0  # env_steps before the newest batch: where schedules stand, so that the last batch still learns
+    scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
     learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # all optimized parameters
     skipped: int = 0  # gradient steps that were not finite
-    skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # the runner takes it
+    skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # for the runner
     checks: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # see OptimizerStep
 
     def skip(self, update: SkippedUpdate) -> None:
-        """Count a step that was skipped; the first is kept until the runner takes it."""
+        """Count a skipped step; the first is kept until the runner takes it."""
         self.skipped += 1
         if not self.skipped_updates:
             self.skipped_updates.append(update)
 
     def count(self, samples: Samples) -> None:
-        """Count the valid rows of a batch, and of the other ranks' batches."""
+        """Count the valid rows of a batch on all ranks."""
         self.scheduled = self.env_steps
         self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
 
@@ -58,7 +58,7 @@ class Progress:
         for check in self.checks:
             check()
         counts = {"env_steps": self.env_steps, "updates": self.updates, "skipped": self.skipped}
-        return {**counts, "scheduled": self.scheduled}  # of a batch that a stop has left half learned
+        return {**counts, "scheduled": self.scheduled}  # for a run stopped between the updates of a batch
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue from saved counts."""
@@ -67,24 +67,24 @@ class Progress:
 
 
 class Algorithm(ABC):
-    """Learns from batches. Updates the agent's parameters in place; owns whatever never acts (targets, critics)."""
+    """Learns from batches. Updates the agent's parameters in place; owns target networks and critics."""
 
     progress: Progress
-    saved: Sequence[str]  # attributes that decide the future, but for the agent: optimizer, counts, generators, replay
+    saved: Sequence[str]  # names of the attributes with state, besides the agent: optimizer, counts, generators, replay
 
     def prefetch(self) -> None:  # noqa: B027
         """Optional hook before sampling: start work on the next update. Not every runner calls it."""
 
     @abstractmethod
     def receive(self, samples: Samples) -> None:
-        """Take in a batch; it is the sampler's memory, valid until its next `collect`."""
+        """Receive a batch; it is the sampler's memory, valid until its next `collect`."""
 
     @abstractmethod
     def updates_due(self) -> int:
-        """How many calls of `update` the data received so far call for.
+        """How many calls of `update` are due.
 
-        Other batches may be received while several are due; an algorithm that learns from the batch itself, not from
-        replay, does all of its gradient steps in one call.
+        Batches may be received while several are due, so an algorithm that learns from the batch itself, not from
+        replay, makes all its gradient steps in one call.
         """
 
     @abstractmethod
@@ -92,14 +92,14 @@ class Algorithm(ABC):
         """Learn once; returns statistics by name."""
 
     def drop_updates(self) -> None:  # noqa: B027
-        """Drop the updates that are due, where they are counted by a replay ratio."""
+        """Drop the due updates of a replay ratio."""
 
     def facts(self) -> dict[str, str]:
-        """What a run's log says of the algorithm at its start, by name."""
+        """Facts by name, for the log at the start of a run."""
         return {}
 
     def counters(self) -> dict[str, float]:
-        """Metrics of the algorithm's own state, with their groups, for each row of the log."""
+        """Metrics of the algorithm's state, named with their groups, for each row of the log."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An update on a GPU as one CUDA graph: its kernels are launched at once, instead of one by one from Python."""
+"""Updates as CUDA graphs: PPO, SAC and the others launch all kernels of an update on a GPU at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels.precision import in_bf16
+from rlframe.kernels.device import in_bf16
 
-Learn = Callable[[Tree], Any]  # from what an update learns from to a tree of tensors; see `graphed`
+Learn = Callable[[Tree], Any]  # from the data of an update to a tree of tensors; see `graphed`
 
-_WARM_UPS = 3  # calls before capture, in which libraries choose their kernels and gradients get their memory
+_WARM_UPS = 3  # calls before capture: libraries choose kernels, gradients get memory
 
 _log = logging.getLogger("rlframe")
 
@@ -28,16 +28,14 @@ def graphed(
     generators: Sequence[torch.Generator] = (),
     looks: bool = False,
 ) -> Learn:
-    """`learn` as a CUDA graph where it can be one, else itself: so a CPU calls it as if this were not here.
-
-    Ranks that train together run it as it is, since they exchange gradients.
+    """`learn` as a CUDA graph; on a CPU, with several ranks (which exchange gradients) or `looks`, `learn` itself.
 
     Args:
-        learn: makes one step of each of `steps` by what is in its argument, all on `device`. Nothing that it does on
-            the host may matter to the next call, for it does that only a few times: it counts nothing and looks at no
-            value, and a number that changes is a float of its argument. What it reads beside that is changed in place.
-        generators: of the device, that it draws from.
-        looks: at values, to decide what to do, and so can be no graph.
+        learn: makes one step of each of `steps` from its argument, on `device`. Its Python code runs only a few times,
+            so it must not count or read values; pass changing numbers as floats of the argument, and change other
+            tensors that it reads in place.
+        generators: generators of the device that it draws from.
+        looks: it decides by values, which a graph cannot.
     """
     if device.type != "cuda" or looks or any(step.progress.ranks.world_size > 1 for step in steps):
         return learn
@@ -45,43 +43,43 @@ def graphed(
 
 
 class Graph(ABC):
-    """What runs a function, and records it once to be run again."""
+    """Runs a function, and records it once to replay it."""
 
     @abstractmethod
     def warm_up(self, run: Callable[[], Tree]) -> Tree:
-        """Run it, as it may be captured later."""
+        """Run the function before capture."""
 
     @abstractmethod
     def capture(self, run: Callable[[], Tree]) -> Tree:
-        """Record it, without any effect; the result is where `replay` will leave its own. Forgets what was recorded.
+        """Record the function without running it, in place of an earlier record; `replay` overwrites the result.
 
         Raises:
-            RuntimeError: it cannot be; nothing has changed.
+            RuntimeError: the function cannot be captured; nothing has changed.
         """
 
     @abstractmethod
     def replay(self) -> None:
-        """Run what was recorded."""
+        """Run the recorded function."""
 
 
 class Graphed:
-    """A function of a tree of tensors, run many times: first as it is, then captured, then replayed.
+    """A function of a tree of tensors that is run directly a few times, then captured, then replayed.
 
-    Every call is one run of it: what warms up are updates too. It runs as it is while shapes change, and for good if it
-    cannot be captured. It is captured anew in another precision.
+    Each call is one update, also during warm-up. New shapes or another precision start over with the warm-up. A
+    function that cannot be captured keeps running directly.
     """
 
     def __init__(self, learn: Learn, steps: Sequence[OptimizerStep], graph: Graph) -> None:
-        self.captured = False  # and so replayed
+        self.captured = False  # calls are replayed
         self._learn, self._steps, self._graph = learn, list(steps), graph
         self._failed = False
         self._n_warm_ups = 0
         self._made_for: list[Any] = []  # precision and shapes
-        self._inputs: Tree = ()  # in fixed places, as the result is
+        self._inputs: Tree = ()  # in fixed memory, as the results
         self._results: Tree = ()
 
     def __call__(self, inputs: Tree) -> Any:
-        """What `learn` returns, in memory of its own."""
+        """The result of `learn`, in new memory."""
         made_for = [in_bf16(), *(_form(leaf) for leaf in leaves(inputs))]
         if made_for != self._made_for:
             self._made_for, self._n_warm_ups, self.captured = made_for, 0, False
@@ -104,8 +102,8 @@ class Graphed:
             self.captured = True
         except RuntimeError as error:
             self._failed, self._inputs = True, ()
-            reason = str(error.__context__ or error).partition("\n")[0]  # of several, the first: that of the function
-            _log.warning(f"updates run without a CUDA graph, for they cannot be captured: {reason}")
+            reason = str(error.__context__ or error).partition("\n")[0]  # the first of several, from the function
+            _log.warning(f"updates run without a CUDA graph, since they cannot be captured: {reason}")
         finally:
             for step in self._steps:
                 step.is_captured = False
@@ -131,20 +129,20 @@ def _form(leaf: Any) -> Any:
 
 
 def _place(leaf: Any, device: torch.device) -> Any:
-    """A fixed place for a leaf; anything but tensors and floats is not learned from, such as numbers of rows."""
+    """Fixed memory for a tensor or float; other leaves, such as numbers of rows, do not affect learning."""
     if isinstance(leaf, float):
         return torch.full((), leaf, device=device)
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 class CudaGraph(Graph):
-    """The real one. Warming up and capture happen beside the stream that is current; replays are part of it."""
+    """torch's CUDA graph. Warm-up and capture use a stream of their own; replays use the current one."""
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
-        """`generators`: of the device, that what is recorded draws from; each replay draws what comes next."""
+        """`generators`: generators of the device that the function draws from; each replay continues their sequence."""
         self._device, self._generators = device, list(generators)
         self._stream = torch.cuda.Stream(device)
-        self._graphs: list[torch.cuda.CUDAGraph] = []  # the newest, also if it failed: the allocator may ask it still
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # the newest, kept if it failed: the allocator may still use it
 
     def warm_up(self, run: Callable[[], Tree]) -> Tree:
         current = torch.cuda.current_stream(self._device)
@@ -160,17 +158,17 @@ class CudaGraph(Graph):
         for generator in self._generators:
             graph.register_generator_state(generator)
         with torch.cuda.device(self._device):
-            drawn_from = [*self._generators, torch.cuda.default_generators[torch.cuda.current_device()]]
-        states = [generator.get_state() for generator in drawn_from]
+            generators = [*self._generators, torch.cuda.default_generators[torch.cuda.current_device()]]
+        states = [generator.get_state() for generator in generators]
         try:
-            # The stream twice: where a capture fails, graph() leaves its own the current one.
+            # Also set the stream here: after a failed capture, graph() does not restore the current stream.
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 recording = torch.cuda.graph(graph, stream=self._stream)
                 with recording:
                     return run()
         except RuntimeError:
             torch.cuda.synchronize(self._device)
-            for generator, state in zip(drawn_from, states, strict=True):
+            for generator, state in zip(generators, states, strict=True):
                 _renew(generator, state)
             raise
 
@@ -179,7 +177,7 @@ class CudaGraph(Graph):
 
 
 def _renew(generator: torch.Generator, state: Tensor) -> None:
-    """Give it memory of its own again: what a failed capture has left says that it is still captured."""
+    """Give the generator new state memory, since a failed capture leaves it marked as captured."""
     fresh = torch.Generator(generator.device)
     fresh.set_state(state)
     generator.graphsafe_set_state(fresh)

@@ -1,4 +1,4 @@
-"""What off-policy algorithms share: replay and its ratio of updates, priorities, target networks."""
+"""Shared by the algorithms that learn from replay: the replay ratio, priorities and target networks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from rlframe.models import ModelConfig
 from rlframe.replay import NStep, ReplayBuffer, make_replay
 from rlframe.replay.base import Replay
 
-_MOST_BATCHES = 8  # whose updates are carried over
+_MOST_BATCHES = 8  # batches whose updates may be pending
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
 
 
 class ReplayRatio:
-    """Counts the updates that are due: each env_step calls for `replay_ratio / batch_size` of one, exactly.
+    """Counts due updates exactly: each env_step after `learn_from` adds `replay_ratio / batch_size` updates.
 
-    Counting starts at `learn_from` env_steps: earlier rows are learned from, but call for no update. An update takes
-    batch_size rows on every rank, each from its own replay, and env_steps count over all ranks, so each env_step calls
-    for 1 / world_size of that, and the same number is due on all ranks.
-    If batches keep coming faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and
-    counted: they would only be made later, all at once, on data that has hardly changed.
+    Each rank draws batch_size rows for an update from its own replay, and env_steps count over all ranks, so an
+    env_step adds 1 / world_size of that, and all ranks have the same updates due.
+    If batches arrive faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and counted:
+    made later all at once, they would learn from data that has hardly changed.
     """
 
     def __init__(self, replay_ratio: float, batch_size: int, learn_from: int) -> None:
         """Args:
-            replay_ratio: rows learned from for each row received.    batch_size: rows of an update, of each rank.
+            replay_ratio: rows learned from per row received.    batch_size: rows of an update on each rank.
             learn_from: env_steps, over all ranks, before the first update.
         Raises:
             ValueError: a number out of range.
@@ -48,20 +47,20 @@ class ReplayRatio:
         self.ranks, self.ready = current_ranks(), False  # ready: every rank has rows to sample
         self.batch_size, self.learn_from = batch_size * self.ranks.world_size, learn_from
         rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
-        self._share, self._whole = rate.as_integer_ratio()  # counts are integers: parts of which _whole are an update
+        self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
         self._pending = self._dropped = 0
 
     def receive(self, before: int, after: int) -> None:
-        """Count the env_steps of a batch: so many had come before it, so many after it."""
+        """Count a batch, given the env_steps before and after it."""
         more = self._share * max(after - max(before, self.learn_from), 0)
-        if self.ready:  # else updates were impossible, not too slow
+        if self.ready:  # before, updates were impossible, not too slow
             dropped = max(self._pending - _MOST_BATCHES * max(more, self._whole), 0)
             self._pending -= dropped
             self._dropped += dropped
         self._pending += more
 
     def due(self, n_rows: int = 1) -> int:
-        """Whole updates that are due; 0 before every rank has rows to sample (`n_rows` in this one's replay)."""
+        """Whole updates due; 0 until every rank has rows to sample (`n_rows`: rows in this rank's replay)."""
         due = self._pending // self._whole
         if due and not self.ready:
             self.ready = self.ranks.all(n_rows > 0)
@@ -77,7 +76,7 @@ class ReplayRatio:
 
     @property
     def pending(self) -> Fraction:
-        """Updates called for and not made yet."""
+        """Updates due and not made yet, with fraction."""
         return Fraction(self._pending, self._whole)
 
     @property
@@ -85,18 +84,14 @@ class ReplayRatio:
         """Updates dropped."""
         return Fraction(self._dropped, self._whole)
 
-    def reached(self, progress: Progress) -> float:
-        """Rows learned from so far for each env_step since learning began; 0 before."""
-        counted = progress.env_steps - self.learn_from
-        return progress.updates * self.batch_size / counted if counted > 0 else 0.0
-
     def counters(self, progress: Progress) -> dict[str, float]:
-        """The ratio reached and the updates dropped, for the log."""
+        """For the log: rows learned from per env_step since `learn_from`, and the updates dropped."""
         dropped = {"replay/forgone": float(self.dropped)} if self._dropped else {}
-        return {"replay/ratio": self.reached(progress), **dropped}
+        env_steps = progress.env_steps - self.learn_from
+        return {"replay/ratio": progress.updates * self.batch_size / env_steps if env_steps > 0 else 0.0, **dropped}
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Both counts, exactly."""
+        """Both counts as exact fractions."""
         return {"pending": list(self.pending.as_integer_ratio()), "dropped": list(self.dropped.as_integer_ratio())}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
@@ -105,7 +100,7 @@ class ReplayRatio:
 
 
 class OffPolicy(Algorithm):
-    """What every algorithm that learns from replay does alike; `update` and exploration are its own."""
+    """Base class of algorithms that learn from replay; subclasses add `update` and `explore`."""
 
     agent: Agent
     replay: Replay
@@ -114,7 +109,7 @@ class OffPolicy(Algorithm):
 
     @abstractmethod
     def explore(self) -> None:
-        """Set the agent's exploration to what it is after `progress.env_steps`."""
+        """Set the agent's exploration for `progress.env_steps`."""
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
@@ -137,7 +132,7 @@ class OffPolicy(Algorithm):
 
 
 def n_step_replay(config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0) -> ReplayBuffer:
-    """Replay of transitions of config.n_step rewards, as config.replay says, that fits the agent and lies beside it."""
+    """Replay of config.n_step transitions, made from config.replay, on the agent's device."""
     return make_replay(
         config.replay,
         agent.observation_space,
@@ -152,7 +147,7 @@ def n_step_replay(config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alp
 
 
 def priorities(error: Tensor) -> Tensor:
-    """Priorities [n] from the size of errors [n]; the lowest one for rows whose error is NaN or Inf."""
+    """Priorities [n] from absolute errors [n]; the lowest for rows whose error is NaN or Inf."""
     return error.nan_to_num(nan=0.0, posinf=0.0) + PRIORITY_EPSILON
 
 
@@ -165,12 +160,10 @@ def copy_into(target: nn.Module, online: nn.Module) -> None:
 @torch.no_grad()
 def soft_update(targets: list[nn.Parameter], onlines: list[nn.Parameter], tau: float) -> None:
     """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1)."""
-    torch._foreach_lerp_(targets, onlines, tau)  # type: ignore[arg-type]  # which takes lists of tensors
+    torch._foreach_lerp_(targets, onlines, tau)  # type: ignore[arg-type]  # accepts lists of tensors
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:
-    """Raises:
-    ConfigError: the model has memory, which `algo` does not train.
-    """
+    """Raise ConfigError if the model has memory, which `algo` does not train."""
     if model.memory != "none":
         raise ConfigError(f"model.memory={model.memory}: {algo} learns from single rows; use {other} or memory=none")

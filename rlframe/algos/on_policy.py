@@ -1,4 +1,4 @@
-"""On-policy batches: the rows of a batch with advantages and returns, and their minibatches."""
+"""Batches of PPO, A2C and the other on-policy algorithms: rows with advantages and returns, and minibatches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
-from rlframe.kernels.transfer import sent
+from rlframe.kernels.device import to_device
 from rlframe.ops.masked import mean_weights
 
 NO_INPUTS = AgentInputs((), (), (), ())
@@ -29,19 +29,19 @@ class Batch(Struct):
     advantage: Tensor
     return_: Tensor
     valid: Tensor
-    weight: Tree = ()  # of a row in means over the minibatch, which `minibatches` knows
+    weight: Tree = ()  # of a row in means over the minibatch, set by `minibatches`
 
 
 @torch.no_grad()
 def values(agent: PolicyAgent, samples: Samples) -> Tensor:
-    """V [T+1, B]: those of acting, and row T evaluated now."""
+    """V [T+1, B]: the values when acting, and row T evaluated now."""
     T = samples.reward.shape[0]
     bootstrap = agent(samples.inputs[T:], samples.final_state)[1]
     return torch.cat([samples.info.value, bootstrap])  # type: ignore[attr-defined]  # PolicyInfo
 
 
 def make_batch(samples: Samples, advantage: Tensor, return_: Tensor, uses_previous: bool = True) -> Batch:
-    """The training rows of a batch, as views; of inputs, only those that the agent's model looks at."""
+    """Training rows of a batch, as views; previous actions and rewards only if the model uses them."""
     inputs = samples.inputs[:-1]
     if not uses_previous:
         inputs = replace(inputs, prev_action=(), prev_reward=(), first=())
@@ -66,26 +66,27 @@ def minibatches(
 ) -> Iterator[tuple[Batch, Tree]]:
     """Split a batch at random into `n` equal parts: rows [T * B / n], or with memory whole sequences [T, B / n].
 
-    With n = 1 nothing is moved. `prepared` maps the advantages and valid marks of all parts [n, rows] to advantages.
+    With n = 1 nothing is copied. `prepared` maps advantages and `valid` of all parts [n, rows] to advantages.
     """
     device, (T, B) = batch.valid.device, batch.valid.shape
     if n == 1:
         flat = batch.advantage.reshape(1, -1), batch.valid.reshape(1, -1)
         yield replace(batch, advantage=prepared(*flat).view(T, B), weight=mean_weights(flat[1]).view(T, B)), state
     elif recurrent:
-        order = sent(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
+        order = to_device(torch.from_numpy(rng.permutation(B)), device).view(n, -1)
         parts = [batch[:, columns] for columns in order]
         advantage, valid = (
             torch.stack([getattr(part, name).flatten() for part in parts]) for name in ("advantage", "valid")
         )
-        found = zip(parts, order, prepared(advantage, valid), mean_weights(valid), strict=True)
-        for part, columns, own, weight in found:
+        for part, columns, own, weight in zip(
+            parts, order, prepared(advantage, valid), mean_weights(valid), strict=True
+        ):
             changed = replace(part, advantage=own.view(T, -1), weight=weight.view(T, -1))
             yield changed, map_tree(lambda x, i=columns: x[i], state)
     else:
         rows = batch.map(lambda x: x.flatten(0, 1))
-        order = sent(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
-        numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, and so moved at once
+        order = to_device(torch.from_numpy(rng.permutation(T * B)), device).view(n, -1)
+        numbers = replace(rows, inputs=NO_INPUTS)[order]  # few, so copied at once
         advantage, weight = prepared(numbers.advantage, numbers.valid), mean_weights(numbers.valid)
         numbers = replace(numbers, advantage=advantage, weight=weight)
         for part, minibatch in zip(order, unbind(numbers, n), strict=True):
@@ -100,12 +101,9 @@ def actor_critic_loss(
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-E[A log π(a|s)] + c_v E[(V - G)²] / 2 - c_e E[H], over the valid rows of a whole batch; and its parts.
+    """-E[A log π(a|s)] + c_v E[(V - G)²] / 2 - c_e E[H], over the valid rows of a batch; and its parts.
 
-    (Mnih et al. 2016, section 4, with the sign turned to descend.)
-
-    Args:
-        advantage, return_: A and G [T, B], constants.
+    Mnih et al. 2016, section 4, negated for descent. `advantage` A and `return_` G are constants [T, B].
     """
     log_prob, entropy, value = agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
     weight = mean_weights(samples.valid.flatten()).view_as(advantage)
@@ -119,9 +117,7 @@ def actor_critic_loss(
 
 
 def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
-    """Raises:
-    ValueError: `n` minibatches do not divide the batch (its environments, with memory).
-    """
+    """Raise ValueError if `n` minibatches do not divide the batch (its environments, with memory)."""
     what, size = ("sampler.batch_B", batch_spec.B) if recurrent else ("sampler.batch_T * batch_B", batch_spec.size)
     if n < 1 or size % n:
         rows = "sequences (with memory, whole ones)" if recurrent else "rows"
@@ -132,6 +128,6 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
 
 
 def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean over several updates, by name."""
+    """Mean over several updates, by name."""
     means = torch.stack([torch.stack([x.detach() for x in each.values()]) for each in metrics]).mean(0)
     return dict(zip(metrics[0], means.unbind(), strict=True))

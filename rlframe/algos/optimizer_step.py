@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rlframe.algos.base import Progress, SkippedUpdate
 from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
+from rlframe.kernels.device import copy_to_host
 from rlframe.kernels.optimizers import MakeOptimizer, Optimizer
-from rlframe.kernels.transfer import fetched
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class OptimizerStep:
     def after_launch(self, batch: Tree) -> None:
         """Look at the outcome of the step before, and fetch that of this one, which learned from `batch`."""
         self.check()
-        self._pending = [_Pending(fetched(self._numbers), self.progress.updates, batch)]
+        self._pending = [_Pending(copy_to_host(self._numbers), self.progress.updates, batch)]
 
     def check(self) -> None:
         """Look at the outcome of the newest step, if that is not known yet."""

@@ -1,4 +1,4 @@
-"""Prefetch: the loss of the next update is computed in a thread while the sampler steps one environment."""
+"""Prefetch: computes the loss of DQN's next update in a thread while the sampler steps one environment."""
 
 from __future__ import annotations
 
@@ -6,47 +6,38 @@ import contextvars
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.core.types import Samples
 from rlframe.replay import ReplayBuffer, Transitions
 
 Result = TypeVar("Result")
 
 
-class TwoPhase(Protocol):
-    """What an algorithm whose updates can be prefetched adds to the three verbs, as DQN does."""
-
-    progress: Progress
-    generator: torch.Generator  # drawn from by `draw`, beside replay's
-
-    def draw(self, env_steps: int) -> Transitions: ...
-    def evaluate(self, batch: Transitions) -> tuple[Tensor, ...]: ...
-    def descend(self, batch: Transitions, *evaluated: Tensor) -> dict[str, Tensor]: ...
-    def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics: ...
-
-
 @dataclass(frozen=True)
 class _Prefetched:
     batch: Transitions
     evaluated: Future[tuple[Tensor, ...]]
-    undo: tuple[Callable[[], object], ...]  # each puts one generator back to where it was before the batch was drawn
+    undo: tuple[Callable[[], object], ...]  # restores the generators to their state before the draw
 
 
 class Prefetch(Algorithm):
-    """An algorithm, the loss of whose next update is computed while the sampler collects.
+    """Wraps an algorithm and computes the loss of its next update while the sampler collects.
 
-    The networks do not change meanwhile, so the result is that of computing it later; only the newest rows cannot be in
-    its batch. What was prefetched and is not used - no update is due, a snapshot is taken - is drawn again later: a
-    resumed run makes the same updates.
+    The networks do not change meanwhile, so the loss is the same as later, but the newest rows cannot be in its batch.
+    A prefetched batch that is not used (no update is due, a snapshot is taken) is drawn again later, so a resumed run
+    makes the same updates.
     """
 
     def __init__(self, algo: Any, replay: ReplayBuffer) -> None:
-        """`algo`: an Algorithm that is TwoPhase and learns from `replay`."""
+        """`algo`: an Algorithm that learns from `replay` and splits `update` into draw, evaluate, descend and finish.
+
+        Its `draw` uses `algo.generator` and that of replay, as in DQN.
+        """
         self.algo, self.replay, self.progress = algo, replay, algo.progress
         self._thread = OneThread()
         self._next: _Prefetched | None = None
@@ -70,7 +61,7 @@ class Prefetch(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         if self._next:
-            self._next.evaluated.result()  # by the observations' statistics from before this batch
+            self._next.evaluated.result()  # it uses the normaliser from before this batch
         self.algo.receive(samples)
 
     def updates_due(self) -> int:
@@ -104,13 +95,13 @@ class Prefetch(Algorithm):
 
 
 class OneThread:
-    """A thread that computes with one torch thread, in the context of its caller; it starts at its first task."""
+    """A thread that computes with one torch thread, in its caller's context; starts at its first task."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """The result will be that of `Future.result`, which raises what the function raises."""
+        """Run the function in the thread."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "prefetch")
             n = torch.get_num_threads()
@@ -120,6 +111,6 @@ class OneThread:
 
 
 def _limit_to_one_thread() -> None:
-    """Of torch's threads in this thread; what is set also holds for threads to come."""
-    torch.get_num_threads()  # a thread's first look would take over what another has set meanwhile
+    """Set one torch thread for this thread; this also sets the default of later threads."""
+    torch.get_num_threads()  # the first call in a thread adopts the default, so call it before setting
     torch.set_num_threads(1)

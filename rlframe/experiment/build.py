@@ -14,7 +14,7 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.experiment.config import Experiment
-from rlframe.kernels.precision import choose_precision, learning_in
+from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import Runner

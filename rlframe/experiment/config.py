@@ -14,7 +14,7 @@ import yaml
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
-from rlframe.kernels.precision import PRECISIONS
+from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.runners import sync_rl
 from rlframe.samplers import EvalConfig

@@ -25,7 +25,7 @@ from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, make_agent, torch_threads
 from rlframe.experiment.config import Experiment
-from rlframe.kernels.precision import choose_precision, learning_in
+from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.rollout.env_pool import split
 from rlframe.rollout.inference import empty_batch
 from rlframe.samplers import auto, serial

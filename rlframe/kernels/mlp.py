@@ -1,10 +1,9 @@
-"""Linear layers with an activation after each, as one autograd node: the fast path of every network of vectors.
+"""Linear layers with an activation after each, as one autograd node: the fast path of all networks of vectors.
 
-Autograd keeps fresh memory and a node for each of many small operations, which for networks of vectors takes longer
-than the arithmetic. Here a whole network is one node: its forward and backward are written out, and backward adds the
-gradients to `.grad` itself. `docs/gradients.md` explains what that means for a loss of your own; `plain_networks()`
-turns it off. On a CPU, small networks are evaluated in NumPy (see numpy_mlp), and tanh always is: of 128 x 64 numbers
-it takes 2 us on one core of an AMD EPYC, where torch takes 21.
+For small networks autograd's nodes and allocations take longer than the arithmetic. Here a whole network is one node
+with a written-out forward and backward, which adds the gradients to `.grad` itself. `docs/gradients.md` explains what
+that means for a loss of your own; `plain_networks()` turns it off. On a CPU, small networks are evaluated in NumPy (see
+numpy_mlp), and tanh always is: 128 x 64 numbers take 2 us on one core of an AMD EPYC, 21 in torch.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from torch import Tensor, nn
 from rlframe.kernels import numpy_mlp
 from rlframe.kernels.matmul import (
     affine,
-    as_multiplied,
     bias_gradient,
+    cast_inputs,
+    from_bf16,
     linear,
     on_cpu,
     product,
-    restored,
     weight_gradient,
 )
 
@@ -41,7 +40,7 @@ _plain: ContextVar[bool] = ContextVar("rlframe_plain_networks", default=False)
 
 @contextmanager
 def plain_networks() -> Iterator[None]:
-    """Inside, networks and losses are ordinary torch operations: for hooks, double backward, torch.func, debugging."""
+    """Use ordinary torch operations for networks and losses: for hooks, double backward, torch.func, debugging."""
     token = _plain.set(True)
     try:
         yield
@@ -50,16 +49,13 @@ def plain_networks() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """Whether networks and losses are ordinary torch operations now: by `plain_networks`, or while torch compiles."""
+    """Whether networks and losses use ordinary torch operations: in `plain_networks`, or while torch compiles."""
     return _plain.get() or torch.compiler.is_compiling()
 
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Inside, what the module computes is differentiable with respect to its inputs, not to its parameters.
-
-    For losses that go through a network which they do not train, as an actor's through its critics.
-    """
+    """Context in which the module's parameters are constants, its inputs not: as an actor's loss uses its critics."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
@@ -75,17 +71,17 @@ class Activation:
     """A function, and its gradient as a function of its input or output, whichever `forward` keeps."""
 
     plain: Callable[[Tensor], Tensor]
-    forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, which it may overwrite, to y and what backward needs
-    backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, which it may overwrite, and that to dL/dx
+    forward: Callable[[Tensor], tuple[Tensor, Tensor]]  # x, may be overwritten, to y and what backward needs
+    backward: Callable[[Tensor, Tensor], Tensor]  # dL/dy, may be overwritten, and that to dL/dx
     in_bfloat16: bool = False  # whether both also take bfloat16
 
 
 class Trace(NamedTuple):
-    """What `forward` leaves for `backward`."""
+    """What `forward` saves for `backward`."""
 
-    weights: list[Tensor]  # of each layer [out, in], as they were multiplied with
+    weights: list[Tensor]  # of each layer [out, in], in the type multiplied in
     seen: list[Tensor]  # the input of each layer [n, in], likewise
-    kept: list[Tensor]  # what each activation's gradient is a function of
+    kept: list[Tensor]  # input or output of each activation
 
 
 def _tanh_(x: Tensor) -> Tensor:
@@ -110,7 +106,7 @@ def _by_output(
 
 
 def relu_(x: Tensor) -> Tensor:
-    """max(x, 0) in place; NaN stays NaN, so that a loss shows it."""
+    """max(x, 0) in place; NaN stays NaN, so that it reaches the loss."""
     if x.dtype == torch.bfloat16 and on_cpu(x):
         torch.threshold_(_bits(x), _MINUS_INFINITY, 0)
         return x
@@ -118,7 +114,7 @@ def relu_(x: Tensor) -> Tensor:
 
 
 def relu_backward(g: Tensor, y: Tensor) -> Tensor:
-    """From dL/dy, in place, and y to dL/dx."""
+    """dL/dx from dL/dy, in place, and y."""
     if g.dtype == torch.bfloat16 and on_cpu(g):
         _aten.threshold_backward.grad_input(_bits(g), _bits(y), 0, grad_input=_bits(g))
         return g
@@ -126,11 +122,11 @@ def relu_backward(g: Tensor, y: Tensor) -> Tensor:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """bfloat16 as the integers of its bits, which have its sign: a CPU compares them in a third of the time."""
+    """The bits of bfloat16 as integers of the same sign, which a CPU compares in a third of the time."""
     return x.view(torch.int16)
 
 
-_MINUS_INFINITY = -128  # of those integers; a greater one is above 0, or NaN with a sign
+_MINUS_INFINITY = -128  # as such an integer; a greater one is positive, or NaN with a sign
 _aten = torch.ops.aten
 ACTIVATIONS = {
     "tanh": _by_output(torch.tanh, _tanh_, _aten.tanh_backward),
@@ -142,25 +138,25 @@ ACTIVATIONS = {
 
 
 def forward(x: Tensor, layers: Parameters, activations: Sequence[str]) -> tuple[Tensor, Trace]:
-    """x [n, in] to [n, out], or both [k, ...] of k networks, without autograd; and what `backward` needs."""
+    """x [n, in] to [n, out] (both [k, ...] for k networks), without autograd; also returns what `backward` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
-        x, weight = as_multiplied(x, weight)
+        x, weight = cast_inputs(x, weight)
         trace.weights.append(weight)
         trace.seen.append(x)
         x, keep = _layer(x, weight, bias, name)
         trace.kept.append(keep)
-    return restored(x), trace
+    return from_bf16(x), trace
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
     activation = ACTIVATIONS[name]
     y = affine(x, weight, bias)
-    return activation.forward(y if activation.in_bfloat16 else restored(y))
+    return activation.forward(y if activation.in_bfloat16 else from_bf16(y))
 
 
 def backward(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Tensor]]:
-    """From dL/d output [n, out], which it may overwrite: each layer's number and dL/d its affine map, from the last."""
+    """Yield index and dL/d affine map of each layer, from the last; may overwrite `gradient`, dL/d output [n, out]."""
     for i in reversed(range(len(activations))):
         weight, kept = trace.weights[i], trace.kept[i]
         gradient = ACTIVATIONS[activations[i]].backward(gradient.to(kept.dtype), kept).to(weight.dtype)
@@ -170,42 +166,42 @@ def backward(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iter
 
 
 class Layers:
-    """Linear layers with an activation after each: the parameters of modules, without the modules. Call it.
+    """Callable linear layers with an activation after each: the parameters of modules, without the modules.
 
-    Of k networks of one shape, weights are [k, out, in], biases [k, out], and all products are made at once.
+    For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch.
     """
 
     def __init__(self, parameters: Parameters, activations: Sequence[str]) -> None:
         self.parameters, self.activations = list(parameters), tuple(activations)
         self.flat = list(itertools.chain(*self.parameters))  # weight and bias of each layer in turn
         self._views: tuple[list[int], numpy_mlp.Views] = [], []
-        self._gradients: list[tuple[Tensor, np.ndarray]] = []  # memory of every parameter's gradient, in NumPy
+        self._gradients: list[tuple[Tensor, np.ndarray]] = []  # memory for the gradient of each parameter
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layers, (self.parameters, self.activations)  # copies share parameters with copies of their modules
 
     def then(self, other: Layers) -> Layers:
-        """These and, of their output, the others."""
+        """These layers, followed by the others."""
         return Layers([*self.parameters, *other.parameters], (*self.activations, *other.activations))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]; of k networks [k, n, in] to [k, n, out]."""
+        """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
         return together(x, self)[0] if self.parameters else x
 
     def plain(self, x: Tensor) -> Tensor:
-        """The same by torch's own functions."""
+        """The same with ordinary torch operations."""
         for (weight, bias), name in zip(self.parameters, self.activations, strict=True):
             x = ACTIVATIONS[name].plain(linear(x, weight, bias))
         return x
 
     def learning(self) -> list[bool]:
-        """Which parameters want a gradient now."""
+        """Which parameters require a gradient now."""
         return [parameter.requires_grad for parameter in self.flat]
 
     def partly(self, x: Tensor, parts: Parts, learned: Layers) -> tuple[Tensor, Tensor]:
-        """The output at the first part with gradient, at the second without, of one evaluation of all.
+        """Evaluate x once; return the output at the first part with gradient, at the second part without.
 
-        `learned` are the layers that the first part belongs to: these, or those of the first networks of these.
+        `learned`: the layers of the first part, which are these, or the first networks of these.
         """
         learning = learned.learning() if torch.is_grad_enabled() else []
         anchor = learned.flat[learning.index(True)] if True in learning else None
@@ -216,7 +212,7 @@ class Layers:
         return found
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Trace | numpy_mlp.Trace]:
-        """Output and trace, without autograd: in NumPy where every product is small."""
+        """Output and trace, without autograd; in NumPy if every product is small."""
         if not (on_cpu(x) and x.dtype == torch.float32 and x.dim() == 2 and self.flat[0].dim() == 2):
             return forward(x, self.parameters, self.activations)
         if len(x) * max(weight.numel() for weight, _ in self.parameters) >= numpy_mlp.LARGE:
@@ -225,7 +221,7 @@ class Layers:
         return torch.from_numpy(y), trace
 
     def _arrays(self) -> numpy_mlp.Views:
-        """The parameters as arrays of the same memory, made again where a parameter has moved."""
+        """The parameters as arrays of the same memory, made anew after a parameter has moved."""
         places, views = self._views
         now = [parameter.data_ptr() for parameter in self.flat]
         if places != now:
@@ -234,18 +230,18 @@ class Layers:
         return views
 
     def backward(self, gradient: Tensor, trace: Trace | numpy_mlp.Trace, learning: list[bool], with_input: bool) -> Any:
-        """Add the gradient of every parameter that is `learning` to its `.grad`; returns the input's, if asked for."""
+        """Add the gradients of the `learning` parameters to `.grad`; returns dL/d input if `with_input`, else None."""
         if self.activations[-1] != "none":
-            gradient = gradient.clone()  # which belongs to autograd, and would be overwritten
+            gradient = gradient.clone()  # autograd owns it, and it would be overwritten
         if isinstance(trace, numpy_mlp.Trace):
             return self._backward_in_numpy(gradient.numpy(), trace, learning, with_input)
         for i, of_affine in backward(gradient, self.activations, trace):
             weight, bias = self.parameters[i]
             if learning[2 * i]:
-                _accumulate(weight, restored(weight_gradient(of_affine, trace.seen[i])))
+                _accumulate(weight, from_bf16(weight_gradient(of_affine, trace.seen[i])))
             if learning[2 * i + 1]:
                 _accumulate(bias, bias_gradient(of_affine))
-        return restored(product(of_affine, trace.weights[0])) if with_input else None
+        return from_bf16(product(of_affine, trace.weights[0])) if with_input else None
 
     def _backward_in_numpy(
         self, gradient: np.ndarray, trace: numpy_mlp.Trace, learning: list[bool], with_input: bool
@@ -268,14 +264,14 @@ class Layers:
 
 
 def _ones(n: int) -> np.ndarray:
-    """Whose product with rows is their sum, in two thirds of the time."""
+    """A vector whose product with rows is their sum, in two thirds of the time."""
     return np.ones(n, np.float32)
 
 
 def together(x: Tensor, *networks: Layers) -> tuple[Tensor, ...]:
-    """The outputs [..., out] of networks that see the same rows [..., in], as one autograd node.
+    """Outputs [..., out] of several networks for the same rows [..., in], as one autograd node.
 
-    In inference mode it is torch's own functions: rows that are acted for keep their bits however many there are.
+    Inference mode uses ordinary torch operations, so that acting gives a row the same bits for any number of rows.
     """
     if torch.is_inference_mode_enabled() or is_plain():
         return tuple(network.plain(x) for network in networks)
@@ -303,7 +299,7 @@ def _together(x: Tensor, networks: tuple[Layers, ...]) -> tuple[Tensor, ...]:
 
 
 def layers_of(modules: Iterable[nn.Module], activations: Sequence[str]) -> Layers:
-    """Those of nn.Linear modules: looking them up in modules takes longer than using them for a few rows."""
+    """Layers of nn.Linear modules; attribute lookup in modules would take longer than evaluating a few rows."""
     return Layers([(module.weight, module.bias) for module in modules], activations)  # type: ignore[misc]
 
 
@@ -315,10 +311,10 @@ def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class _Networks(torch.autograd.Function):
-    """All layers as one node. Its gradients do not go through autograd, but into `.grad` at once.
+    """Whole networks as one node, which adds the gradients to `.grad` itself instead of returning them.
 
-    That spares a node and a copy for each parameter: of PPO's two 64x64 networks 435 us instead of 562 an update of 128
-    rows. `anchor` is any parameter that wants a gradient: it makes autograd call `backward`.
+    This saves a node and a copy per parameter: PPO's two 64x64 networks take 435 us per update of 128 rows instead of
+    562. `anchor` is any parameter that requires a gradient; it makes autograd call `backward`.
     """
 
     @staticmethod
@@ -328,7 +324,7 @@ class _Networks(torch.autograd.Function):
         found = [network.evaluate(x) for network in networks]
         ctx.set_materialize_grads(False)
         ctx.networks, ctx.learning, ctx.traces = networks, learning, [trace for _, trace in found]
-        return tuple(y.detach() for y, _ in found)  # other objects than traces may hold: no reference cycle
+        return tuple(y.detach() for y, _ in found)  # new objects: the traces may hold y, a reference cycle
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -342,7 +338,7 @@ class _Networks(torch.autograd.Function):
 
 
 class _Part(torch.autograd.Function):
-    """The same, of which one part is learned from."""
+    """One evaluation of which only a part has a gradient (see `Layers.partly`)."""
 
     @staticmethod
     def forward(

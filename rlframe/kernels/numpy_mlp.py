@@ -1,7 +1,7 @@
-"""Linear layers and their gradient in NumPy, for networks so small that torch's calls take longer than the arithmetic.
+"""Linear layers and their gradient in NumPy, for networks so small that torch's overhead exceeds the arithmetic.
 
-What `mlp` does in torch, with the same activations. A DQN update of 128 rows, 120x84, takes 530 us on one core of an
-AMD EPYC instead of 670: NumPy's calls cost a third of torch's, and its products are no slower at such sizes.
+The counterpart of `mlp`, which calls it; also used by models.numpy_inference. A NumPy call costs a third of a torch
+call: a DQN update of 128 rows, 120x84, takes 530 us on one core of an AMD EPYC instead of 670.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import torch
 Array = np.ndarray
 Views = list[tuple[Array, Array]]  # weight and bias of each layer
 _ZERO = np.float32(0)
-_MANY = 2_000  # numbers: of 15,000 NumPy takes the greater than 0 in 5.9 us, torch in 1.7, and torch's call alone 1.1
-LARGE = 2**21  # multiplications in a product: from here on the libraries that torch has gain more than its calls cost
+_MANY = 2_000  # numbers from which torch's relu is faster: of 15,000 NumPy takes 5.9 us, torch 1.7
+LARGE = 2**21  # multiplications in a product from which torch is faster
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A function, and its gradient as a function of one of its ends."""
+    """A function, and its gradient as a function of its input or output, whichever `forward` returns second."""
 
-    forward: Callable[[Array], tuple[Array, Array]]  # x, which it may overwrite, to y and that end
-    backward: Callable[[Array, Array], Array]  # dL/dy, which it may overwrite, and that end to dL/dx
+    forward: Callable[[Array], tuple[Array, Array]]  # x, may be overwritten, to y and what backward needs
+    backward: Callable[[Array, Array], Array]  # dL/dy, may be overwritten, and that to dL/dx
 
 
 class Trace(NamedTuple):
-    """What a pass forward leaves for the one back."""
+    """What `forward` saves for `backward`."""
 
     weights: list[Array]  # of each layer [out, in]
     seen: list[Array]  # the input of each layer [n, in]
-    kept: list[Array]  # what each activation's gradient is a function of
+    kept: list[Array]  # input or output of each activation
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), which cannot overflow."""
+    """1 / (1 + exp(-x)), without overflow."""
     return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
@@ -72,7 +72,7 @@ ACTIVATIONS = {
 
 
 def forward(x: Array, layers: Views, activations: Sequence[str]) -> tuple[Array, Trace]:
-    """x [n, in] to [n, out], through weights [out, in] and biases [out]; and what `backward` needs."""
+    """Map x [n, in] to [n, out] through weights [out, in] and biases [out]; also returns what `backward` needs."""
     trace = Trace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
         trace.weights.append(weight)
@@ -85,7 +85,7 @@ def forward(x: Array, layers: Views, activations: Sequence[str]) -> tuple[Array,
 
 
 def backward(gradient: Array, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Array]]:
-    """From dL/d output [n, out], which it may overwrite: each layer's number and dL/d its affine map, from the last."""
+    """Yield index and dL/d affine map of each layer, from the last; may overwrite `gradient`, dL/d output [n, out]."""
     for i in reversed(range(len(activations))):
         gradient = ACTIVATIONS[activations[i]].backward(gradient, trace.kept[i])
         yield i, gradient
@@ -94,5 +94,5 @@ def backward(gradient: Array, activations: Sequence[str], trace: Trace) -> Itera
 
 
 def product(a: Array, b: Array) -> Array:
-    """a [n, k] @ b [k, m]; of k = 1 in a quarter of the time."""
+    """a [n, k] @ b [k, m], in a quarter of the time for k = 1."""
     return a * b if a.shape[1] == 1 else np.matmul(a, b)

@@ -1,7 +1,7 @@
-"""Optimizers: torch's kernels for all parameters at once, without what torch.optim does around them.
+"""Optimizers of all algorithms: torch's fused kernels, without the overhead of torch.optim.
 
-torch.optim gathers and checks at every step what stays the same, which takes longer than the step itself: 71 us instead
-of 30 for the twelve parameters of two networks of 64x64. It also loads torch's compiler.
+torch.optim collects and checks its parameters at each step: 71 us instead of 30 for the twelve parameters of two 64x64
+networks. It also loads torch's compiler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Optimizer(ABC):
-    """Moments of every parameter, in fixed places; states are those of torch.optim.
+    """Moments of every parameter, in fixed memory; `state_dict` has the format of torch.optim.
 
     Raises:
         ValueError: there are no parameters.
@@ -25,7 +25,7 @@ class Optimizer(ABC):
 
     def __init__(self, parameters: list[nn.Parameter], epsilon: float) -> None:
         if not parameters:
-            raise ValueError(f"{type(self).__name__} got no parameters; give those that learn")
+            raise ValueError(f"{type(self).__name__} got no parameters; pass the parameters to train")
         self.parameters, self.epsilon = parameters, epsilon
         self._moments = [[torch.zeros_like(parameter) for parameter in parameters] for _ in self.moments]
         self._n_steps = torch.zeros(len(parameters), device=parameters[0].device)
@@ -33,11 +33,11 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
-        """One step of the parameters that have a gradient, along it.
+        """Make one step with all parameters that have a gradient.
 
         Args:
-            rate: a number, or float32 [] on the parameters' device, where a CUDA graph may hold the step.
-            skipped: float32 [] there, 1.0 where nothing is to be changed.
+            rate: a number, or for CUDA graphs float32 [] on the parameters' device.
+            skipped: float32 [] on that device, 1.0 to change nothing.
         """
         gradients = [parameter.grad for parameter in self.parameters]
         lists: list[list[Any]] = [self.parameters, gradients, self._steps, *self._moments]
@@ -50,10 +50,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
-        """Parameters, by their gradients, steps that are made with this one, and moments."""
+        """Update parameters; `lists`: parameters, gradients, steps (this one included) and moments."""
 
     def state_dict(self) -> dict[str, Any]:
-        """By number of parameter, as in torch.optim's; the tensors are the optimizer's own."""
+        """State by index of parameter, as in torch.optim; the tensors are not copied."""
         states = [
             {"step": step, **dict(zip(self.moments, moments, strict=True))}
             for step, *moments in zip(self._steps, *self._moments, strict=True)
@@ -62,29 +62,31 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, of any device, copied to where this one's is.
+        """Continue from a saved state, copied from any device.
 
         Raises:
-            ValueError: it is of another optimizer or of other parameters; nothing has changed.
+            ValueError: it belongs to another optimizer or other parameters; nothing has changed.
         """
         n, n_saved = len(self.parameters), sum(len(group["params"]) for group in state["param_groups"])
         if n_saved != n:
-            raise ValueError(f"the saved optimizer is of {n_saved} parameters, this one of {n}; load its own state")
+            raise ValueError(
+                f"the saved optimizer has {n_saved} parameters, this one {n}; load the state of the same model"
+            )
         pairs: list[tuple[Tensor, Tensor]] = []
         for i, *own in zip(range(n), self._steps, *self._moments, strict=True):
-            saved = state["state"].get(i)  # torch.optim has none before a parameter's first step
+            saved = state["state"].get(i)  # torch.optim saves none before the first step
             values = [torch.zeros_like(x) for x in own] if saved is None else self._entry(saved, i, own)
             pairs += zip(own, values, strict=True)
         for x, value in pairs:
             x.copy_(value)
 
     def _entry(self, saved: Mapping[str, Any], i: int, own: list[Tensor]) -> list[Tensor]:
-        """Step and moments of one parameter."""
+        """Saved step and moments of one parameter."""
         names = ("step", *self.moments)
         if missing := [name for name in names if name not in saved]:
             raise ValueError(
-                f"the saved optimizer has no {missing[0]} of parameter {i}, only {', '.join(saved)}: it is of another "
-                f"kind than {type(self).__name__}; load a state of the same optimizer"
+                f"the saved optimizer has no {missing[0]} of parameter {i}, only {', '.join(saved)}: it is not "
+                f"{type(self).__name__}; load a state of the same optimizer"
             )
         values = [torch.as_tensor(saved[name]) for name in names]
         for name, value, x in zip(names, values, own, strict=True):
@@ -97,7 +99,7 @@ class Optimizer(ABC):
 
 
 class Adam(Optimizer):
-    """Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1, with their decays, 0.9 and 0.999; one kernel."""
+    """Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1, with decays 0.9 and 0.999, as one kernel."""
 
     moments = ("exp_avg", "exp_avg_sq")
 
@@ -139,5 +141,5 @@ class RMSProp(Optimizer):
         torch._foreach_sub_(parameters, torch._foreach_mul(torch._foreach_div(gradients, roots), rate))
 
 
-MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]  # parameters and epsilon to an optimizer of them
+MakeOptimizer = Callable[[list[nn.Parameter], float], Optimizer]  # (parameters, epsilon) to an optimizer
 OPTIMIZERS: Mapping[str, MakeOptimizer] = {"adam": Adam, "rmsprop": RMSProp}

@@ -1,4 +1,4 @@
-"""Networks: encoders, memory, heads and observation normalisation."""
+"""Networks of all agents: encoders, memory, heads, critics and observation normalisation."""
 
 from rlframe.models.actor_critic import ActorCritic
 from rlframe.models.base import ModelConfig, PolicyModel

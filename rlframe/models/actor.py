@@ -1,4 +1,4 @@
-"""The actor's network: observation normalisation, encoder, and a perceptron to what the policy needs."""
+"""Actor network of DDPG, TD3 and SAC: observation normalisation, encoder and MLP; agents.actor acts with it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
-from rlframe.models.encoders import make_encoder
+from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.mlp import Mlp
 from rlframe.models.normalize import ObservationNorm
-
-NumpyActor = Callable[[Tree], np.ndarray]  # n observations to parameters [n, P]
 
 
 class Actor(nn.Module):
@@ -29,19 +27,19 @@ class Actor(nn.Module):
     def __init__(self, observation_space: Space, param_size: int, config: ModelConfig) -> None:
         super().__init__()
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
-        self.encoder = features_of(observation_space, config)
-        self.mlp = Mlp(size_of(self.encoder), config.hidden, param_size, config.activation)
+        self.encoder = make_features(observation_space, config)
+        self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation)
 
     def normalized(self, observation: Tree) -> Tree:
-        """What `params` takes, and critics too: all networks share the normaliser."""
+        """The input of `params` and of the critics, which share the normaliser."""
         return self.norm(observation) if self.norm else observation
 
     def params(self, normalized: Tree) -> Tensor:
-        """The policy's parameters [n, param_size] of observations that are normalised already."""
+        """The policy's parameters [n, param_size] for normalised observations."""
         return self.mlp(self.encoder(normalized))
 
     def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
-        """The parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
+        """Parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
         features = self.encoder(normalized)
         with torch.no_grad():
             next_features = self.encoder(next_normalized)
@@ -50,8 +48,8 @@ class Actor(nn.Module):
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
-    def numpy_forward(self, n: int) -> NumpyActor | None:
-        """`forward` for n NumPy rows, with the parameters of the moment; None where the encoder is not for that."""
+    def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
+        """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
         encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None
@@ -65,26 +63,21 @@ class Actor(nn.Module):
         return forward
 
 
-def features_of(observation_space: Space, config: ModelConfig) -> nn.Module:
-    """What the perceptrons of actor and critics see: images encoded, vectors as they are, side by side.
+def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
+    """The encoder of an actor or critic, without hidden layers: vectors are concatenated, images encoded.
 
     Raises:
-        ConfigError: the model has memory or another part that these networks have not.
+        ConfigError: the model has memory or another part that these networks do not support.
     """
-    unserved = {
+    unsupported = {
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,
     }
-    remedies = [remedy for remedy, asked in unserved.items() if asked]
+    remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:
         raise ConfigError(
-            f"DDPG, TD3 and SAC have an actor and critics apart, which see single observations; set "
+            f"DDPG, TD3 and SAC have separate actor and critics, which see single observations; set "
             f"{' and '.join(remedies)} (with memory: algo=ppo, a2c or r2d1)"
         )
     return make_encoder(observation_space, chz.replace(config, hidden=()))
-
-
-def size_of(encoder: nn.Module) -> int:
-    """How many features an encoder gives."""
-    return int(encoder.size)  # type: ignore[arg-type]  # every encoder states it

@@ -1,4 +1,4 @@
-"""The actor-critic network: observation normalisation, encoder, memory, and the policy's and the value's head."""
+"""Actor-critic network of PPO, A2C and the other policy-gradient algorithms; `Trunk` also serves the Q-network."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rlframe.distributions import Distribution
 from rlframe.kernels.mlp import Layers, layers_of, together
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
-from rlframe.models.encoders import Encoder, Vector, has_images, make_encoder
-from rlframe.models.heads import GaussianHead, policy_head, value_head
+from rlframe.models.encoders import Encoder, Vector, feature_size, has_images, make_encoder
 from rlframe.models.memory import Memory
+from rlframe.models.mlp import GaussianHead, policy_head, value_head
 from rlframe.models.normalize import ObservationNorm
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
 
 class Trunk(nn.Module):
-    """Encoder, then the previous action and reward if asked for, then memory if asked for. `size` features."""
+    """Encoder, optionally followed by the previous action and reward, and by memory; gives `size` features."""
 
     def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
         super().__init__()
         self.encoder = encoder = make_encoder(observation_space, config)
-        self.size = int(encoder.size)  # type: ignore[arg-type]  # every encoder states it
+        self.size = feature_size(encoder)
         previous = [Vector(space) for _, space in action_parts(action_space)] if config.feed_back else []
         self.feedback = nn.ModuleList(previous)
         if config.feed_back:
@@ -40,7 +40,7 @@ class Trunk(nn.Module):
             self.memory = Memory(config.memory, self.size, config.memory_size)
             self.size = config.memory_size
         plain = isinstance(encoder, Encoder) and not any(encoder.order) and not self.memory and not self.feedback
-        # From vectors to features, where that is linear layers and nothing else:
+        # The layers from vectors to features, if the trunk consists of linear layers alone:
         self.layers: Layers | None = encoder.mlp.layers if plain else None  # type: ignore[union-attr,assignment]
 
     def initial_state(self, n: int) -> Tree:
@@ -48,18 +48,18 @@ class Trunk(nn.Module):
         return self.memory.initial_state(n) if self.memory else ()
 
     def forward(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tree]:
-        """Features [..., size] and the next state; `observation` is that of `inputs`, normalised."""
+        """Features [..., size] and the next state; `observation` is the normalised observation of `inputs`."""
         x = self.encoder(observation)
         if self.feedback:
             x = torch.cat([x, *self._previous(inputs)], -1)
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
 
     def vectors(self, observation: Tree) -> Tensor:
-        """What `layers` take: the normalised observation as one vector."""
+        """The input of `layers`: the normalised observation as one vector."""
         return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there are layers
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
-        """The same in NumPy, in blocks of n rows; None where the encoder is not for that."""
+        """`forward` in NumPy for n rows in blocks; None if the encoder does not support NumPy."""
         encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None
@@ -75,13 +75,13 @@ class Trunk(nn.Module):
         return forward
 
     def _previous(self, inputs: AgentInputs) -> list[Tensor]:
-        goes_on = (~inputs.first).float().unsqueeze(-1)  # what preceded the episode is null
+        continues = (~inputs.first).float().unsqueeze(-1)  # zero at the start of an episode
         parts = zip(self.feedback, leaves(inputs.prev_action), strict=True)
-        return [goes_on * encode(x) for encode, x in parts] + [goes_on * inputs.prev_reward.unsqueeze(-1)]
+        return [continues * encode(x) for encode, x in parts] + [continues * inputs.prev_reward.unsqueeze(-1)]
 
 
 class ActorCritic(PolicyModel):
-    """Policy and value, on one trunk or on two of the same shape; the normaliser is common to both."""
+    """Policy and value on a shared trunk or on two of the same shape, with one normaliser."""
 
     def __init__(
         self, observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
@@ -95,7 +95,10 @@ class ActorCritic(PolicyModel):
         self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
         self.value_head = value_head(self.actor.size)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
-        self._policy, self._value = _whole(self.actor, self.policy_head), _whole(self.critic, self.value_head)
+        self._policy, self._value = (
+            _linear_network(self.actor, self.policy_head),
+            _linear_network(self.critic, self.value_head),
+        )
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -146,8 +149,8 @@ class ActorCritic(PolicyModel):
             self.norm.update(observation)
 
 
-def _whole(trunk: Trunk | None, head: nn.Module) -> Layers | None:
-    """From vectors to a head's numbers, where that is linear layers and nothing else."""
+def _linear_network(trunk: Trunk | None, head: nn.Module) -> Layers | None:
+    """The layers from vectors to the head's output, if there is nothing but linear layers."""
     last = head.mean if isinstance(head, GaussianHead) else head
     if trunk is None or trunk.layers is None or not isinstance(last, nn.Linear):
         return None

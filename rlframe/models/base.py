@@ -1,4 +1,4 @@
-"""What a policy model is, and the config that describes a network."""
+"""Interface of the models of agents, and the config of every network."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ from rlframe.core.types import AgentInputs
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
-class PolicyModel(nn.Module, ABC):
-    """Maps agent inputs to action-distribution parameters and a state value."""
+class Model(nn.Module, ABC):
+    """A network that an agent acts with."""
 
-    uses_previous: bool = False  # whether it looks at the previous action and reward, and at `first`
-
-    @abstractmethod
-    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
-        """Parameters [..., param_size], value [...] and the next state, for inputs with leads [B] or [T, B].
-
-        `state` [B] is that before the first row; where `inputs.first` is set it is taken as zero.
-        """
-
-    def numpy_forward(self, n: int) -> NumpyForward | None:
-        """`forward` for n rows of NumPy arrays on the CPU, with the parameters of the moment; None if there is none.
-
-        Acting takes it where there is one, so its results must be those of `forward` but for rounding.
-        """
-        return None
+    uses_previous: bool = False  # whether it reads the previous action, the reward and `first`
 
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments, leaves [n, ...]; () without memory."""
         return ()
 
     def observe(self, observation: Tree) -> None:
-        """Update running statistics from a batch of observations [..., *obs]; called once per batch, by the learner."""
+        """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
+
+
+class PolicyModel(Model):
+    """Maps agent inputs to action-distribution parameters and a state value."""
+
+    @abstractmethod
+    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """Parameters [..., param_size], value [...] and the next state, for inputs [B, ...] or [T, B, ...].
+
+        `state` [B] is the state before the first row; it counts as zero where `inputs.first` is set.
+        """
+
+    def numpy_forward(self, n: int) -> NumpyForward | None:
+        """`forward` for n rows of NumPy arrays, with the current parameters; None if not implemented.
+
+        Acting on a CPU prefers it, so its results must equal those of `forward` up to rounding.
+        """
+        return None
 
 
 @chz.chz
 class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
 
-    encoder: str = option(
-        "auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, an nn.Module of yours"
-    )
+    encoder: str = option("auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, your own nn.Module")
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")
     image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
     activation: str = choice("tanh", ("tanh", "relu", "elu", "silu"), "between fully connected layers")
     memory: str = choice("none", ("none", "lstm", "gru"), "recurrent layer after the encoder")
     memory_size: int = option(64, "width of the recurrent layer")
-    feed_back: bool = option(False, "give the previous action and reward to the network as well")
+    feed_back: bool = option(False, "also feed the previous action and reward to the network")
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
     squash: bool = option(False, "tanh-squashed instead of plain Gaussian for bounded Box actions")

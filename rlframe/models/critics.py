@@ -1,7 +1,7 @@
-"""Critics: independent action values Q(s, a) of one shape, and those of all actions Q(s, .) of a Discrete space.
+"""Critics of DDPG, TD3 and SAC: n independent networks for Q(s, a), or for all actions Q(s, .) of a Discrete space.
 
-An algorithm takes any module as its critics: forward(observation, action) to [n, rows], or forward(observation) to
-[n, rows, actions]. `with_target` and `first` evaluate these ones faster, and any other as it is.
+These algorithms accept any module as critics, with forward(observation, action) to [n, rows], or forward(observation)
+to [n, rows, actions]. `with_target` and `first` have a faster path for `Critics`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.kernels.mlp import frozen, is_plain
-from rlframe.models.actor import features_of, size_of
+from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig
-from rlframe.models.encoders import Vector, has_images
+from rlframe.models.encoders import Vector, feature_size, has_images
 from rlframe.models.mlp import Mlp, Mlps
 
 
 class Critics(nn.Module):
-    """`n` networks with weights of their own; with images each has its own encoder, after which the action joins.
+    """`n` networks with separate weights and, for images, separate encoders; the action joins after the encoder.
 
-    Observations are [rows, *obs], as the actor normalises them; actions are [rows, *act], canonical.
+    Observations are [rows, *obs], normalised by the actor; actions are [rows, *act], canonical.
     """
 
     def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig, n: int) -> None:
         super().__init__()
         self.action = Vector(action_space)
         # An encoder that only concatenates vectors has nothing to learn, so one serves all networks.
-        apart = has_images(observation_space) or config.encoder not in ("auto", "mlp")
-        encoders = [features_of(observation_space, config) for _ in range(n if apart else 1)]
+        separate = has_images(observation_space) or config.encoder not in ("auto", "mlp")
+        encoders = [make_features(observation_space, config) for _ in range(n if separate else 1)]
         self.encoders = nn.ModuleList(encoders)
-        self.mlps = Mlps(n, size_of(encoders[0]) + self.action.size, config.hidden, 1, config.activation)
+        self.mlps = Mlps(n, feature_size(encoders[0]) + self.action.size, config.hidden, 1, config.activation)
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Q(s, a) [n, rows]."""
@@ -46,7 +46,7 @@ class Critics(nn.Module):
     def with_target(
         self, target: Critics, observation: Tree, action: Tensor, next_observation: Tree, next_action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See the function of this name; all products of both are made at once."""
+        """See the function `with_target`; both networks are evaluated in one product."""
         inputs = self._inputs(observation, action)
         with torch.no_grad():
             next_inputs = target._inputs(next_observation, next_action)
@@ -54,18 +54,18 @@ class Critics(nn.Module):
         return q.squeeze(-1), next_q.squeeze(-1)
 
     def first(self, observation: Tree, action: Tensor) -> Tensor:
-        """See the function of this name; the others are not evaluated."""
+        """See the function `first`; the other networks are not evaluated."""
         return self.mlps.first(torch.cat([self.encoders[0](observation), self.action(action)], -1)).squeeze(-1)
 
 
 class DiscreteCritics(nn.Module):
-    """`n` networks with weights of their own, each for the values of all actions of a Discrete space."""
+    """`n` networks with separate weights, each for the values of all actions of a Discrete space."""
 
     def __init__(self, observation_space: Space, n_actions: int, config: ModelConfig, n: int) -> None:
         super().__init__()
-        encoders = [features_of(observation_space, config) for _ in range(n)]
+        encoders = [make_features(observation_space, config) for _ in range(n)]
         self.networks = nn.ModuleList(
-            nn.Sequential(encoder, Mlp(size_of(encoder), config.hidden, n_actions, config.activation))
+            nn.Sequential(encoder, Mlp(feature_size(encoder), config.hidden, n_actions, config.activation))
             for encoder in encoders
         )
 
@@ -103,7 +103,7 @@ def least(critics: nn.Module, observation: Tree, action: Tensor) -> Tensor:
 
 
 def make_critics(observation_space: Space, action_space: Space, config: ModelConfig, n: int, seed: int) -> Critics:
-    """Critics whose first weights `seed`, the run's root seed, decides."""
+    """Critics with initial weights from `seed`, the run's root seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.CRITIC))
         return Critics(observation_space, action_space, config, n)
@@ -112,7 +112,7 @@ def make_critics(observation_space: Space, action_space: Space, config: ModelCon
 def make_discrete_critics(
     observation_space: Space, action_space: Space, config: ModelConfig, n: int, seed: int
 ) -> DiscreteCritics:
-    """The same for all actions of a Discrete space."""
+    """As `make_critics`, for all actions of a Discrete space."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.CRITIC))
         return DiscreteCritics(observation_space, int(action_space.n), config, n)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Encoders: from an observation of any supported space to a feature vector."""
+"""Encoders: from an observation of any supported space to a feature vector; the first part of every network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import cast
 
 import numpy as np
 import torch
@@ -19,12 +18,11 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
-from rlframe.kernels.convolutions import Convolution
+from rlframe.kernels.device import in_bf16
 from rlframe.kernels.mlp import layers_of
-from rlframe.kernels.precision import in_bf16
 from rlframe.models.base import ModelConfig
 
-_NATURE_MINIMUM = 36  # pixels a side below which the Nature CNN has nothing left
+_NATURE_MINIMUM = 36  # pixels per side, below which the Nature CNN has no output
 
 
 def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
@@ -51,7 +49,7 @@ class HiddenLayers(nn.Module):
 
 
 class Vector(nn.Module):
-    """A vector, number or class as float features [..., size]: classes one-hot, bytes in [0, 1], the rest as it is."""
+    """A vector, number or class as float features [..., size]: classes one-hot, bytes in [0, 1], others unchanged."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -77,7 +75,7 @@ class Vector(nn.Module):
 
 
 class Image(nn.Module):
-    """Pixels in either layout, with or without a stack of frames, as channels first; `scale` takes them to [0, 1]."""
+    """Pixels of either layout, with or without a frame stack, to channels first; times `scale` they lie in [0, 1]."""
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
@@ -95,7 +93,7 @@ class Image(nn.Module):
 
 
 class FirstConv2d(nn.Conv2d):
-    """A convolution of x * scale, for pixels as they are. The weights are scaled, which are few, instead of those."""
+    """A convolution of x * scale, for unscaled pixels: it scales the weights, which are fewer."""
 
     def __init__(
         self, channels: int, out: int, kernel: int, stride: int = 1, padding: int = 0, scale: float = 1.0
@@ -105,15 +103,15 @@ class FirstConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            # The weights' gradient of a layer with few channels takes a fifth of the time in this order: Mnih et al.'s
-            # convolutions of 32 stacks of frames, there and back, 13.7 -> 7.7 ms on one core of an AMD EPYC.
+            # The weight gradient of a layer with few channels takes a fifth of the time in this layout: Mnih et al.'s
+            # network, forward and backward of 32 frame stacks, 13.7 -> 7.7 ms on one core of an AMD EPYC.
             x = x.contiguous(memory_format=torch.channels_last)
-        x = x.bfloat16() if in_bf16() else x.float()  # which has all of 0 to 255
+        x = x.bfloat16() if in_bf16() else x.float()  # bfloat16 represents 0 to 255 exactly
         return F.conv2d(x, self.weight * self.scale, self.bias, self.stride, self.padding)
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Square pictures show their layout; of others the smaller end is taken for the channels."""
+    """Whether channels come last: the two equal sides are height and width; otherwise the smaller end is channels."""
     if len(shape) < 3:
         return False
     first, middle, last = shape[-3:]
@@ -121,38 +119,37 @@ def _channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def _pixel_scale(space: spaces.Box) -> float:
-    """1 / the brightest, for integers of any size and for floats that say that they go beyond 1."""
-    brightest = float(space.high.max())
-    return 1 / brightest if 1 < brightest <= 65_535 else 1.0
+    """1 / the space's upper bound, if that is between 1 and 65,535; else 1."""
+    high = float(space.high.max())
+    return 1 / high if 1 < high <= 65_535 else 1.0
 
 
 def is_image(space: Space) -> bool:
-    """A Box of rank 3 or 4, or of integers and rank 2, at least 8 pixels high and wide (smaller grids are vectors)."""
+    """A Box of rank 3 or 4, or an integer Box of rank 2, of at least 8 x 8 pixels (smaller grids are vectors)."""
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         return False
     pixels = space.shape[-3:-1] if _channels_last(space.shape) else space.shape[-2:]
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 
-class Plain(nn.Sequential):
-    """Convolutions of pixels, without padding, a relu after each; the first kernel is a multiple of its stride."""
+class ConvNet(nn.Sequential):
+    """Convolutions without padding and a relu after each; the first kernel is a multiple of its stride."""
 
     def convolutions(self) -> list[nn.Conv2d]:
-        """Those, the first a FirstConv2d."""
+        """The convolutions; the first is a FirstConv2d."""
         return [part for part in self if isinstance(part, nn.Conv2d)]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not convolutions.gains(x):
+        if not convolutions.supports(x):
             return super().forward(x)
         parts = self.convolutions()
         assert isinstance(parts[0], FirstConv2d)
-        layers = [Convolution(part.weight, cast(Tensor, part.bias), part.stride[0]) for part in parts]
-        return convolutions.convolved(x, parts[0].scale, layers)
+        return convolutions.convolve(x, parts[0].scale, parts)
 
 
-def nature(channels: int, scale: float) -> Plain:
+def nature(channels: int, scale: float) -> ConvNet:
     """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
-    return Plain(
+    return ConvNet(
         orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
         nn.ReLU(),
         orthogonal(nn.Conv2d(32, 64, 4, 2)),
@@ -163,7 +160,7 @@ def nature(channels: int, scale: float) -> Plain:
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around which the input is added."""
+    """Two 3x3 convolutions with a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -189,20 +186,20 @@ def impala(channels: int, scale: float) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """Vectors side by side, every image through its own CNN, then one MLP over all of it. `size` features."""
+    """Concatenated vectors, and a CNN for each image, then one MLP; gives `size` features."""
 
     def __init__(self, space: Space, config: ModelConfig) -> None:
         super().__init__()
         self.leaves = nn.ModuleList()
         self.image_leaves = nn.ModuleList()
-        self.order: list[bool] = []  # for each leaf: is it an image
+        self.order: list[bool] = []  # for each leaf: whether it is an image
         self._add(space, config.encoder)
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
         self.mlp = HiddenLayers(size, hidden, "relu" if any(self.order) else config.activation)
         self.size = hidden[-1] if hidden else size
-        self._only = list(self.leaves) if self.order == [False] else []  # a vector; the list is no module
+        self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
 
     def _add(self, space: Space, kind: str) -> None:
         match space:
@@ -223,14 +220,13 @@ class Encoder(nn.Module):
         return self.mlp(self.features(observation))
 
     def features(self, observation: Tree) -> Tensor:
-        """What the MLP sees."""
+        """The input of the MLP."""
         if self._only:
             return self._only[0](*leaves(observation))
-        found = leaves(observation)
         vectors, images = iter(self.leaves), iter(self.image_leaves)
         parts = [
             _encode_image(next(images), x) if image else next(vectors)(x)
-            for image, x in zip(self.order, found, strict=True)
+            for image, x in zip(self.order, leaves(observation), strict=True)
         ]
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
@@ -238,7 +234,7 @@ class Encoder(nn.Module):
 def _convolutions(image: Image, kind: str) -> nn.Sequential:
     channels, height, width = image.shape
     if kind == "nature" and min(height, width) < _NATURE_MINIMUM:
-        raise ConfigError(f"model.encoder=nature needs images of 36 pixels a side, got {height}x{width}; use impala")
+        raise ConfigError(f"model.encoder=nature needs images of 36 pixels per side, got {height}x{width}; use impala")
     if kind == "impala" or min(height, width) < _NATURE_MINIMUM:
         return nn.Sequential(image, impala(channels, image.scale))
     return nn.Sequential(image, nature(channels, image.scale))
@@ -268,8 +264,8 @@ def has_images(space: Space) -> bool:
     return is_image(space)
 
 
-class Plugged(nn.Module):
-    """A user's nn.Module (observation [N, *obs] to features [N, F]) with its leading dimensions and size worked out."""
+class CustomEncoder(nn.Module):
+    """A user's nn.Module from observation [N, *obs] to features [N, F], for any leading dimensions."""
 
     def __init__(self, module: nn.Module, space: Space) -> None:
         super().__init__()
@@ -285,34 +281,39 @@ class Plugged(nn.Module):
         self.size = int(features.shape[1])
 
     def forward(self, observation: Tree) -> Tensor:
-        some = leaves(observation)[0]
-        lead = some.shape[: some.dim() - self.ndim]
+        x = leaves(observation)[0]
+        lead = x.shape[: x.dim() - self.ndim]
         if len(lead) == 1:
             return self.module(observation)
         flat = map_tree(lambda x: x.flatten(0, len(lead) - 1), observation)
         return self.module(flat).unflatten(0, lead)
 
 
+def feature_size(encoder: nn.Module) -> int:
+    """Number of features of an encoder."""
+    return int(encoder.size)  # type: ignore[arg-type]  # an attribute of every encoder
+
+
 def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
-    """The encoder that `config.encoder` names; its `size` is the number of features.
+    """The encoder of this name, with its number of features as `size`.
 
     Raises:
-        ConfigError: no such encoder, or one that does not fit the space.
+        ConfigError: there is no such encoder, or it does not fit the space.
     """
     if config.encoder in ("nature", "impala") and not has_images(space):
-        raise ConfigError(f"model.encoder={config.encoder} is for images, and there is none in {space}; use auto")
+        raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
     if config.encoder in ("auto", "mlp", "nature", "impala"):
         return Encoder(space, config)
     module_name, _, name = config.encoder.rpartition(":")
     if not module_name:
         raise ConfigError(
             f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala; "
-            f"a class of your own is written package.module:Class or ./file.py:Class"
+            f"write your own class as package.module:Class or ./file.py:Class"
         )
     found = vars(_user_module(module_name, config.encoder))
     if name not in found:
         raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}{nearest(name, found)}")
-    return Plugged(found[name](space), space)
+    return CustomEncoder(found[name](space), space)
 
 
 def _user_module(name: str, encoder: str) -> ModuleType:

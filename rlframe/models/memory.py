@@ -1,4 +1,4 @@
-"""Recurrent memory over [T, B] rows whose episodes begin where `first` is set; the same code acts and trains."""
+"""Recurrent memory of policies and Q-networks, for acting on [B] rows and training on [T, B] rows with resets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rlframe.core.struct import Tree
 
-# Steps of a packed batch that take as long as one more call does, on CPU, where packed batches have no fused kernel.
-# Forward and backward of an LSTM of 64 on [128, 8] with 2 % resets: 8 ms in spans, 23 packed; with 20 %: 39 and 8.
+# Packed steps that take as long as one more call, on a CPU, where packed batches have no fused kernel. Forward and
+# backward of an LSTM of 64 on [128, 8] with 2 % resets: 8 ms in spans, 23 packed; with 20 %: 39 and 8.
 _SPAN_COST = 2
 
 
 class Memory(nn.Module):
-    """One LSTM or GRU layer. Its state is a tuple of [B, size] tensors, taken as zero where `first` is set."""
+    """One LSTM or GRU layer. Its state is a tuple of [B, size] tensors, reset to zero where `first` is set."""
 
     def __init__(self, kind: str, in_size: int, size: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Memory(nn.Module):
         if x.dim() == 2:
             output, state = self._run(x.unsqueeze(0), _reset(state, first))
             return output.squeeze(0), state
-        resets = first.any(1)  # [T] rows where any environment begins
+        resets = first.any(1)  # [T] rows where any episode starts
         resets[0] = True
         rows = resets.nonzero().squeeze(-1).tolist()
         if x.device.type == "cpu" and len(rows) * _SPAN_COST < _longest_stretch(first):
@@ -44,7 +44,7 @@ class Memory(nn.Module):
         return self._run_stretches(x, first, _reset(state, first[0]))
 
     def _run_spans(self, x: Tensor, first: Tensor, state: Tree, rows: list[int]) -> tuple[Tensor, Tree]:
-        """Cut all columns together wherever one of them begins, and run span after span: for few resets."""
+        """Cut all columns wherever an episode starts in one, and run the spans in turn; fast with few resets."""
         outputs = []
         for begin, end in zip(rows, [*rows[1:], len(x)], strict=True):
             output, state = self._run(x[begin:end], _reset(state, first[begin]))
@@ -58,9 +58,9 @@ class Memory(nn.Module):
         return output, tuple(s.squeeze(0) for s in after)
 
     def _run_stretches(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
-        """Cut every column where an episode begins and run all stretches as one packed batch.
+        """Cut each column where an episode starts and run all stretches as one packed batch, without padding.
 
-        So the cost follows the longest stretch, not the number of resets; the features are never padded.
+        The cost depends on the longest stretch, not on the number of resets.
         """
         T, B = first.shape
         begins = first.t().clone()  # [B, T]: column after column
@@ -70,14 +70,14 @@ class Memory(nn.Module):
         longest_first = length.argsort(descending=True, stable=True)
         step = torch.arange(int(length.max()), device=x.device).unsqueeze(-1)
         inside = step < length[longest_first]  # [L, N]
-        rows = (start[longest_first] + step)[inside]  # [B * T]: step after step, the stretches still running
+        rows = (start[longest_first] + step)[inside]  # [B * T] by step, of the stretches not ended yet
         packed = PackedSequence(x.transpose(0, 1).reshape(B * T, -1)[rows], inside.sum(1).cpu())
-        heads_column = (start % T == 0).nonzero().squeeze(-1)  # [B] the stretch each column begins with
+        heads_column = (start % T == 0).nonzero().squeeze(-1)  # [B] first stretch of each column
         before = tuple(s.new_zeros(len(start), self.size).index_copy(0, heads_column, s) for s in state)
         output, after = self._run(packed, tuple(s[longest_first] for s in before))
-        output = torch.zeros_like(output.data).index_copy(0, rows, output.data)  # [B * T, size], in order again
+        output = torch.zeros_like(output.data).index_copy(0, rows, output.data)  # [B * T, size] in the original order
         ends_column = torch.cat([heads_column[1:], heads_column.new_tensor([len(start)])]) - 1
-        ends_column = longest_first.argsort()[ends_column]  # where the packed batch has them
+        ends_column = longest_first.argsort()[ends_column]  # places in the packed batch
         return output.view(B, T, -1).transpose(0, 1), tuple(s[ends_column] for s in after)
 
 

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons as modules: one, or several of one shape that are evaluated at once, as critics are."""
+"""Perceptrons of actors and critics, one or several of one shape at once, and the heads of actor-critic networks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from rlframe.distributions import DiagonalGaussian, Distribution, Joint, TanhGaussian
 from rlframe.kernels.mlp import Layers, is_plain, layers_of
+from rlframe.models.encoders import orthogonal
+
+_POLICY_GAIN = 0.01  # nearly uniform initial policies (Andrychowicz et al. 2021, section 3.2)
 
 
 class Mlp(nn.Module):
-    """[..., in_size] to [..., out_size], with torch's own initial weights, as in the papers' code."""
+    """Map [..., in_size] to [..., out_size]; initial weights are torch's defaults, as in the papers' code."""
 
     def __init__(self, in_size: int, hidden: Sequence[int], out_size: int, activation: str) -> None:
         super().__init__()
@@ -24,7 +28,7 @@ class Mlp(nn.Module):
         return self.layers(x)
 
     def first_with_rest(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """The output of the first n rows of x [m, in_size], with gradient, and of the others, without; one product."""
+        """Output of the first n rows of x [m, in_size], with gradient, and of the rest, without; in one product."""
         if is_plain():
             with torch.no_grad():
                 rest = self(x[n:])
@@ -33,19 +37,19 @@ class Mlp(nn.Module):
 
 
 class Mlps(nn.Module):
-    """`k` of one shape, [k, n, in_size] to [k, n, out_size], whose products are made at once.
+    """`k` networks of one shape, [k, n, in_size] to [k, n, out_size], multiplied in one batch.
 
-    Two of 256x256 with one output, 256 rows there and back in bfloat16, take 925 us instead of 1178 one after another,
-    on one core of an AMD EPYC, and 590 on two.
+    Two of 256x256 with one output take 925 us forward and backward for 256 rows in bfloat16 on one core of an AMD EPYC
+    (590 on two), instead of 1178 one after another.
     """
 
     def __init__(self, k: int, in_size: int, hidden: Sequence[int], out_size: int, activation: str) -> None:
         super().__init__()
-        apart = [Mlp(in_size, hidden, out_size, activation).layers for _ in range(k)]
-        both = [nn.Parameter(torch.stack(of_all).detach()) for of_all in zip(*[x.flat for x in apart], strict=True)]
+        separate = [Mlp(in_size, hidden, out_size, activation).layers for _ in range(k)]
+        both = [nn.Parameter(torch.stack(all_k).detach()) for all_k in zip(*[x.flat for x in separate], strict=True)]
         self.joined = nn.ParameterList(both)  # [k, out, in], [k, out], ...
-        self.layers = Layers(list(zip(both[::2], both[1::2], strict=True)), apart[0].activations)
-        self._with_target: Layers | None = None  # these and then the target's
+        self.layers = Layers(list(zip(both[::2], both[1::2], strict=True)), separate[0].activations)
+        self._with_target: Layers | None = None  # these networks, then the target's
 
     def __len__(self) -> int:
         return len(self.joined[0])
@@ -54,14 +58,14 @@ class Mlps(nn.Module):
         return self.layers(x)
 
     def first(self, x: Tensor) -> Tensor:
-        """The first network's output [n, out_size], its parameters constant."""
+        """Output [n, out_size] of the first network, its parameters constant."""
         first = [(weight.detach()[0], bias.detach()[0]) for weight, bias in self.layers.parameters]
         return Layers(first, self.layers.activations)(x)
 
     def with_target(self, target: Mlps, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Their output, with gradient, and that of k target networks, without; x [2 k, n, in_size] is for both in turn.
+        """Output of these networks, with gradient, and of k target networks, without, in one batch.
 
-        All products are made at once.
+        x: [2 k, n, in_size], the inputs of these, then of the target.
         """
         k = len(self)
         if is_plain():
@@ -72,7 +76,7 @@ class Mlps(nn.Module):
 
     @torch.no_grad()
     def joined_with(self, target: Mlps) -> Layers:
-        """These and then the target's: parameters of both are moved side by side in memory, if they are not yet."""
+        """Layers of these networks, then of the target, whose parameters are moved side by side in memory if needed."""
         own, of_target = self.layers.flat, target.layers.flat
         if self._with_target is None or not all(map(_are_halves, self._with_target.flat, own, of_target)):
             both = list(map(_joined, own, of_target))
@@ -81,13 +85,55 @@ class Mlps(nn.Module):
 
 
 def _joined(one: Tensor, other: Tensor) -> Tensor:
-    """Both [k, ...] as one [2 k, ...], which they are the halves of from now on."""
+    """Copy both [k, ...] into one [2 k, ...] and make them its halves."""
     both = torch.cat([one, other])
     one.data, other.data = both[: len(one)], both[len(one) :]
     return both
 
 
 def _are_halves(both: Tensor, one: Tensor, other: Tensor) -> bool:
-    """Whether they still are: moving a module to another device gives it memory of its own."""
+    """Whether both are still halves; moving a module to another device gives it new memory."""
     start = both.data_ptr()
     return one.data_ptr() == start and other.data_ptr() == start + one.nbytes
+
+
+class GaussianHead(nn.Module):
+    """[..., 2d]: the mean from the features, the log standard deviation as a parameter."""
+
+    def __init__(self, features: int, size: int, log_std: float) -> None:
+        super().__init__()
+        self.mean = orthogonal(nn.Linear(features, size), _POLICY_GAIN)
+        self.log_std = nn.Parameter(torch.full((size,), log_std))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.complete(self.mean(features))
+
+    def complete(self, mean: Tensor) -> Tensor:
+        """Parameters [..., 2d] with this mean [..., d]."""
+        return torch.cat([mean, self.log_std.expand_as(mean)], -1)
+
+
+class JointHead(nn.Module):
+    """Concatenated parameters of the parts of a joint distribution."""
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.cat([head(features) for head in self.heads], -1)
+
+
+def policy_head(distribution: Distribution, features: int, log_std: float) -> nn.Module:
+    """Head for the parameters of `distribution`."""
+    match distribution:
+        case Joint():
+            return JointHead([policy_head(part, features, log_std) for part in distribution.parts])
+        case DiagonalGaussian() | TanhGaussian():
+            return GaussianHead(features, distribution.param_size // 2, log_std)
+    return orthogonal(nn.Linear(features, distribution.param_size), _POLICY_GAIN)
+
+
+def value_head(features: int) -> nn.Module:
+    """Head for the state value [..., 1]."""
+    return orthogonal(nn.Linear(features, 1), 1.0)

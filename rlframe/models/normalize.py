@@ -1,4 +1,4 @@
-"""Running normalisation of observations, part of the model: saved, evaluated and shipped to workers with it."""
+"""Running normalisation of observations: part of each model, saved and sent to workers with it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from rlframe.core.ranks import current_ranks
 from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels.transfer import sent
+from rlframe.kernels.device import to_device
 from rlframe.models.encoders import is_image
 
 EPSILON = 1e-8
-CLIP = 10.0  # normalised values beyond this many standard deviations are cut
+CLIP = 10.0  # standard deviations, the limit of normalised values
 
 
 class RunningNorm(nn.Module):
-    """(x - mean) / std of one vector, over all that `update` has seen, within ±10; before, x within ±10.
+    """(x - mean) / std of one vector, clipped to ±10, with the statistics of all batches given to `update`.
 
-    Batches are merged exactly (Chan, Golub & LeVeque 1979), in float64; those of other ranks too, in the ranks' order.
+    Batches are merged exactly (Chan, Golub & LeVeque 1979) in float64, across ranks in the order of ranks.
     """
 
     mean: Tensor
@@ -39,15 +39,15 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Merge a batch [..., *shape] of any device, and those that the other ranks merge at the same time."""
-        rows = sent(x, self.mean.device).reshape(-1, *x.shape[x.dim() - self.ndim :]).double()
+        """Merge a batch [..., *shape] of any device, and the batches of the other ranks."""
+        rows = to_device(x, self.mean.device).reshape(-1, *x.shape[x.dim() - self.ndim :]).double()
         mean, variance = rows.mean(0), rows.var(0, unbiased=False)
         moments = torch.stack([torch.full_like(mean, rows.shape[0]), mean, variance])
         for n, *of_rank in current_ranks().stack(moments):
             self._merge(n.reshape(-1)[0], *of_rank)
 
     def _merge(self, n: Tensor, mean: Tensor, variance: Tensor) -> None:
-        """Merge moments of `n` rows; none of a batch that holds NaN or Inf, which would never be got rid of again."""
+        """Merge the moments of `n` rows; skip a batch with NaN or Inf, which would stay in the statistics forever."""
         finite = (mean + variance).isfinite().all()
         total = self.count + n
         delta = mean - self.mean
@@ -58,14 +58,14 @@ class RunningNorm(nn.Module):
 
 
 class ObservationNorm(nn.Module):
-    """Normalises the parts of an observation that are vectors of floats; images, counts and classes pass through."""
+    """Normalises float vectors of an observation; images, counts and classes pass through unchanged."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        parts = [sub for _, sub in action_parts(space)]
-        self.parts = nn.ModuleList(
-            RunningNorm(tuple(sub.shape or ())) if is_float_vector(sub) else nn.Identity() for sub in parts
-        )
+        self.parts = nn.ModuleList()
+        for _, sub in action_parts(space):
+            is_float_vector = isinstance(sub, spaces.Box) and sub.dtype.kind == "f" and not is_image(sub)
+            self.parts.append(RunningNorm(tuple(sub.shape or ())) if is_float_vector else nn.Identity())
 
     def forward(self, observation: Tree) -> Tree:
         parts = iter(self.parts)
@@ -76,8 +76,3 @@ class ObservationNorm(nn.Module):
         for part, x in zip(self.parts, leaves(observation), strict=True):
             if isinstance(part, RunningNorm):
                 part.update(x)
-
-
-def is_float_vector(space: Space) -> bool:
-    """A Box of floats that is not an image."""
-    return isinstance(space, spaces.Box) and space.dtype.kind == "f" and not is_image(space)

@@ -1,8 +1,8 @@
-"""Networks evaluated in NumPy, for acting on a CPU: a few vectors, or one image, in half of the time torch takes.
+"""Networks in NumPy, for acting on a CPU: a few vectors, or one image, in half of torch's time.
 
-Everything here computes what the module of the same name does, from views of its parameters: a step of the optimizer,
-or a worker's copy of new parameters into them, is seen at once. Rows go through in blocks of `BLOCK`, a matrix product
-each, so that each row gets the same bits however the environments are split over processes.
+Each function returns the NumPy counterpart of a module, on views of its parameters, so that changes to them take effect
+at once. Rows are multiplied in blocks of `BLOCK`, so that a row gets the same bits however the environments are split
+over processes. Used by the models' `numpy_forward`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.mlp import Layers
 from rlframe.kernels.numpy_mlp import ACTIVATIONS, sigmoid
-from rlframe.models.encoders import Encoder, FirstConv2d, Image, Plain, Vector
-from rlframe.models.heads import GaussianHead, JointHead
+from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
 from rlframe.models.memory import Memory
+from rlframe.models.mlp import GaussianHead, JointHead
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 
-BLOCK = 4  # rows of a matrix product; products of 8 x 256 by 256 x 256 take 12 us in one or in two of these
+BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
 Array = np.ndarray
-Map = Callable[[Array], Array]  # of rows [K, b, F], K blocks of b, or of a single block [b, F]
+Map = Callable[[Array], Array]  # maps K blocks of b rows [K, b, F], or a single block [b, F]
 
 
 def in_blocks(tree: Tree, n: int) -> Tree:
-    """Rows [n, ...] as [n / b, b, ...]; b is 1 where BLOCK does not divide n. A single block is left as it is."""
+    """Rows [n, ...] as [n / b, b, ...]; b is 1 if BLOCK does not divide n. A single block is left unchanged."""
     b = 1 if n % BLOCK else BLOCK
     if n == b:
         return tree
@@ -46,11 +46,11 @@ def in_rows(tree: Tree, n: int) -> Tree:
 
 
 def affine(weight: Tensor, bias: Tensor) -> Map:
-    """x weight^T + bias, as nn.Linear has them."""
+    """x weight^T + bias, as nn.Linear."""
     w, b = as_numpy(weight).T, as_numpy(bias)
 
     def forward(x: Array) -> Array:
-        y = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # of one block of few rows in half of the time
+        y = x.dot(w) if x.ndim == 2 else np.matmul(x, w)  # dot takes half the time for one block
         y += b
         return y
 
@@ -91,11 +91,11 @@ def vector(module: nn.Module) -> Map:
 
 
 def image(module: nn.Module) -> Map | None:
-    """Features [1, F] of one image [1, ...], there until the next call; None if it is no `Plain` CNN."""
+    """Features [1, F] of one image [1, ...], valid until the next call; None if the CNN is not a `ConvNet`."""
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
     assert isinstance(pixels, Image)
-    if not isinstance(body, Plain):
+    if not isinstance(body, ConvNet):
         return None
     first = x = np.empty(pixels.shape, np.float32)
     steps = []
@@ -115,10 +115,10 @@ def image(module: nn.Module) -> Map | None:
 
 
 def _convolution(module: nn.Conv2d, x: Array) -> tuple[Callable[[], None], Array]:
-    """relu(module(x)) of x [c, h, w], to be computed again and again; and where it will be found [o, h', w']."""
+    """A function that computes relu(module(x)) of the array x [c, h, w] as it is then, and its output [o, h', w']."""
     weight, bias = as_numpy(module.weight), as_numpy(module.bias)
     seen = sliding_window_view(x, weight.shape[2:], (1, 2))[:, :: module.stride[0], :: module.stride[1]]
-    seen = seen.transpose(0, 3, 4, 1, 2)  # [c, k, k, h', w']: each weight's pixels
+    seen = seen.transpose(0, 3, 4, 1, 2)  # [c, k, k, h', w'] pixels of each weight
     patches, y = np.empty(seen.shape, np.float32), np.empty((len(weight), *seen.shape[3:]), np.float32)
     rows, products = patches.reshape(weight[0].size, -1), y.reshape(len(y), -1)
     scale = np.float32(module.scale if isinstance(module, FirstConv2d) else 1)
@@ -134,7 +134,7 @@ def _convolution(module: nn.Conv2d, x: Array) -> tuple[Callable[[], None], Array
 
 
 def encoder(module: nn.Module, n: int) -> Callable[[Tree], Array] | None:
-    """Of n observations; None where torch is to do it: several images take it less time, and it has threads."""
+    """Features of n observations; None for several images or other encoders, where torch is faster."""
     if not isinstance(module, Encoder) or (any(module.order) and n > 1):
         return None
     vectors, images = iter(module.leaves), iter(module.image_leaves)
@@ -169,11 +169,11 @@ def head(module: nn.Module) -> Map:
             return lambda x: _side_by_side(parts, [x] * len(parts))
         case nn.Linear():
             return affine(module.weight, module.bias)
-    raise TypeError(f"{type(module).__name__} is no head")
+    raise TypeError(f"{type(module).__name__} is not a known head")
 
 
 def normalizer(module: ObservationNorm) -> Callable[[Tree], Tree]:
-    """Of the parts that are vectors of floats; the others pass through."""
+    """Normalises float vectors; the other parts pass through unchanged."""
     parts = [running_norm(part) if isinstance(part, RunningNorm) else lambda x: x for part in module.parts]
 
     def forward(observation: Tree) -> Tree:
@@ -184,7 +184,7 @@ def normalizer(module: ObservationNorm) -> Callable[[Tree], Tree]:
 
 
 def running_norm(module: RunningNorm) -> Map:
-    """By the statistics of the moment."""
+    """Normalises one vector by the current statistics."""
     mean, variance = as_numpy(module.mean), as_numpy(module.variance)
 
     def forward(x: Array) -> Array:
@@ -226,7 +226,7 @@ def _gru(x: Array, h: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def feedback(modules: nn.ModuleList) -> Callable[[AgentInputs], Array]:
-    """The previous action and reward [n] as features in blocks, null where an episode begins."""
+    """The previous action and reward [n] as features in blocks, zero at the start of an episode."""
     parts = [vector(part) for part in modules if isinstance(part, Vector)]
 
     def forward(inputs: AgentInputs) -> Array:

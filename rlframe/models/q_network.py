@@ -1,4 +1,7 @@
-"""The Q-network: trunk, then a plain, dueling or noisy head; its numbers are means, distributions or quantiles."""
+"""Q-networks of the DQN family, for agents.q: a trunk with a plain, dueling or noisy head, and value kinds.
+
+A value kind says how the head's numbers become a Q-value: expected, categorical or quantile.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ from torch import Tensor, nn
 
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
+from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
 from rlframe.kernels.mlp import layers_of
-from rlframe.kernels.transfer import sent
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
-from rlframe.models.base import ModelConfig
+from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import has_images, orthogonal
 from rlframe.models.normalize import ObservationNorm
 from rlframe.ops.q_learning import categorical_loss, expected_loss, quantile_loss
 
 
 class QValue(ABC):
-    """How `n_atoms` numbers for each action become its Q-value. Stateless."""
+    """How `n_atoms` numbers for each action become its Q-value; stateless."""
 
     n_atoms: int
 
@@ -51,12 +54,9 @@ class QValue(ABC):
 
 
 def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """The numbers [n, n_atoms] of an action [n] each, of those of all actions [n, A, n_atoms]."""
-    return values.gather(1, _places(values, action)).squeeze(1)
-
-
-def _places(values: Tensor, action: Tensor) -> Tensor:
-    return action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    """Values [n, n_atoms] of one action [n] per row, from the values of all actions [n, A, n_atoms]."""
+    index = action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    return values.gather(1, index).squeeze(1)
 
 
 class Expected(QValue):
@@ -75,12 +75,13 @@ class Expected(QValue):
 
 
 class Categorical(QValue):
-    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017)."""
+    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017).
+
+    Raises:
+        ValueError: fewer than two atoms, or an empty range.
+    """
 
     def __init__(self, n_atoms: int, v_min: float, v_max: float) -> None:
-        """Raises:
-        ValueError: fewer than two atoms, or an empty range.
-        """
         if n_atoms < 2 or not v_min < v_max:
             raise ValueError(
                 f"algo.n_atoms={n_atoms} must be at least 2 and algo.v_min={v_min} below algo.v_max={v_max}"
@@ -91,7 +92,7 @@ class Categorical(QValue):
     def q(self, values: Tensor) -> Tensor:
         if values.is_cpu:
             return values.softmax(-1) @ self.support
-        # Copied to a GPU, the support would be waited for at each update.
+        # Made on the GPU: a copy would make each update wait.
         return values.softmax(-1) @ torch.linspace(self.v_min, self.v_max, self.n_atoms, device=values.device)
 
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
@@ -103,12 +104,9 @@ class Categorical(QValue):
 
 
 class Quantile(QValue):
-    """Returns at the quantile midpoints (2i + 1) / 2N (Dabney et al. 2018)."""
+    """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
 
     def __init__(self, n_atoms: int) -> None:
-        """Raises:
-        ValueError: no quantile.
-        """
         if n_atoms < 1:
             raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
         self.n_atoms = n_atoms
@@ -127,30 +125,21 @@ NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
 
 
-class QModel(nn.Module, ABC):
-    """Maps agent inputs to `n_atoms` numbers for each action (see q_values)."""
-
-    uses_previous: bool = False  # whether `inputs` must have the true previous action and reward, and `first`
+class QModel(Model):
+    """Maps agent inputs to `n_atoms` numbers for each action (see QValue)."""
 
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
-        """Values [..., A, n_atoms] and the next state, for leads [B] or [T, B].
+        """Values [..., A, n_atoms] and the next state, for inputs [B, ...] or [T, B, ...].
 
-        `noisy` [..., 1] or a number: how much of the noise of noisy layers is in a row, 0 for none.
+        `noisy` [..., 1] or a number: scale of the noise of noisy layers in each row, 0 for none.
         """
 
-    def initial_state(self, n: int) -> Tree:
-        """Zero state of n environments; () without memory."""
-        return ()
-
-    def observe(self, observation: Tree) -> None:
-        """Update running statistics from observations [..., *obs]; called once per batch, by the learner."""
-
     def resample(self, generator: torch.Generator) -> None:
-        """Draw the noise of noisy layers anew."""
+        """Draw new noise for noisy layers."""
 
     def numpy_forward(self, n: int) -> NumpyQ | None:
-        """`forward` for n rows of NumPy arrays, `noisy` [n]; None if there is none (see PolicyModel)."""
+        """`forward` for n rows of NumPy arrays, `noisy` [n]; None if not implemented (see PolicyModel)."""
         return None
 
 
@@ -171,25 +160,26 @@ class NoisyLinear(nn.Module):
         self.register_buffer("noise_out", torch.zeros(n_out))
 
     def resample(self, generator: torch.Generator) -> None:
-        """Draw ε anew, on the CPU."""
+        """Draw new ε, on the CPU."""
         for noise in (self.noise_in, self.noise_out):
             drawn = torch.randn(noise.shape, generator=generator)
-            noise.copy_(sent(drawn.sign() * drawn.abs().sqrt(), noise.device))
+            noise.copy_(to_device(drawn.sign() * drawn.abs().sqrt(), noise.device))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
-        # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x): no second weight matrix is made
+        # (σ ⊙ f(ε_i) f(ε_j)) x = f(ε_i) ⊙ σ (f(ε_j) ⊙ x), without a second weight matrix
         noise = linear(x * self.noise_in, self.weight_sigma, self.bias_sigma) * self.noise_out
         return linear(x, self.weight, self.bias) + noisy * noise
 
 
 class Stream(nn.Module):
-    """From features, perhaps through a hidden layer, to numbers."""
+    """The layers from features to the values or advantages, with or without hidden layers."""
 
     def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool) -> None:
         super().__init__()
-        sizes = [n_in, *hidden, n_out]
-        pairs = list(itertools.pairwise(sizes))
-        self.layers = nn.ModuleList(NoisyLinear(*pair) if noisy else _linear(*pair) for pair in pairs)
+        pairs = itertools.pairwise([n_in, *hidden, n_out])
+        self.layers = nn.ModuleList(
+            NoisyLinear(*pair) if noisy else orthogonal(nn.Linear(*pair), 1.0) for pair in pairs
+        )
         self.linears_only = None if noisy else layers_of(self.layers, (*["relu"] * len(hidden), "none"))
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
@@ -199,9 +189,9 @@ class Stream(nn.Module):
             x = layer(F.relu(x) if index else x, noisy)
         return x
 
-    def on_numpy(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for blocks of rows."""
-        layers = [_noisy_on_numpy(x) if isinstance(x, NoisyLinear) else _plain_on_numpy(x) for x in self.layers]
+        layers = [_layer_on_numpy(layer) for layer in self.layers]
 
         def forward(x: np.ndarray, noisy: np.ndarray) -> np.ndarray:
             for index, layer in enumerate(layers):
@@ -211,21 +201,10 @@ class Stream(nn.Module):
         return forward
 
 
-def _dueling(value: Tensor, advantage: Tensor) -> Tensor:
-    """V(s) + A(s, a) - mean A(s, ·), of values [..., n_atoms] and advantages [..., A, n_atoms] (eq. 9)."""
-    return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
-
-
-def _linear(n_in: int, n_out: int) -> nn.Module:
-    return orthogonal(nn.Linear(n_in, n_out), 1.0)
-
-
-def _plain_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    affine = numpy_inference.head(layer)
-    return lambda x, noisy: affine(x)
-
-
-def _noisy_on_numpy(layer: NoisyLinear) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _layer_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    if not isinstance(layer, NoisyLinear):
+        affine = numpy_inference.head(layer)
+        return lambda x, noisy: affine(x)
     mean = numpy_inference.affine(layer.weight, layer.bias)
     sigma = numpy_inference.affine(layer.weight_sigma, layer.bias_sigma)
     noise_in, noise_out = as_numpy(layer.noise_in), as_numpy(layer.noise_out)
@@ -233,7 +212,7 @@ def _noisy_on_numpy(layer: NoisyLinear) -> Callable[[np.ndarray, np.ndarray], np
 
 
 class QNetwork(QModel):
-    """The streams of dueling (Wang et al. 2016) and noisy heads have the last hidden layer, which else comes before."""
+    """Trunk and head; the streams of dueling (Wang et al. 2016) and noisy heads contain the last hidden layer."""
 
     def __init__(
         self,
@@ -257,7 +236,8 @@ class QNetwork(QModel):
         self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
         self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
         trunk, head = self.trunk.layers, self.advantage.linears_only
-        self._whole = trunk.then(head) if trunk and head and not dueling else None  # linear layers: one autograd node
+        # A network of linear layers alone is evaluated as one autograd node:
+        self._linear_network = trunk.then(head) if trunk and head and not dueling else None
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
@@ -265,11 +245,13 @@ class QNetwork(QModel):
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
-        if self._whole:
-            return self._by_action(self._whole(self.trunk.vectors(observation))), state
+        if self._linear_network:
+            return self._by_action(self._linear_network(self.trunk.vectors(observation))), state
         features, state = self.trunk(observation, inputs, state)
         values = self._by_action(self.advantage(features, noisy))
-        return (_dueling(self.value(features, noisy), values) if self.value else values), state
+        if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
+            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+        return values, state
 
     def _by_action(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.n_actions, self.n_atoms)
@@ -287,8 +269,8 @@ class QNetwork(QModel):
         if trunk is None:
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
-        advantage = self.advantage.on_numpy()
-        value = self.value.on_numpy() if self.value else None
+        advantage = self.advantage.numpy_forward()
+        value = self.value.numpy_forward() if self.value else None
         shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:

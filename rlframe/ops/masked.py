@@ -1,4 +1,7 @@
-"""Statistics over valid rows, for losses and metrics; `valid` masks out rows without an action (see Samples)."""
+"""Statistics over valid rows, for losses and metrics; `valid` masks out rows without an action (see Samples).
+
+x, prediction and target have any shape; `valid` is bool of the same shape, or a ValueError gives both shapes.
+"""
 
 from collections.abc import Callable
 
@@ -7,13 +10,7 @@ from torch import Tensor
 
 
 def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
-    """Mean of x over valid rows, 0 if there are none. The gradient of the other rows is 0.
-
-    Args:
-        x: any shape.    valid: bool of the same shape.
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Mean of x over valid rows, 0 if there are none. The gradient of the other rows is 0."""
     _check_shape(x, valid)
     return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
 
@@ -36,11 +33,8 @@ def masked_normalize(
     """(x - mean) / (std + ε) with mean and population std over valid rows; 0 on the others.
 
     Args:
-        x: any shape.    valid: bool of the same shape.
         total: sums a tensor over the processes that normalise their rows together.
         dim: the dimension to normalise over; None for all of them.
-    Raises:
-        ValueError: the shapes differ.
     """
     _check_shape(x, valid)
     sums = torch.stack([torch.where(valid, x, 0.0).sum(dim, keepdim=True), valid.sum(dim, keepdim=True)])
@@ -55,11 +49,6 @@ def explained_variance(prediction: Tensor, target: Tensor, valid: Tensor) -> Ten
     """1 - Var[target - prediction] / Var[target] over valid rows; 0 if the target is constant.
 
     1 is a perfect prediction, 0 is as good as a constant.
-
-    Args:
-        prediction, target: any shape.    valid: bool of the same shape.
-    Raises:
-        ValueError: the shapes differ.
     """
     error_variance, variance = _variance(target - prediction, valid), _variance(target, valid)
     return torch.where(variance > 0, 1.0 - error_variance / variance, 0.0)

@@ -1,8 +1,7 @@
-"""Losses of Q-learning on independent rows, for expected, categorical and quantile values; and value rescaling.
+"""Losses of the DQN family on independent rows, for expected, categorical and quantile values; and value rescaling.
 
-Shared by the losses: `return_` and `bootstrap` [n] are the n-step return and the factor on what follows, γ^k, or 0
-after termination; targets are constants. Each gives the loss [n] and the error [n], at least 0, by which replay may
-prioritize.
+The losses share: `return_` [n], the n-step return; `bootstrap` [n], the factor γ^k on the next value, 0 after
+termination. Targets are constants. Each returns the loss [n] and the error [n] >= 0, for prioritized replay.
 """
 
 import torch
@@ -13,18 +12,18 @@ from rlframe.ops.fused import quantile_huber
 
 
 def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-    """Huber loss of the TD error δ, whose gradient is the error clipped to ±1; the error is |δ|.
+    """Huber loss of the TD error δ, with the gradient clipped to ±1; the error is |δ|.
 
     δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
 
     Args:
-        q, target_q: [n], Q of the action taken and of the next one.
+        q, target_q: [n], Q of the action taken and of the next action.
     """
     return td_loss(q, torch.addcmul(return_, bootstrap, target_q.detach()))
 
 
 def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Huber loss with δ = 1 and absolute error of `q` towards `target`, of any one shape."""
+    """Huber loss with δ = 1, and |target - q|, for `q` and `target` of the same shape."""
     return F.huber_loss(q, target, reduction="none"), (target - q.detach()).abs()
 
 
@@ -36,7 +35,7 @@ def categorical_loss(
     (Bellemare, Dabney & Munos 2017, arXiv 1707.06887, algorithm 1; the KL as priority: Hessel et al. 2018)
 
     Args:
-        logits, target_logits: [n, N], over returns spaced evenly from v_min to v_max.
+        logits, target_logits: [n, N], for N returns spaced evenly from v_min to v_max.
     """
     target = project(target_logits.detach().softmax(-1), return_, bootstrap, v_min, v_max)
     cross_entropy = -(target * logits.log_softmax(-1)).sum(-1)
@@ -46,12 +45,12 @@ def categorical_loss(
 
 @torch.no_grad()
 def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: float, v_max: float) -> Tensor:
-    """Φ: the distribution of G + γ^k Z on the support z, each atom's mass shared by its two neighbours.
+    """Φ: the distribution of G + γ^k Z on the support z, with each atom's mass split between its two neighbours.
 
     (Bellemare et al. 2017, eq. 7)
 
     Args:
-        probability: [n, N] of Z on z = v_min ... v_max.
+        probability: [n, N], of Z on z = v_min ... v_max.
     Returns:
         [n, N], rows summing to 1.
     """
@@ -92,7 +91,7 @@ def rescale(x: Tensor) -> Tensor:
 def unscale(y: Tensor) -> Tensor:
     """h^-1(y) = sign(y) (((√(1 + 4ε (|y| + 1 + ε)) - 1) / 2ε)^2 - 1)   (Pohlen et al. 2018, proposition A.2).
 
-    In float64: the difference of nearly equal numbers is divided by ε.
+    Computed in float64, since a difference of nearly equal numbers is divided by ε.
     """
     wide = y.double()
     root = (torch.sqrt(1 + 4 * _EPSILON * (wide.abs() + 1 + _EPSILON)) - 1) / (2 * _EPSILON)

@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from rlframe.kernels.transfer import sent
+from rlframe.kernels.device import to_device
 from rlframe.record.codec import ChunkedArray, ChunkHashes, iter_chunks
 
 
@@ -156,7 +156,7 @@ class Memory(ABC):
 
     def send(self, array: np.ndarray) -> Tensor:
         """A new array as a tensor on the learner's device, copied asynchronously."""
-        return sent(torch.from_numpy(array), self.device)
+        return to_device(torch.from_numpy(array), self.device)
 
 
 class ArrayColumn(Column):
@@ -188,7 +188,7 @@ class TensorColumn(Column):
     def write(self, time: int, values: np.ndarray) -> None:
         tensor = torch.from_numpy(values)
         for places, part in spans(time, len(values), len(self._grid)):
-            self._grid[places].copy_(sent(tensor[part], self._grid.device))
+            self._grid[places].copy_(to_device(tensor[part], self._grid.device))
             self._digests.invalidate(places)
 
     def take(self, at: Any) -> Tensor:

@@ -16,7 +16,7 @@ from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels import mlp
-from rlframe.kernels.precision import learning_in
+from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
 from rlframe.ops import fused, returns
 from rlframe.record.codec import decode
@@ -302,7 +302,7 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
     with caplog.at_level(logging.WARNING, "rlframe"):
         assert [x.tolist() for x in called(graph, 8)] == [x.tolist() for x in called(Adds(), 8)]
     assert [record.message for record in caplog.records] == [
-        "updates run without a CUDA graph, for they cannot be captured: "
+        "updates run without a CUDA graph, since they cannot be captured: "
         "operation not permitted when stream is capturing"
     ]
 

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.algos.prefetch import OneThread, Prefetch
-from rlframe.kernels.precision import in_bf16, learning_in
+from rlframe.kernels.device import in_bf16, learning_in
 from rlframe.record.codec import ChunkedArray
 from tests.algos.learners import kept_gradients
 from tests.algos.test_dqn import copied, made

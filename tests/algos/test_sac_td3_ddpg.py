@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 from rlframe.algos import ddpg, sac, td3
 from rlframe.core.struct import leaves, map_tree
 from rlframe.envs import debug_envs
-from rlframe.kernels.precision import has_bf16_units, learning_in
+from rlframe.kernels.device import has_bf16_units, learning_in
 from rlframe.record.codec import ChunkedArray, decode, encode
 from tests.algos.learners import LEVEL, collected, learn, learner
 from tests.runners.resumed import count_equal

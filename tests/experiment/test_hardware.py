@@ -15,7 +15,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import hardware
 from rlframe.experiment.config import from_flat
-from rlframe.kernels.precision import has_bf16_units
+from rlframe.kernels.device import has_bf16_units
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.record.writers import read_csv

@@ -5,19 +5,19 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.kernels import convolutions
-from rlframe.kernels.precision import learning_in
-from rlframe.models.encoders import FirstConv2d, Plain
+from rlframe.kernels.device import learning_in
+from rlframe.models.encoders import ConvNet, FirstConv2d
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
 
 
-def network(channels: int, stride: int = 4) -> Plain:
+def network(channels: int, stride: int = 4) -> ConvNet:
     torch.manual_seed(0)
     first = FirstConv2d(channels, 32, 2 * stride, stride, scale=1 / 255)
-    return Plain(first, nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
+    return ConvNet(first, nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
 
 
-def found_by(net: Plain, x: Tensor) -> list[Tensor]:
+def found_by(net: ConvNet, x: Tensor) -> list[Tensor]:
     """The result and all gradients, in bfloat16."""
     with learning_in("bf16"), torch.autocast("cpu", torch.bfloat16):
         y = net(x).float()
@@ -39,7 +39,7 @@ PICTURES = {
 def test_results_and_gradients_are_torchs(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(x.shape[1])
     found = found_by(net, x)
-    monkeypatch.setattr(convolutions, "gains", lambda x: False)
+    monkeypatch.setattr(convolutions, "supports", lambda x: False)
     for one, other in zip(found, found_by(net, x), strict=True):
         assert one.shape == other.shape
         assert (one - other).norm() <= 0.02 * other.norm()
@@ -56,7 +56,7 @@ def test_without_a_gradient_the_result_is_the_same() -> None:
 def test_any_stride_of_the_first_one(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = network(2, stride), torch.randint(0, 256, (2, 2, 97, 90), dtype=torch.uint8)
     found = found_by(net, x)
-    monkeypatch.setattr(convolutions, "gains", lambda x: False)
+    monkeypatch.setattr(convolutions, "supports", lambda x: False)
     for one, other in zip(found, found_by(net, x), strict=True):
         assert (one - other).norm() <= 0.02 * other.norm()
 
@@ -71,9 +71,9 @@ def test_nan_stays_nan() -> None:
 
 def test_it_is_for_learning_in_bfloat16_alone() -> None:
     x = PICTURES["frames"]
-    assert not convolutions.gains(x)
+    assert not convolutions.supports(x)
     with learning_in("bf16"):
-        assert convolutions.gains(x)
-        assert not convolutions.gains(torch.rand(1, 4, 84, 84, requires_grad=True)), "whose gradient it does not give"
+        assert convolutions.supports(x)
+        assert not convolutions.supports(torch.rand(1, 4, 84, 84, requires_grad=True)), "it gives no dL/dx"
         with torch.inference_mode():
-            assert not convolutions.gains(x)
+            assert not convolutions.supports(x)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from rlframe.kernels import matmul, mlp
+from rlframe.kernels.device import learning_in
 from rlframe.kernels.matmul import affine, linear, product, weight_gradient
-from rlframe.kernels.precision import learning_in
 
 SIZES = [(256, 256, 256), (256, 70, 1), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
 needs_one_dnn = pytest.mark.skipif(matmul._LINEAR is None, reason="torch was built without oneDNN")
@@ -104,8 +104,8 @@ def test_on_a_gpu_layers_in_bf16_have_about_the_gradients_of_float32(as_on_a_gpu
 def test_a_small_product_is_not_rounded_on_a_gpu(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "_LEAST_ON_GPU", 256**3 + 1)
     with learning_in("bf16"):
-        assert matmul.as_multiplied(numbers(256, 256), numbers(256, 256))[0].dtype == torch.float32
-        assert matmul.as_multiplied(numbers(257, 256), numbers(256, 256))[0].dtype == torch.bfloat16
+        assert matmul.cast_inputs(numbers(256, 256), numbers(256, 256))[0].dtype == torch.float32
+        assert matmul.cast_inputs(numbers(257, 256), numbers(256, 256))[0].dtype == torch.bfloat16
 
 
 @pytest.mark.gpu

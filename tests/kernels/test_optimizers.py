@@ -92,7 +92,7 @@ def test_a_loaded_state_is_copied_and_goes_on_to_the_bit(name: str) -> None:
 def test_a_state_of_other_parameters_is_refused(name: str) -> None:
     ours = made(name)
     one = OPTIMIZERS[name]([nn.Parameter(torch.ones(3))], 1e-5)
-    with pytest.raises(ValueError, match="the saved optimizer is of 1 parameters, this one of 2; load its own state"):
+    with pytest.raises(ValueError, match="has 1 parameters, this one 2; load the state of the same model"):
         ours.load_state_dict(one.state_dict())
     wide = OPTIMIZERS[name]([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))], 1e-5)
     advance(wide, 1.0)
@@ -105,7 +105,7 @@ def test_a_state_of_other_parameters_is_refused(name: str) -> None:
 def test_a_state_of_another_optimizer_is_refused() -> None:
     other = made("rmsprop")
     advance(other, 1.0)
-    with pytest.raises(ValueError, match="no exp_avg of parameter 0, only step, square_avg: it is of another kind"):
+    with pytest.raises(ValueError, match="no exp_avg of parameter 0, only step, square_avg: it is not Adam"):
         made("adam").load_state_dict(other.state_dict())
 
 

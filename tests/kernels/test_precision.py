@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlframe.core.errors import ConfigError
-from rlframe.kernels.precision import choose_precision, gpu_has_bf16_units, has_bf16_units, in_bf16, learning_in
+from rlframe.kernels.device import choose_precision, gpu_has_bf16_units, has_bf16_units, in_bf16, learning_in
 
 CPU = torch.device("cpu")
 
@@ -25,12 +25,12 @@ def test_auto_is_bf16_where_there_are_units_for_it() -> None:
 
 
 def test_bf16_is_refused_where_it_gains_nothing() -> None:
-    with pytest.raises(ConfigError, match="precision=bf16 is not for device=cuda; use precision=auto or fp32"):
+    with pytest.raises(ConfigError, match="precision=bf16 is not supported on device=cuda; use precision=auto or fp32"):
         choose_precision("bf16", torch.device("cuda"))
 
 
 def test_bf16_is_for_gpus_with_units_for_it_and_auto_leaves_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlframe.kernels.precision.gpu_has_bf16_units", lambda device: device.type == "cuda")
+    monkeypatch.setattr("rlframe.kernels.device.gpu_has_bf16_units", lambda device: device.type == "cuda")
     assert choose_precision("bf16", torch.device("cuda")) == "bf16"
     assert choose_precision("auto", torch.device("cuda")) == "fp32"
 

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from rlframe.core.struct import fill
-from rlframe.kernels.transfer import fetched, sent
+from rlframe.kernels.device import copy_to_host, to_device
 
 CPU = torch.device("cpu")
 
 
 def test_what_is_there_already_is_not_copied() -> None:
     tensor = torch.ones(3)
-    assert sent(tensor, CPU) is tensor
+    assert to_device(tensor, CPU) is tensor
 
 
 def test_what_was_fetched_stays_while_its_place_is_written_anew() -> None:
     place = torch.tensor([1.0, 2.0])
-    wait = fetched(place)
+    wait = copy_to_host(place)
     place.fill_(0.0)
     assert wait().tolist() == [1.0, 2.0]
 
@@ -29,15 +29,15 @@ def test_copies_to_a_gpu_and_back_are_complete_when_they_are_read() -> None:
     there = []
     for i in range(200):
         row = torch.full((1000,), float(i))
-        there.append(sent(row, device))
+        there.append(to_device(row, device))
         row.fill_(-1.0)  # ordinary memory may be written again at once
     assert [x.mean().item() for x in there] == list(range(200))
     waits = []
     for i in range(200):
         there[0].fill_(i)
-        waits.append(fetched(there[0]))
+        waits.append(copy_to_host(there[0]))
     assert [wait().mean().item() for wait in waits] == list(range(200))
-    assert sent(there[0], device) is there[0] or sent(there[0], device).data_ptr() == there[0].data_ptr()
+    assert to_device(there[0], device) is there[0] or to_device(there[0], device).data_ptr() == there[0].data_ptr()
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
-from rlframe.kernels.precision import learning_in
+from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import Encoder, HiddenLayers, Image, is_image, make_encoder
 from tests.fork_server import run_python
@@ -185,7 +185,7 @@ def test_a_small_image_gets_a_network_that_fits() -> None:
     encoder = make_encoder(pixels(10, 12, 3), ModelConfig())
     assert isinstance(encoder, Encoder)
     assert encoder.size == 512
-    with pytest.raises(ConfigError, match=r"nature needs images of 36 pixels a side, got 10x12; use impala"):
+    with pytest.raises(ConfigError, match=r"nature needs images of 36 pixels per side, got 10x12; use impala"):
         make_encoder(pixels(10, 12, 3), ModelConfig(encoder="nature"))
     make_encoder(pixels(36, 36, 1), ModelConfig(encoder="nature"))
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import map_tree
 from rlframe.kernels import mlp, numpy_mlp
+from rlframe.kernels.device import has_bf16_units, learning_in
 from rlframe.kernels.mlp import Layers, frozen, plain_networks, together
-from rlframe.kernels.precision import has_bf16_units, learning_in
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.critics import Critics, first, least, make_critics, make_discrete_critics, with_target

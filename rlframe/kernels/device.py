@@ -1,0 +1,99 @@
+"""What kernels ask of a device: the precision of matrix products, and copies between host and GPU.
+
+Learning may multiply in bfloat16 where the hardware does that faster. Sums, parameters, losses, targets and optimizers
+stay float32, and so does acting: all samplers give the same bits. Used by models, algorithms, replay and the runners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from rlframe.core.errors import ConfigError
+
+PRECISIONS = ("auto", "fp32", "bf16")
+
+_current: ContextVar[str] = ContextVar("rlframe_precision", default="fp32")
+
+
+def gpu_has_bf16_units(device: torch.device) -> bool:
+    """Whether this GPU is present and multiplies bfloat16 in hardware; older ones emulate it."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def has_bf16_units() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware and torch was built with oneDNN, which uses that."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        capabilities = torch.cpu.get_capabilities()
+    except AttributeError:  # an older torch
+        return False
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """Resolve `auto`: bf16 on a CPU with bfloat16 units, else fp32. On a GPU the gain of bf16 was never measured.
+
+    Raises:
+        ConfigError: bf16 on a device without bfloat16 units.
+    """
+    able = device.type == "cpu" and has_bf16_units()
+    if name == "bf16" and not able and not gpu_has_bf16_units(device):
+        where = f"device={device}" if device.type != "cpu" else "this CPU, which has neither avx512_bf16 nor amx_bf16"
+        raise ConfigError(f"precision=bf16 is not supported on {where}; use precision=auto or fp32")
+    return ("bf16" if able else "fp32") if name == "auto" else name
+
+
+def in_bf16() -> bool:
+    """Whether products take bfloat16 inputs now: inside `learning_in("bf16")`, except in inference mode (acting)."""
+    return _current.get() == "bf16" and not torch.is_inference_mode_enabled()
+
+
+@contextmanager
+def learning_in(precision: str) -> Iterator[None]:
+    """Context in which learning multiplies in `precision`, fp32 or bf16; outside, it is fp32."""
+    products = torch.backends.cuda.matmul
+    token, sums_in_bf16 = _current.set(precision), products.allow_bf16_reduced_precision_reduction
+    products.allow_bf16_reduced_precision_reduction = False  # cuBLAS sums in bfloat16 by default
+    try:
+        yield
+    finally:
+        products.allow_bf16_reduced_precision_reduction = sums_in_bf16
+        _current.reset(token)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy `tensor` to `device` without waiting; returns it unchanged if it is there already.
+
+    The copy goes through pinned memory: a copy from other memory may wait for all work queued on the GPU. The caller
+    may overwrite `tensor` after this returns, unless it is pinned itself.
+    """
+    if tensor.device == device:
+        return tensor
+    if device.type != "cuda" or not tensor.is_cpu:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Start a copy to the host; the returned function waits until it is complete and returns it."""
+    if tensor.device.type != "cuda":
+        here = tensor.to("cpu", copy=True)
+        return lambda: here
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def wait() -> Tensor:
+        arrived.synchronize()
+        return pinned
+
+    return wait
