@@ -1,7 +1,5 @@
 """Fields of config classes: counts written as 1e6, lists written as [64,64], and parts named by their module."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

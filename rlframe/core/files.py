@@ -21,20 +21,12 @@ _MAX_TABLE_BYTES = 1 << 30
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether `path` is a regular file, not a link, pipe or device.
-
-    Raises:
-        OSError: it does not exist.
-    """
+    """Whether `path` is a regular file, not a link, pipe or device. Raises OSError if it does not exist."""
     return stat.S_ISREG(path.lstat().st_mode)
 
 
 def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        ConfigError: it does not exist, is not a regular file, or has more than `max_bytes` bytes.
-    """
+    """Read a whole file. Raises ConfigError if it is missing, not a regular file, or larger than `max_bytes`."""
     try:
         if not is_regular_file(path):
             raise ConfigError(f"{path} is not a regular file; replace the link, pipe or folder by the file itself")
@@ -47,11 +39,7 @@ def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ConfigError: the file is missing, not a regular file, larger than MAX_BYTES, or not a JSON object.
-    """
+    """Read a JSON object. Raises ConfigError as `read_regular_file`, or if the file holds anything else."""
     try:
         content = json.loads(read_regular_file(path))
     except (ValueError, RecursionError) as error:
@@ -62,10 +50,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a progress.csv, as text. Incomplete and damaged lines are skipped.
+    """Columns and rows of a progress.csv as text, without incomplete and damaged lines.
 
-    Raises:
-        ConfigError: not a regular file, or too large.
+    A missing file is empty; one that is not a regular file or too large raises ConfigError.
     """
     data = read_regular_file(path, _MAX_TABLE_BYTES) if os.path.lexists(path) else b""
     lines = [_cells(line) for line in data.decode("utf-8", errors="replace").split("\n")[:-1]]
@@ -88,9 +75,7 @@ def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> Rec
 
 
 def check_free_space(what: str, folder: Path, n_bytes: int) -> None:
-    """Raises:
-    RecordError: the disk of `folder` has less than `n_bytes` free.
-    """
+    """Raise RecordError if the disk of `folder` has less than `n_bytes` free."""
     if n_bytes > shutil.disk_usage(folder).free:
         raise RecordError(f"{what} cannot be written: it needs {n_bytes:,} bytes and {_free(folder)}")
 
@@ -103,11 +88,7 @@ def _free(folder: Path) -> str:
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a new file and flush it to disk.
-
-    Raises:
-        FileExistsError: it exists.    OSError: a disk error.
-    """
+    """Write a new file and flush it to disk. Raises FileExistsError if it exists, OSError on a disk error."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         rest = memoryview(data)
@@ -128,11 +109,7 @@ def sync(path: Path) -> None:
 
 
 def check_file(file: Path, n_bytes: int, sha256: str) -> None:
-    """Check that a regular file has this size and hash; the size is checked first.
-
-    Raises:
-        SnapshotError: it differs.
-    """
+    """Raise SnapshotError unless a regular file has this size and hash; the size is checked first."""
     try:
         status = os.lstat(file)
     except OSError as error:

@@ -3,8 +3,6 @@
 `system.distributed` implements them over torch.distributed; `current_ranks` is used wherever ranks must agree.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,9 +50,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
-        """Replace tensors in place by their mean over ranks, weighted by each rank's `weight` (number or 0-d
-        tensor).
-        """
+        """Replace tensors in place by their mean over ranks, weighted by `weight`: a number or tensor [] per rank."""
 
     @abstractmethod
     def gather(self, value: _T) -> list[_T]:

@@ -12,9 +12,6 @@ class Linear:
 
     value(s) = initial + min(max(s / n_steps, 0), 1) * (final - initial)
 
-    The value may rise or fall; with `initial == final` it is constant. Its unit is that of `initial`, for example a
-    probability or a learning rate.
-
     Raises:
         ValueError: n_steps <= 0.
     """

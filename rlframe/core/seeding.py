@@ -29,10 +29,7 @@ PER_RANK = (Role.ALGO, Role.REPLAY)
 
 
 def seed_sequence(root: int, role: Role, *key: int) -> np.random.SeedSequence:
-    """The SeedSequence of (root seed, rank, role, key).
-
-    `key` is, for example, an environment's index over all ranks.
-    """
+    """The SeedSequence of (root seed, rank, role, key); `key` is often an environment's index over all ranks."""
     rank = current_ranks().rank if role in PER_RANK else 0
     return np.random.SeedSequence(entropy=root, spawn_key=(rank, int(role), *key))
 
@@ -121,6 +118,4 @@ class EpisodeSeeds:
 
 def round_seed(own: int, round_: int) -> int:
     """The seed of an environment in a round: its own in round 0, else a derived one."""
-    if not round_:
-        return own
-    return int(np.random.SeedSequence(own, spawn_key=(0, round_)).generate_state(1)[0] >> 1)
+    return int(np.random.SeedSequence(own, spawn_key=(0, round_)).generate_state(1)[0] >> 1) if round_ else own

@@ -46,9 +46,7 @@ def _canonical_dtype(space: Space) -> Any:
 
 
 def check_observation_space(space: Space, name: str = "observation") -> None:
-    """Raises:
-    ValueError: a part of `space` is empty or not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple.
-    """
+    """Raise ValueError if a part is empty or not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."""
     match space:
         case spaces.Dict() | spaces.Tuple():
             if not space.spaces:
@@ -71,9 +69,7 @@ def _parts(space: spaces.Dict | spaces.Tuple, name: str) -> list[tuple[str, Spac
 
 
 def check_action_space(space: Space) -> None:
-    """Raises:
-    ValueError: as `check_observation_space`, or a Box of integers, or a Box with a NaN bound or low >= high.
-    """
+    """As `check_observation_space`; also raise ValueError for a Box of integers, with a NaN bound or low >= high."""
     check_observation_space(space, "action")
     for name, box in action_parts(space, "action"):
         if not isinstance(box, spaces.Box):
@@ -117,9 +113,7 @@ def action_decoder(space: Space) -> Decoder:
 
 
 def box_scaling(box: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """scale, offset, canonical low and canonical high of `box`, float32 of its shape: action = scale * canonical +
-    offset.
-    """
+    """Scale, offset, canonical low and high, float32 of the box's shape: action = scale * canonical + offset."""
     low, high = box.low.astype(np.float64), box.high.astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     scale = np.where(bounded, high - np.where(bounded, low, 0), 2.0) / 2.0

@@ -3,8 +3,6 @@
 Imports without torch: tensors are recognised by their type's module, and only `Struct.torch` imports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -99,7 +97,7 @@ def as_numpy(leaf: Any) -> np.ndarray:
     """A NumPy view of an array or CPU tensor; a copy of a tensor on another device."""
     if isinstance(leaf, np.ndarray):
         return leaf
-    if not _is_tensor(leaf):
+    if not type(leaf).__module__.startswith("torch"):
         return np.asarray(leaf)
     try:
         return leaf.numpy()  # half the time of the general case; called per leaf and step
@@ -119,10 +117,6 @@ def fill(tensor: Any, numbers: Any) -> None:
             place.fill_(number)
     else:
         tensor.fill_(numbers)
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return type(leaf).__module__.startswith("torch")
 
 
 @dataclass(frozen=True, eq=False)

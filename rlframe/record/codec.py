@@ -50,11 +50,7 @@ class ChunkedArray:
         return map(self.read, range(len(self.counts)))
 
     def to_numpy(self) -> np.ndarray:
-        """Read the whole array into memory.
-
-        Raises:
-            MemoryError: there is too little free memory.
-        """
+        """Read the whole array into memory. Raises MemoryError if there is too little free memory."""
         check_memory(self.nbytes)
         array = np.empty(self.shape, self.dtype)
         for rows, chunk in iter_chunks(self):
@@ -63,9 +59,7 @@ class ChunkedArray:
 
 
 def check_memory(n_bytes: int) -> None:
-    """Raises:
-    MemoryError: fewer than `n_bytes` of memory are free.
-    """
+    """Raise MemoryError if fewer than `n_bytes` of memory are free."""
     free = int(psutil.virtual_memory().available)
     if n_bytes > free:
         raise MemoryError(f"it needs {n_bytes:,} bytes of memory and {free:,} are free")
@@ -149,11 +143,7 @@ class DecodeError(Exception):
 
 
 def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
-    """Encode `value` as JSON; its arrays are added to `arrays` under their path.
-
-    Raises:
-        TypeError: an unsupported type; the message gives its path.
-    """
+    """Encode `value` as JSON; add its arrays to `arrays` under their path. Raises TypeError for an unsupported type."""
     match value:
         case None | str():
             return value
@@ -229,10 +219,7 @@ def _store(array: np.ndarray | ChunkedArray, arrays: Arrays, path: str) -> str:
 def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
     """The inverse of `encode`, with tensors on the CPU. A ChunkedArray smaller than LARGE_BYTES comes back as an array.
 
-    `arrays` raises DecodeError for an unknown name.
-
-    Raises:
-        DecodeError: an unknown tag, dtype or array name, or an array of another shape.
+    Raises DecodeError for an unknown tag or dtype, or an array of another shape; `arrays` does for an unknown name.
     """
     match node:
         case None | bool() | int() | float() | str():
@@ -318,11 +305,7 @@ def _check(array: np.ndarray, dtype: str, shape: list[int]) -> None:
 
 
 def dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
-    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first.
-
-    Raises:
-        OSError: a disk error.
-    """
+    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first."""
     arrays: Arrays = {}
     tree = encode(state, arrays, name)
     path = directory / f"{name}.safetensors"

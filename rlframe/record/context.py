@@ -107,11 +107,7 @@ def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
 
 
 def dated(name: str, below: str = "") -> Path:
-    """A path data/local/<yyyymmdd>/<hhmmss>/<name>/<below> that does not exist yet.
-
-    Raises:
-        ConfigError: the name cannot be a directory's, or the path would be inside the installed package.
-    """
+    """A new path data/local/<yyyymmdd>/<hhmmss>/<name>/<below>. Raises ConfigError if `name` is unusable."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise ConfigError(f"name={name!r} must be usable as the name of a directory")
     root = _data_root() / "local"

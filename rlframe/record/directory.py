@@ -35,21 +35,13 @@ _logger = logging.getLogger("rlframe")
 
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
-    """Write params.json of a new run.
-
-    Raises:
-        ConfigError: a value of `config` is not JSON-able.
-    """
+    """Write params.json of a new run. Raises ConfigError if a value of `config` is not JSON-able."""
     params = {"config": _checked(config), "seed": config.get("seed"), **session()}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
-    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
-
-    Raises:
-        ConfigError: params.json is unreadable.
-    """
+    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config."""
     try:
         params = read_json(path)
         before, resumed = params.get("config", {}), params.setdefault("resumed", [])

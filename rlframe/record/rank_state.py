@@ -223,11 +223,7 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
 
 
 def _checked(name: str, entry: Any, folder: Path) -> tuple[np.dtype, tuple[int, ...], list[tuple[str, int]]]:
-    """dtype, row shape and chunks (digest, bytes) of a large array, from its manifest entry.
-
-    Raises:
-        SnapshotError: the entry is invalid.
-    """
+    """dtype, row shape and chunks (digest, bytes) of a large array's manifest entry, or SnapshotError if invalid."""
     match entry:
         case {"dtype": str() as dtype, "shape": [int() as n, *row], "chunks": list() as chunks} if dtype in STORED:
             row_bytes = np.dtype(dtype).itemsize * math.prod(row) if _is_row(row) else 0

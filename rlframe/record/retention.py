@@ -33,11 +33,7 @@ _logger = logging.getLogger("rlframe")
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When snapshots are written, which are kept, and what happens on a disk error.
-
-    Raises:
-        ConfigError: an unknown mode or option, or a number out of range.
-    """
+    """When snapshots are written, which are kept, and what happens on a disk error. Raises ConfigError."""
 
     mode: str = "last"  # none | last | all | gap | best
     gap: int = 0  # env_steps between snapshots, in mode gap
@@ -64,12 +60,7 @@ class SnapshotPolicy:
         return sign * row.get(self.best.removeprefix("-"), math.nan)
 
     def check(self, row: Mapping[str, float]) -> None:
-        """Check that the metric `best` exists or may still appear; episode, learning and replay metrics may appear
-        late.
-
-        Raises:
-            ConfigError: the metric is unknown.
-        """
+        """Raise ConfigError unless the metric `best` is in the row or may appear in a later one (see `_LATE`)."""
         name = self.best.removeprefix("-")
         may_come = name.startswith("env/") or (name in METRICS and name.startswith(_LATE))
         may_come |= name.startswith("algo/") and not row.get("updates")  # of the user's own algorithm

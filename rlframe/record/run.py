@@ -300,9 +300,7 @@ def _attach(handler: logging.Handler, until: ExitStack) -> None:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises:
-    ConfigError: `directory` is not empty. Nothing is ever overwritten.
-    """
+    """Raise ConfigError if `directory` is not empty."""
     if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
         raise ConfigError(
             f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or continue it with "

@@ -51,11 +51,7 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEn
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a snapshot directory.
-
-    Raises:
-        SnapshotError: missing, damaged, not a manifest, or of another format; the message names the file.
-    """
+    """Read and check a snapshot's manifest. Raises SnapshotError if it is missing, damaged or of another format."""
     file = folder / MANIFEST
     match _parsed(file):
         case {"meta": dict() as meta, "ranks": list() as ranks}:
@@ -187,19 +183,14 @@ def _load(snapshot: Path, rank: int, key: str) -> tuple[Any, dict[str, Any]]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The meta of a snapshot directory, without reading its arrays.
-
-    Raises:
-        SnapshotError: as `load_snapshot`.
-    """
+    """The meta of a snapshot directory, without reading its arrays. Raises SnapshotError."""
     return read_manifest(path).meta
 
 
 def resolve_snapshot(path: Path) -> Path:
-    """The snapshot directory for a run directory, its `snapshot` directory, a symlink in it, or a snapshot itself.
+    """The snapshot of a run directory, of its `snapshot` directory, or of a link in it; or `path` itself.
 
-    Raises:
-        SnapshotError: there is none; the message lists what is there.
+    Raises SnapshotError if there is none; the message lists what exists.
     """
     return _candidates(path)[0]
 
@@ -227,9 +218,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def check_inside(directory: Path) -> None:
-    """Raises:
-    SnapshotError: the `snapshot` directory is a link, so a run could read or delete snapshots of another one.
-    """
+    """Raise SnapshotError if `directory` is a link: a run could read or delete the snapshots of another one."""
     if directory.is_symlink():
         raise SnapshotError(f"{directory} is a link to {os.readlink(directory)}; move the directory here")
 

@@ -4,8 +4,6 @@
 Cores are physical: hyperthread siblings stay together, and sockets and NUMA nodes come from the topology.
 """
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os

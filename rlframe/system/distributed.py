@@ -4,8 +4,6 @@ On one machine, rank 0 is the user's process and the others are its children. Un
 sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, every rank is a separate program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

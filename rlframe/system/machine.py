@@ -1,7 +1,5 @@
 """The machine's CPUs, GPUs and CPU quota, and process-wide settings: malloc, garbage collection, thread counts."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -4,8 +4,6 @@ Both start methods behave alike: the work is sent by cloudpickle (so lambdas and
 the child never imports the parent's main module, ignores Ctrl-C, and is killed when its parent dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing
@@ -141,11 +139,7 @@ class ChildProcess:
             shared.send(self._connection)
 
     def start_command(self, command: int, argument: int = 0) -> None:
-        """Let the child execute a command.
-
-        Raises:
-            RuntimeError: it is busy, has failed, or is closed.
-        """
+        """Let the child execute a command. Raises RuntimeError if it is busy, has failed, or is closed."""
         if self._state is not _FREE:
             raise RuntimeError(
                 f"{self.name} cannot start a command: it {self._state}; after an error or interruption, close it and "
@@ -155,11 +149,7 @@ class ChildProcess:
         self._command(command, argument)
 
     def queue_command(self, command: int) -> None:
-        """Queue the same command again behind the current ones. Each is finished by one `wait` and has no result.
-
-        Raises:
-            RuntimeError: it has failed, or is closed.
-        """
+        """Queue the same command again behind the current ones. Each is finished by one `wait` and has no result."""
         if self._state in (_FAILED, _CLOSED):
             raise RuntimeError(f"{self.name} cannot start a command: it {self._state}")
         self._state = _BUSY

@@ -3,8 +3,6 @@
 The parent's side is `system.process.ChildProcess`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import logging
