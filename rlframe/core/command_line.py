@@ -51,10 +51,9 @@ class KeyValues:
 
 
 def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run `body(argv)`; turn what it raises into one readable message and return the exit status.
+    """Run `body(argv)` and return the exit status.
 
-    A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given. Any other
-    exception is a bug and keeps its traceback.
+    A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given.
     """
     show_traceback = "traceback=true" in argv
     try:

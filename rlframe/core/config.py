@@ -129,11 +129,7 @@ class module_part(MetaFactory):
 
 
 def find_module(name: str, package: str) -> ModuleType:
-    """Import the module `package.name`, a user's dotted module, or a file ending in .py.
-
-    Raises:
-        ConfigError: it does not exist; the message lists the modules of `package`.
-    """
+    """Import the module `package.name`, a user's dotted module, or a .py file. Raises ConfigError if missing."""
     if name.endswith(".py"):
         return _load_file(Path(name))
     known = module_names(package)

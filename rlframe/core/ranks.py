@@ -23,10 +23,9 @@ class RanksDiffer(ReadableError):
 
 
 class Ranks(ABC):
-    """This process's rank and its collective operations. All ranks must call them in the same order.
+    """This process's rank and its collective operations, which all ranks must call in the same order.
 
-    Raises (every collective operation):
-        RankLost: another rank died or missed the deadline.
+    They raise RankLost if another rank died or missed the deadline.
     """
 
     rank: int  # from 0
@@ -87,7 +86,7 @@ class SingleRank(Ranks):
         return tensor[None]
 
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
-        """Do nothing: the mean of one."""
+        pass
 
     def gather(self, value: _T) -> list[_T]:
         return [value]

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear interpolation from `initial` to `final` over the first `n_steps` env_steps, constant afterwards.
-
-    value(s) = initial + min(max(s / n_steps, 0), 1) * (final - initial)
-
-    Raises:
-        ValueError: n_steps <= 0.
-    """
+    """Linear interpolation from `initial` to `final` over the first `n_steps` env_steps, constant afterwards."""
 
     initial: float
     final: float
@@ -36,8 +30,6 @@ def annealed(kind: str, initial: float, n_steps: float) -> Linear:
     Args:
         kind: `constant`, always `initial`; or `linear`, from `initial` to 0 at `n_steps`.
         n_steps: env_steps over all ranks, usually the length of the run.
-    Raises:
-        ValueError: an unknown `kind`, or n_steps <= 0.
     """
     if kind not in ("constant", "linear"):
         raise ValueError(f"schedule={kind!r} is unknown; use constant or linear")

@@ -72,14 +72,11 @@ def env_seeds(root: int, role: Role, n: int) -> list[int]:
 
 
 def distinct_seeds(root: int, role: Role, n: int) -> list[int]:
-    """One seed below 2**31 for each of n environments, all distinct.
-
-    A collision (one in a million at 64 environments) is moved to the next free number.
-    """
+    """One seed below 2**31 for each of n environments, all distinct."""
     seeds: list[int] = []
     for index in range(n):
         seed = seed_int(root, role, index)
-        while seed in seeds:
+        while seed in seeds:  # one in a million at 64 environments
             seed = (seed + 1) % 2**31
         seeds.append(seed)
     return seeds

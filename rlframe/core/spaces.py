@@ -31,18 +31,11 @@ def zeros(space: Space, lead: tuple[int, ...] = ()) -> Tree:
             return {key: zeros(sub, lead) for key, sub in space.spaces.items()}
         case spaces.Tuple():
             return tuple(zeros(sub, lead) for sub in space.spaces)
-        case _:
-            return np.zeros(lead + tuple(space.shape or ()), _canonical_dtype(space))
-
-
-def _canonical_dtype(space: Space) -> Any:
-    match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
-            return np.int64
-        case spaces.MultiBinary():
-            return np.int8
+            return np.zeros(lead + tuple(space.shape or ()), np.int64)
         case _:
-            return np.float32 if space.dtype == np.float64 else space.dtype
+            dtype = np.float32 if space.dtype == np.float64 else space.dtype
+            return np.zeros(lead + tuple(space.shape or ()), dtype)
 
 
 def check_observation_space(space: Space, name: str = "observation") -> None:

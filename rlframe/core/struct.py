@@ -5,6 +5,7 @@ Imports without torch: tensors are recognised by their type's module, and only `
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import setitem
 from typing import Any, Self
 
 import numpy as np
@@ -13,11 +14,7 @@ Tree = Any  # a Struct, tuple or dict of Trees, or one array
 
 
 def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `f` to every leaf of `tree` and the corresponding leaves of `others`.
-
-    Raises:
-        KeyError, ValueError: another tree lacks a leaf of `tree`.
-    """
+    """Apply `f` to every leaf of `tree` and the same leaves of `others`; KeyError or ValueError if one is missing."""
     if not isinstance(tree, _BRANCHES):
         return f(tree, *others)
     if isinstance(tree, Struct):
@@ -106,11 +103,8 @@ def as_numpy(leaf: Any) -> np.ndarray:
 
 
 def fill(tensor: Any, numbers: Any) -> None:
-    """Write a number, or a tuple of n numbers, into a tensor [] or [n] without synchronizing with its device.
-
-    On the CPU this takes a fifth of torch's time.
-    """
-    if tensor.device.type == "cpu":
+    """Write a number, or a tuple of n numbers, into a tensor [] or [n] without synchronizing with its device."""
+    if tensor.device.type == "cpu":  # takes a fifth of torch's time
         tensor.numpy()[...] = numbers
     elif isinstance(numbers, tuple):
         for place, number in zip(tensor, numbers, strict=True):
@@ -128,11 +122,7 @@ class Struct:
         return map_tree(lambda x: x[index], self)
 
     def __setitem__(self, index: Any, value: Self) -> None:
-
-        def assign(x: Any, v: Any) -> None:
-            x[index] = v
-
-        map_tree(assign, self, value)
+        map_tree(lambda x, v: setitem(x, index, v), self, value)
 
     def map(self, f: Callable[..., Any], *others: Self) -> Self:
         return map_tree(f, self, *others)

@@ -83,7 +83,10 @@ class ChunkHashes:
     ) -> ChunkedArray:
         """A ChunkedArray of the first `n_used` rows; `read` returns rows, contiguous, of this dtype and shape."""
         n, counts = self.n_rows, self._counts_of(n_used)
-        self._forget_resized(counts)
+        for i, count in enumerate(counts):
+            if i >= len(self._counts) or self._counts[i] != count:
+                self._known[i] = ""
+        self._counts = counts
         return ChunkedArray(dtype, row, counts, lambda i: read(slice(i * n, i * n + counts[i])), self._known)
 
     def load(self, saved: np.ndarray | ChunkedArray) -> None:
@@ -95,12 +98,6 @@ class ChunkHashes:
 
     def _counts_of(self, n_used: int) -> list[int]:
         return [min(self.n_rows, n_used - start) for start in range(0, n_used, self.n_rows)]
-
-    def _forget_resized(self, counts: list[int]) -> None:
-        for i, count in enumerate(counts):
-            if i >= len(self._counts) or self._counts[i] != count:
-                self._known[i] = ""
-        self._counts = counts
 
 
 def split_into_chunks(array: np.ndarray) -> ChunkedArray:
@@ -276,32 +273,30 @@ def _fetch(arrays: Mapping[str, np.ndarray | ChunkedArray], name: str, shape: li
 def _decode_tensor(array: np.ndarray, dtype: str, shape: list[int]) -> torch.Tensor:
     if dtype not in _TENSORS:
         raise DecodeError(f"unknown dtype {dtype!r}")
-    tensor = torch.from_numpy(array)
+    if dtype in STORED:
+        return torch.from_numpy(_checked(array, dtype, shape))
     try:
-        if dtype not in STORED:
-            empty = torch.empty(0, dtype=_TENSORS[dtype])
-            return (tensor.view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
+        empty = torch.empty(0, dtype=_TENSORS[dtype])
+        return (torch.from_numpy(array).view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
     except (RuntimeError, TypeError) as error:
         raise DecodeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
-    _check(array, dtype, shape)
-    return tensor
 
 
 def _decode_array(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
     if dtype not in _ARRAYS:
         raise DecodeError(f"unknown dtype {dtype!r}")
+    if dtype in STORED:
+        return _checked(array, dtype, shape)
     try:
-        if dtype not in STORED:
-            return array.view(dtype).reshape(shape)
+        return array.view(dtype).reshape(shape)
     except (ValueError, TypeError) as error:
         raise DecodeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
-    _check(array, dtype, shape)
-    return array
 
 
-def _check(array: np.ndarray, dtype: str, shape: list[int]) -> None:
+def _checked(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
     if array.dtype.name != dtype or list(array.shape) != shape:
         raise DecodeError(f"an array is {array.dtype.name}{list(array.shape)} instead of {dtype}{shape}")
+    return array
 
 
 def dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:

@@ -161,11 +161,9 @@ class Timers:
 
     def __init__(self, elapsed_s: float = 0.0) -> None:
         """`elapsed_s`: time before a resume."""
-        self._start = self._interval_start = perf_counter()
-        self._before_s = elapsed_s
-        self._seconds = dict.fromkeys(PARTS, 0.0)  # of this interval
+        self._start, self._before_s = perf_counter(), elapsed_s
         self._inner: list[float] = []  # seconds in nested parts, one entry per open part
-        self._env_steps, self._updates = 0, 0
+        self.begin(0, 0)
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Count the time inside the `with` block for `part`."""

@@ -51,13 +51,13 @@ def env_steps_of(snapshot: Path) -> int:
     return int(match[1])
 
 
-def free_name(directory: Path, env_steps: int) -> Path:
-    """An unused name for a snapshot; a second one of the same step gets a suffix."""
-    name, n = f"step_{env_steps:012d}", 0
-    while (directory / name).exists():
+def unused_path(path: Path, separator: str) -> Path:
+    """`path`, or if it exists, the first unused one with a number after `separator`."""
+    found, n = path, 0
+    while found.exists():
         n += 1
-        name = f"step_{env_steps:012d}.{n}"
-    return directory / name
+        found = path.with_name(f"{path.name}{separator}{n}")
+    return found
 
 
 def file_of(rank: int) -> str:
@@ -164,12 +164,9 @@ class _ChunkWriter:
 
 
 def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") -> Any:
-    """Read and check a rank's state. Large ChunkedArrays stay in their files.
+    """Read and check a rank's state, or only its entry `key`. Large ChunkedArrays stay in their files.
 
-    Args:
-        key: read only this entry of the state; empty: all of it.
-    Raises:
-        SnapshotError: a file differs from its manifest entry, or the entry is invalid; the message names the file.
+    Raises SnapshotError if a file differs from its manifest entry, or the entry is invalid.
     """
     try:
         arrays, tree = _StoredArrays(folder, rank, entry), entry["tree"]

@@ -11,7 +11,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import disk_error
 from rlframe.record.metrics import METRICS
-from rlframe.record.rank_state import env_steps_of, list_snapshots
+from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
 from rlframe.record.snapshot import (
     OtherRanks,
     check_inside,
@@ -103,10 +103,7 @@ class Retention:
     ) -> Path | None:
         """Write a snapshot if one is due, then delete those that the mode does not keep; returns its path, else None.
 
-        `state_fn` and `other_ranks` (see `save_snapshot`) are called only if a snapshot is written.
-
-        Raises:
-            RecordError: a disk error; existing snapshots are unchanged.
+        `state_fn` and `other_ranks` (see `save_snapshot`) are called only then. Raises RecordError on a disk error.
         """
         if not self.due(env_steps, final):
             return self._newest if self._due(env_steps, final) else None
@@ -114,17 +111,14 @@ class Retention:
         of = {"score_of": self._policy.best} if self._policy.best else {}
         self._newest = save_snapshot(self._directory, state_fn(), {**meta, **of}, other_ranks)
         try:
-            self._prune(self._newest, score)
+            if self._policy.mode != "last" and score > self._best_score:
+                set_link(self._directory / "best", self._newest)
+                self._best_score = score
+            if self._policy.mode in ("last", "best"):
+                self._drop_others()
         except OSError as error:
             raise disk_error(f"the links to {self._newest}", self._directory, error) from error
         return self._newest
-
-    def _prune(self, newest: Path, score: float) -> None:
-        if self._policy.mode != "last" and score > self._best_score:
-            set_link(self._directory / "best", newest)
-            self._best_score = score
-        if self._policy.mode in ("last", "best"):
-            self._drop_others()
 
     def _due(self, env_steps: int, final: bool) -> bool:
         if self._policy.mode == "gap" and not final:
@@ -153,7 +147,7 @@ class Retention:
         if later:
             self._repoint("last", kept[-1] if kept else None)
         for snapshot in later:
-            aside = _set_aside(snapshot)
+            aside = snapshot.rename(unused_path(snapshot.with_name(f"abandoned_{snapshot.name}"), "~"))
             _logger.warning("resuming from env_steps %s: %s renamed to %s", env_steps, snapshot.name, aside.name)
         self._find_state()
 
@@ -171,11 +165,3 @@ class Retention:
             set_link(self._directory / link, target)
         else:
             (self._directory / link).unlink(missing_ok=True)
-
-
-def _set_aside(snapshot: Path) -> Path:
-    target, n = snapshot.with_name(f"abandoned_{snapshot.name}"), 0
-    while target.exists():
-        n += 1
-        target = snapshot.with_name(f"abandoned_{snapshot.name}~{n}")
-    return snapshot.rename(target)

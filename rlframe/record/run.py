@@ -105,11 +105,7 @@ class Run(BaseRun):
     def __init__(
         self, directory: Path, config: Mapping[str, Any], policy: SnapshotPolicy, resume: bool, console: bool
     ) -> None:
-        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
-
-        Raises:
-            ConfigError: the config is not JSON-able, or another process uses the directory.
-        """
+        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue."""
         self.directory = directory
         self._inode = _inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy)
@@ -173,11 +169,7 @@ class Run(BaseRun):
         final: bool = False,
         other_ranks: OtherRanks = no_other_ranks,
     ) -> Path | None:
-        """See `BaseRun.snapshot` and `Retention`.
-
-        Raises:
-            RecordError: the directory is gone, or a disk error with snapshot_errors=stop or `final`.
-        """
+        """As `BaseRun.snapshot`. Raises RecordError if the directory is gone, or on a disk error that must stop it."""
         self._check_place()
         score = self._policy.score(self._row, score)
         try:

@@ -59,11 +59,7 @@ class RankInfo:
 
 
 def rank_from_environment() -> RankInfo:
-    """The rank that torchrun or a similar launcher has set; a single rank without one.
-
-    Raises:
-        ConfigError: a variable is not a number.
-    """
+    """The rank that torchrun or a similar launcher has set in the environment; a single rank without one."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return RankInfo()
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
@@ -338,14 +334,17 @@ def _blame_children() -> None:
 
 @contextmanager
 def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
-    """Exit if a child dies and the work inside does not notice, because it waits for the child on a GPU."""
+    """Exit at once if a child dies and the work inside does not notice, because it waits for the child on a GPU."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL_S):
             for child in children:
                 if not _is_running(child.pid) and not child.n_events and not done.wait(_GRACE_S):
-                    _die(child)
+                    what = f"{child.name} (process {child.pid}) has died while rank 0 waits for it"
+                    _log.error(f"{what}; resume from the last snapshot")
+                    print(f"error: {what}; resume from the last snapshot", file=sys.stderr, flush=True)
+                    os._exit(RankLost.exit_status)  # the kernel then kills our children
 
     thread = threading.Thread(target=watch, name="ranks", daemon=True)
     thread.start()
@@ -354,11 +353,3 @@ def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def _die(child: ChildProcess) -> None:
-    """Exit at once, whatever the main thread is doing; the kernel then kills our children."""
-    what = f"{child.name} (process {child.pid}) has died while rank 0 waits for it; resume from the last snapshot"
-    _log.error(what)
-    print(f"error: {what}", file=sys.stderr, flush=True)
-    os._exit(RankLost.exit_status)

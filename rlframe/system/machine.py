@@ -128,13 +128,10 @@ def retain_freed_memory() -> bool:
     """Let glibc reuse freed blocks up to 1 GiB instead of returning them; False with another C library.
 
     A Nature-CNN training step of 256 rows on two threads takes about a third less time. The first 0.5 GiB uses huge
-    pages
-    where Linux supports them: DQN on Pong then trains 1.03 times as fast.
+    pages where Linux supports them: DQN on Pong then trains 1.03 times as fast.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     libc = ctypes.CDLL(None)
-    mallopt = getattr(libc, "mallopt", None)  # absent from musl
+    mallopt = getattr(libc, "mallopt", None)  # glibc only
     if mallopt is None:
         return False
     retained = bool(mallopt(_M_MMAP_THRESHOLD, _BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _BYTES))

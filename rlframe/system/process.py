@@ -107,7 +107,8 @@ class ChildProcess:
         with contextlib.suppress(ConnectionError):  # it died; `wait` or `receive` reports that
             self._shared.send(self._connection)
             self._stack.send(self._connection)
-            self._connection.send_bytes(pickle.dumps((_environment(), payload)))
+            environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}  # the fork server still has that of its start
+            self._connection.send_bytes(pickle.dumps((environment, payload)))
 
     @property
     def alive(self) -> bool:
@@ -195,7 +196,9 @@ class ChildProcess:
         self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
         self._seen = self.progress
         if self._idle_s >= timeout_s:
-            raise ChildHung(self._kill_hung(timeout_s))
+            stack = self._stack_text()
+            self.kill()
+            raise ChildHung(f"made no progress for {timeout_s:g} s and was killed; its stack was\n{stack}")
 
     def answer(self, timeout_s: float) -> Any:
         """The result of the finished command. Raises as `check`."""
@@ -270,11 +273,6 @@ class ChildProcess:
             return "was killed by SIGKILL (by a user, or out of memory)"
         return f"was killed by {signal.Signals(-code).name}, at\n{self._stack_text()}"
 
-    def _kill_hung(self, timeout_s: float) -> str:
-        stack = self._stack_text()
-        self.kill()
-        return f"made no progress for {timeout_s:g} s and was killed; its stack was\n{stack}"
-
     def _stack_text(self) -> str:
         """Stack traces of the child's threads, written by its signal handlers, so also inside C code."""
         written = 0
@@ -326,11 +324,6 @@ def _pickled(value: Any, name: str) -> bytes:
             f"the work of {name} cannot be pickled: {type(error).__name__}: {error}; an environment or agent for "
             f"worker processes must not hold locks, open files or windows: create those in its constructor"
         ) from error
-
-
-def _environment() -> dict[str, str]:
-    """Our current environment variables with one compute thread; the fork server still has those of its own start."""
-    return {**os.environ, **dict.fromkeys(_THREADS, "1")}
 
 
 @contextlib.contextmanager

@@ -48,10 +48,7 @@ class RestartBudget:
         self._recent: deque[float] = deque()  # times of the deaths within the window
 
     def record_death(self, n_early: int) -> str:
-        """Count a death, the `n_early`th in a row before any work was finished.
-
-        Returns the reason not to restart the process; empty if it may be restarted.
-        """
+        """Count a death, the `n_early`th in a row before any work; returns the reason not to restart, or ""."""
         self.n += 1
         now = time.monotonic()
         self._recent.append(now)
