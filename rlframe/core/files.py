@@ -1,7 +1,5 @@
 """File access: untrusted files are read with a size limit, our own are flushed to disk (fsync)."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -9,12 +7,9 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlframe.core.errors import ConfigError, RecordError, SnapshotError, printable
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_BYTES = 1 << 24
 _MAX_TABLE_BYTES = 1 << 30
@@ -112,25 +107,16 @@ def check_file(file: Path, n_bytes: int, sha256: str) -> None:
     """Raise SnapshotError unless a regular file has this size and hash; the size is checked first."""
     try:
         status = os.lstat(file)
-    except OSError as error:
-        raise SnapshotError(f"{file} cannot be read: {error.strerror}", damaged=True) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise SnapshotError(f"{file} is not a regular file")
-    if status.st_size != n_bytes:
-        raise SnapshotError(
-            f"{file} has {status.st_size:,} bytes, its manifest says {n_bytes:,}; use another snapshot", damaged=True
-        )
-    try:
+        if not stat.S_ISREG(status.st_mode):
+            raise SnapshotError(f"{file} is not a regular file")
+        if status.st_size != n_bytes:
+            found = f"{status.st_size:,} bytes, its manifest says {n_bytes:,}"
+            raise SnapshotError(f"{file} has {found}; use another snapshot", damaged=True)
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:  # deleted meanwhile, or a failing disk
+    except OSError as error:  # missing, or a failing disk
         raise SnapshotError(f"{file} cannot be read: {error.strerror}", damaged=True) from None
     if found != sha256:
         raise SnapshotError(
             f"{file} is damaged: its content does not match its hash; use another snapshot", damaged=True
         )
-
-
-def as_bytes(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array as bytes."""
-    return array.reshape(-1).view("uint8").data

@@ -117,22 +117,10 @@ def iter_chunks(saved: np.ndarray | ChunkedArray) -> Iterator[tuple[slice, np.nd
 
 
 Arrays = dict[str, np.ndarray | ChunkedArray]
-STORED = frozenset(
-    [
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64"),
-    ]
-)
-_TENSORS = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.complex64, torch.complex128),
-    )
-}
-_ARRAYS = frozenset([*STORED, "complex128"])
+_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+STORED = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64", "complex64"))
+_ARRAYS = frozenset((*STORED, "complex128"))
+_TENSORS = {name: getattr(torch, name) for name in (*_ARRAYS, "bfloat16", "float8_e4m3fn", "float8_e5m2")}
 
 
 class DecodeError(Exception):

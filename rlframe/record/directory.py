@@ -140,7 +140,7 @@ def this_process() -> LockHolder:
 class DirectoryLock:
     """Exclusive lock of a directory until `close`, or until this process dies.
 
-    It is the kernel's lock where the file system has locks; elsewhere the process named in lock.json is looked up.
+    If the file system has no locks, it depends on whether the process named in lock.json still runs.
     """
 
     def __init__(self, directory: Path, job: str, keys: str) -> None:
@@ -171,7 +171,14 @@ class DirectoryLock:
             self._check_dead(before, in_use, remedy)
         if before:
             _logger.warning("%s: lock taken over from %s, which no longer runs", self._path.parent, before)
-        self._write(in_use, remedy, before is not None or locked)
+        if before or locked:
+            self._path.unlink(missing_ok=True)
+        try:
+            with self._path.open("x", encoding="utf-8") as file:
+                json.dump(asdict(this_process()), file)
+        except FileExistsError:  # another process started at the same time, on a file system without locks
+            raise ConfigError(f"{in_use}, started just now; {remedy}") from None
+        self._ours = True
 
     def _check_dead(self, holder: LockHolder, in_use: str, remedy: str) -> None:
         if holder.host != socket.gethostname():
@@ -181,16 +188,6 @@ class DirectoryLock:
             )
         if holder.is_running():
             raise ConfigError(f"{in_use}, {holder}; {remedy}")
-
-    def _write(self, in_use: str, remedy: str, replace: bool) -> None:
-        if replace:
-            self._path.unlink(missing_ok=True)
-        try:
-            with self._path.open("x", encoding="utf-8") as file:
-                json.dump(asdict(this_process()), file)
-        except FileExistsError:  # another process started at the same time, on a file system without locks
-            raise ConfigError(f"{in_use}, started just now; {remedy}") from None
-        self._ours = True
 
     def close(self) -> None:
         """Release the lock. May be called twice."""

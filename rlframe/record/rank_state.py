@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from rlframe.core.errors import SnapshotError
-from rlframe.core.files import as_bytes, check_file, check_free_space, disk_error, sync, write_file
+from rlframe.core.files import check_file, check_free_space, disk_error, sync, write_file
 from rlframe.record.codec import STORED, ChunkedArray, DecodeError, check_memory, decode, encode, split_into_chunks
 
 _STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
@@ -152,15 +153,13 @@ class _ChunkWriter:
                 raise
 
     def _write(self, array: ChunkedArray, i: int) -> None:
-        data = as_bytes(array.read(i))
+        data = array.read(i).reshape(-1).view(np.uint8).data
         digest = array.digests[i]
         array.digests[i] = hashlib.sha256(data).hexdigest()
         if array.digests[i] != digest and self.link(array, i):
             return
-        try:
+        with suppress(FileExistsError):  # two chunks have the same content
             write_file(self.folder / array.digests[i], data)
-        except FileExistsError:  # two chunks have the same content
-            return
 
 
 def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") -> Any:

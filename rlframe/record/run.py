@@ -216,7 +216,7 @@ class Run(BaseRun):
         try:
             self._open.close()
         except OSError as error:  # a full disk was reported before
-            logging.getLogger("rlframe").warning("closing %s: %s", self.directory, error.strerror or error)
+            _logger.warning("closing %s: %s", self.directory, error.strerror or error)
 
 
 def _inode(directory: Path) -> tuple[int, int]:

@@ -140,8 +140,7 @@ def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, di
     are checked now and read from their files later.
 
     Args:
-        path: see `resolve_snapshot`.
-        key: load only this entry of the state, a dict; empty: all of it.
+        path: see `resolve_snapshot`.    key: load only this entry of the state, a dict; empty: all of it.
     Raises:
         SnapshotError: missing, damaged, of another format, or without this rank; the message names the file.
     """

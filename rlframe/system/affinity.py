@@ -306,9 +306,7 @@ def affinity_share(affinity: Affinity, topology: Topology, n_workers: int, rank:
 
     Args:
         topology: for which `affinity` was planned.    n_workers: per rank; 0: one per core of the rank.
-        rank, world_size: among the ranks of this machine.
-    Raises:
-        ConfigError: there are fewer cores than ranks.
+        rank, world_size: among the ranks of this machine; ConfigError if it has fewer cores than ranks.
     """
     if world_size == 1:
         return affinity

@@ -190,10 +190,8 @@ def join(info: RankInfo, timeout_s: float = TIMEOUT_S, device: torch.device = _C
     """Connect to the other ranks and make them current (see core.ranks) within the block.
 
     Args:
-        timeout_s: deadline of this and every later collective operation.
+        timeout_s: deadline of this and every later collective operation; RankLost if a rank does not connect in time.
         device: where this rank learns; each rank has its own GPU.
-    Raises:
-        RankLost: another rank does not connect in time.
     """
     if info.world_size == 1:
         yield SingleRank()
@@ -263,13 +261,8 @@ def _poll(deadline: float, otherwise: str) -> None:
 def launch_ranks(work: Callable[[RankInfo], _T], world_size: int) -> _T:
     """Run `work` on every rank: as rank 0 in this process, and as the others in child processes.
 
-    Under torchrun, only run it here, as this process's rank. `work` must be picklable and calls `join` itself.
-
-    Returns:
-        The result of this process's rank.
-    Raises:
-        ConfigError: invalid variables of torchrun.    RankLost: another rank died.
-        The exception of `work`, here or, if it is the cause, on another rank.
+    Under torchrun, only run it here, as this process's rank. `work` must be picklable and calls `join` itself. Returns
+    the result of this process's rank. Raises RankLost if another rank died, or the exception of `work` on any rank.
     """
     info = rank_from_environment()
     if info.world_size > 1 or world_size == 1:

@@ -69,13 +69,11 @@ class ChildProcess:
         method: str = "forkserver",
         preload: Sequence[str] = (),
     ) -> None:
-        """Start `work(parent, *args)` in a process.
+        """Start `work(parent, *args)` in a process. Raises ConfigError if the work cannot be pickled.
 
         Args:
             cpus: CPUs to pin it to; empty: not pinned.
             preload: modules that the fork server imports once, if this is its first child.
-        Raises:
-            ConfigError: the work cannot be pickled, or `method` is unknown.
         """
         if method not in START_METHODS:
             raise ConfigError(f"start_method={method!r} is not one of {', '.join(START_METHODS)}")
@@ -179,10 +177,9 @@ class ChildProcess:
 
         Waits are added up instead of reading the clock, so that a suspended machine does not look like a hung child.
 
-        Args:
-            timeout_s: seconds without progress after which the child is killed as hung.
         Raises:
-            ChildDied: it died.    ChildHung: it was killed as hung.    The exception of its work.
+            ChildDied: it died.    ChildHung: it was killed after `timeout_s` seconds without progress.
+            The exception of its work.
         """
         self._receive_pending()
         if not self.alive:

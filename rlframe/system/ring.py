@@ -46,11 +46,7 @@ class Ring:
     def get(self, timeout_s: float) -> int:
         """The index of the oldest filled slot. It stays valid until the next call, which frees it.
 
-        Args:
-            timeout_s: seconds without progress after which the child is killed as hung.
-        Raises:
-            ChildDied: the child died and all its slots were read.    ChildHung: likewise, after it was killed.
-            The exception of the child's work.
+        Raises as `ChildProcess.check`, once all filled slots are read.
         """
         if self._holds:
             self._holds = False

@@ -28,10 +28,6 @@ class _Place:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def n_bytes(self) -> int:
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
     def view(self, memory: mmap.mmap) -> np.ndarray:
         return np.frombuffer(memory, self.dtype, prod(self.shape), self.offset).reshape(self.shape)
 
@@ -79,7 +75,7 @@ def share_zeros(example: Tree, label: str) -> Shared:
     def place(array: Any) -> _Place:
         nonlocal end
         found = _Place(end, array.shape, array.dtype.str)
-        end += -(-found.n_bytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return found
 
     layout = map_tree(place, example)

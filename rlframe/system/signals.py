@@ -88,10 +88,9 @@ def stop_request(
     before = {signum: signal.signal(signum, request._receive) for signum in handled}
     done = threading.Event()
     if math.isfinite(grace_s):
-        watch = threading.Thread(
+        threading.Thread(
             target=request._enforce_grace, args=(done, threading.get_ident()), name="signal grace period", daemon=True
-        )
-        watch.start()
+        ).start()
     try:
         yield request
     finally:
