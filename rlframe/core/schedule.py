@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear interpolation from `initial` to `final` over the first `n_steps` env_steps, constant afterwards."""
+    """Linear interpolation from `initial` to `final` over the first `n_steps` env_steps, constant afterwards.
+
+    value(s) = initial + min(max(s / n_steps, 0), 1) * (final - initial)
+
+    Raises ValueError if n_steps <= 0.
+    """
 
     initial: float
     final: float

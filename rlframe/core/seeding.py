@@ -9,7 +9,7 @@ from rlframe.core.ranks import current_ranks, first_env_of_rank
 
 
 class Role(IntEnum):
-    """What a generator is used for. The numbers are part of each stream's key and never change."""
+    """The use of a generator. The numbers are part of each stream's key and never change."""
 
     MODEL = 0
     ENV = 1

@@ -140,7 +140,7 @@ def this_process() -> LockHolder:
 class DirectoryLock:
     """Exclusive lock of a directory until `close`, or until this process dies.
 
-    If the file system has no locks, it depends on whether the process named in lock.json still runs.
+    On a file system without locks, it is held while the process named in lock.json runs.
     """
 
     def __init__(self, directory: Path, job: str, keys: str) -> None:

@@ -57,7 +57,7 @@ class BaseRun:
         return None
 
     def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        """Write arrays for inspection as `name` beside the log; returns their path, empty if not written."""
+        """Write arrays for inspection as `name` next to the log; returns their path, empty if not written."""
         return ""
 
     def newest_snapshot(self) -> str:
@@ -65,7 +65,7 @@ class BaseRun:
         return ""
 
     def trim(self, env_steps: int) -> None:
-        """Resume from `env_steps`: drop later rows and set later snapshots aside."""
+        """Resume from `env_steps`: drop later rows and rename later snapshots."""
 
 
 class NullRun(BaseRun):
@@ -169,7 +169,7 @@ class Run(BaseRun):
         final: bool = False,
         other_ranks: OtherRanks = no_other_ranks,
     ) -> Path | None:
-        """As `BaseRun.snapshot`. Raises RecordError if the directory is gone, or on a disk error that must stop it."""
+        """As `BaseRun.snapshot`. Raises RecordError if the directory is gone, or a disk error stops the run."""
         self._check_place()
         score = self._policy.score(self._row, score)
         try:

@@ -17,10 +17,8 @@ from rlframe import __version__
 from rlframe.core.errors import ConfigError, SnapshotError, pluralize
 from rlframe.core.errors import RecordError as RecordError
 from rlframe.core.files import disk_error, read_regular_file, sync, write_file
-from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path
-from rlframe.record.rank_state import env_steps_of as env_steps_of
+from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
-from rlframe.record.rank_state import write_rank_state as write_rank_state
 
 FORMAT = 3
 _MAX_BYTES = 2**26  # a manifest holds structure and plain numbers, never arrays
