@@ -33,7 +33,7 @@ _logger = logging.getLogger("rlframe")
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When snapshots are written, which are kept, and what happens on a disk error. Raises ConfigError."""
+    """When snapshots are written, which are kept, and the reaction to disk errors. Invalid fields raise ConfigError."""
 
     mode: str = "last"  # none | last | all | gap | best
     gap: int = 0  # env_steps between snapshots, in mode gap
