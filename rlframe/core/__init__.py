@@ -1,1 +1,1 @@
-"""The nouns everybody shares: trees of arrays, samples, spaces, schedules, seeds, config fields."""
+"""Types that all packages share: trees of arrays, samples, spaces, schedules, seeds, config fields."""

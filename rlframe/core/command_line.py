@@ -1,7 +1,5 @@
 """Parsing of key=value arguments, and the exit status and error output shared by all commands."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback
@@ -15,9 +13,7 @@ class KeyValues:
     """The key=value arguments of a command line. Each getter removes its key; what remains is unknown."""
 
     def __init__(self, argv: Iterable[str]) -> None:
-        """Raises:
-        ConfigError: an argument of another form, or a repeated key.
-        """
+        """Raise ConfigError for an argument of another form or a repeated key."""
         self.remaining: dict[str, str] = {}
         for word in argv:
             key, equals, value = word.partition("=")
@@ -28,7 +24,6 @@ class KeyValues:
             self.remaining[key] = value
 
     def text(self, key: str, default: str = "") -> str:
-        """The value of a key."""
         return self.remaining.pop(key, default)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -50,18 +45,15 @@ class KeyValues:
         return int(number)
 
     def check_unknown(self, known: Iterable[str]) -> None:
-        """Raises:
-        ConfigError: a key that no getter has removed.
-        """
+        """Raise ConfigError for a key that no getter has removed."""
         for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
 
 
 def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run `body(argv)`; turn what it raises into one readable message and return the exit status.
+    """Run `body(argv)` and return the exit status.
 
-    A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given. Any other
-    exception is a bug and keeps its traceback.
+    A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given.
     """
     show_traceback = "traceback=true" in argv
     try:

@@ -1,7 +1,5 @@
 """Fields of config classes: counts written as 1e6, lists written as [64,64], and parts named by their module."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util
@@ -131,11 +129,7 @@ class module_part(MetaFactory):
 
 
 def find_module(name: str, package: str) -> ModuleType:
-    """Import the module `package.name`, a user's dotted module, or a file ending in .py.
-
-    Raises:
-        ConfigError: it does not exist; the message lists the modules of `package`.
-    """
+    """Import the module `package.name`, a user's dotted module, or a .py file. Raises ConfigError if missing."""
     if name.endswith(".py"):
         return _load_file(Path(name))
     known = module_names(package)

@@ -1,7 +1,5 @@
 """Exceptions whose message is enough for the user, and formatting of messages."""
 
-from __future__ import annotations
-
 import signal
 
 

@@ -1,7 +1,5 @@
 """File access: untrusted files are read with a size limit, our own are flushed to disk (fsync)."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -9,32 +7,21 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlframe.core.errors import ConfigError, RecordError, SnapshotError, printable
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_BYTES = 1 << 24
 _MAX_TABLE_BYTES = 1 << 30
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether `path` is a regular file, not a link, pipe or device.
-
-    Raises:
-        OSError: it does not exist.
-    """
+    """Whether `path` is a regular file, not a link, pipe or device. Raises OSError if it does not exist."""
     return stat.S_ISREG(path.lstat().st_mode)
 
 
 def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        ConfigError: it does not exist, is not a regular file, or has more than `max_bytes` bytes.
-    """
+    """Read a whole file. Raises ConfigError if it is missing, not a regular file, or larger than `max_bytes`."""
     try:
         if not is_regular_file(path):
             raise ConfigError(f"{path} is not a regular file; replace the link, pipe or folder by the file itself")
@@ -47,11 +34,7 @@ def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ConfigError: the file is missing, not a regular file, larger than MAX_BYTES, or not a JSON object.
-    """
+    """Read a JSON object. Raises ConfigError as `read_regular_file`, or if the file holds anything else."""
     try:
         content = json.loads(read_regular_file(path))
     except (ValueError, RecursionError) as error:
@@ -62,10 +45,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a progress.csv, as text. Incomplete and damaged lines are skipped.
+    """Columns and rows of a progress.csv as text, without incomplete and damaged lines.
 
-    Raises:
-        ConfigError: not a regular file, or too large.
+    A missing file is empty; one that is not a regular file or too large raises ConfigError.
     """
     data = read_regular_file(path, _MAX_TABLE_BYTES) if os.path.lexists(path) else b""
     lines = [_cells(line) for line in data.decode("utf-8", errors="replace").split("\n")[:-1]]
@@ -88,9 +70,7 @@ def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> Rec
 
 
 def check_free_space(what: str, folder: Path, n_bytes: int) -> None:
-    """Raises:
-    RecordError: the disk of `folder` has less than `n_bytes` free.
-    """
+    """Raise RecordError if the disk of `folder` has less than `n_bytes` free."""
     if n_bytes > shutil.disk_usage(folder).free:
         raise RecordError(f"{what} cannot be written: it needs {n_bytes:,} bytes and {_free(folder)}")
 
@@ -103,11 +83,7 @@ def _free(folder: Path) -> str:
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a new file and flush it to disk.
-
-    Raises:
-        FileExistsError: it exists.    OSError: a disk error.
-    """
+    """Write a new file and flush it to disk. Raises FileExistsError if it exists, OSError on a disk error."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         rest = memoryview(data)
@@ -128,32 +104,19 @@ def sync(path: Path) -> None:
 
 
 def check_file(file: Path, n_bytes: int, sha256: str) -> None:
-    """Check that a regular file has this size and hash; the size is checked first.
-
-    Raises:
-        SnapshotError: it differs.
-    """
+    """Raise SnapshotError unless a regular file has this size and hash; the size is checked first."""
     try:
         status = os.lstat(file)
-    except OSError as error:
-        raise SnapshotError(f"{file} cannot be read: {error.strerror}", damaged=True) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise SnapshotError(f"{file} is not a regular file")
-    if status.st_size != n_bytes:
-        raise SnapshotError(
-            f"{file} has {status.st_size:,} bytes, its manifest says {n_bytes:,}; use another snapshot", damaged=True
-        )
-    try:
+        if not stat.S_ISREG(status.st_mode):
+            raise SnapshotError(f"{file} is not a regular file")
+        if status.st_size != n_bytes:
+            found = f"{status.st_size:,} bytes, its manifest says {n_bytes:,}"
+            raise SnapshotError(f"{file} has {found}; use another snapshot", damaged=True)
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:  # deleted meanwhile, or a failing disk
+    except OSError as error:  # missing, or a failing disk
         raise SnapshotError(f"{file} cannot be read: {error.strerror}", damaged=True) from None
     if found != sha256:
         raise SnapshotError(
             f"{file} is damaged: its content does not match its hash; use another snapshot", damaged=True
         )
-
-
-def as_bytes(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array as bytes."""
-    return array.reshape(-1).view("uint8").data

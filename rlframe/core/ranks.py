@@ -3,8 +3,6 @@
 `system.distributed` implements them over torch.distributed; `current_ranks` is used wherever ranks must agree.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +23,9 @@ class RanksDiffer(ReadableError):
 
 
 class Ranks(ABC):
-    """This process's rank and its collective operations. All ranks must call them in the same order.
+    """This process's rank and its collective operations, which all ranks must call in the same order.
 
-    Raises (every collective operation):
-        RankLost: another rank died or missed the deadline.
+    They raise RankLost if another rank died or missed the deadline.
     """
 
     rank: int  # from 0
@@ -52,9 +49,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
-        """Replace tensors in place by their mean over ranks, weighted by each rank's `weight` (number or 0-d
-        tensor).
-        """
+        """Replace tensors in place by their mean over ranks, weighted by `weight`: a number or tensor [] per rank."""
 
     @abstractmethod
     def gather(self, value: _T) -> list[_T]:
@@ -91,7 +86,7 @@ class SingleRank(Ranks):
         return tensor[None]
 
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
-        """Do nothing: the mean of one."""
+        pass
 
     def gather(self, value: _T) -> list[_T]:
         return [value]

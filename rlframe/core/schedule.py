@@ -12,11 +12,7 @@ class Linear:
 
     value(s) = initial + min(max(s / n_steps, 0), 1) * (final - initial)
 
-    The value may rise or fall; with `initial == final` it is constant. Its unit is that of `initial`, for example a
-    probability or a learning rate.
-
-    Raises:
-        ValueError: n_steps <= 0.
+    Raises ValueError if n_steps <= 0.
     """
 
     initial: float
@@ -39,8 +35,6 @@ def annealed(kind: str, initial: float, n_steps: float) -> Linear:
     Args:
         kind: `constant`, always `initial`; or `linear`, from `initial` to 0 at `n_steps`.
         n_steps: env_steps over all ranks, usually the length of the run.
-    Raises:
-        ValueError: an unknown `kind`, or n_steps <= 0.
     """
     if kind not in ("constant", "linear"):
         raise ValueError(f"schedule={kind!r} is unknown; use constant or linear")

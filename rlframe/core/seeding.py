@@ -9,7 +9,7 @@ from rlframe.core.ranks import current_ranks, first_env_of_rank
 
 
 class Role(IntEnum):
-    """What a generator is used for. The numbers are part of each stream's key and never change."""
+    """The use of a generator. The numbers are part of each stream's key and never change."""
 
     MODEL = 0
     ENV = 1
@@ -29,10 +29,7 @@ PER_RANK = (Role.ALGO, Role.REPLAY)
 
 
 def seed_sequence(root: int, role: Role, *key: int) -> np.random.SeedSequence:
-    """The SeedSequence of (root seed, rank, role, key).
-
-    `key` is, for example, an environment's index over all ranks.
-    """
+    """The SeedSequence of (root seed, rank, role, key); `key` is often an environment's index over all ranks."""
     rank = current_ranks().rank if role in PER_RANK else 0
     return np.random.SeedSequence(entropy=root, spawn_key=(rank, int(role), *key))
 
@@ -75,14 +72,11 @@ def env_seeds(root: int, role: Role, n: int) -> list[int]:
 
 
 def distinct_seeds(root: int, role: Role, n: int) -> list[int]:
-    """One seed below 2**31 for each of n environments, all distinct.
-
-    A collision (one in a million at 64 environments) is moved to the next free number.
-    """
+    """One seed below 2**31 for each of n environments, all distinct."""
     seeds: list[int] = []
     for index in range(n):
         seed = seed_int(root, role, index)
-        while seed in seeds:
+        while seed in seeds:  # one in a million at 64 environments
             seed = (seed + 1) % 2**31
         seeds.append(seed)
     return seeds
@@ -121,6 +115,4 @@ class EpisodeSeeds:
 
 def round_seed(own: int, round_: int) -> int:
     """The seed of an environment in a round: its own in round 0, else a derived one."""
-    if not round_:
-        return own
-    return int(np.random.SeedSequence(own, spawn_key=(0, round_)).generate_state(1)[0] >> 1)
+    return int(np.random.SeedSequence(own, spawn_key=(0, round_)).generate_state(1)[0] >> 1) if round_ else own

@@ -31,24 +31,15 @@ def zeros(space: Space, lead: tuple[int, ...] = ()) -> Tree:
             return {key: zeros(sub, lead) for key, sub in space.spaces.items()}
         case spaces.Tuple():
             return tuple(zeros(sub, lead) for sub in space.spaces)
-        case _:
-            return np.zeros(lead + tuple(space.shape or ()), _canonical_dtype(space))
-
-
-def _canonical_dtype(space: Space) -> Any:
-    match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
-            return np.int64
-        case spaces.MultiBinary():
-            return np.int8
+            return np.zeros(lead + tuple(space.shape or ()), np.int64)
         case _:
-            return np.float32 if space.dtype == np.float64 else space.dtype
+            dtype = np.float32 if space.dtype == np.float64 else space.dtype
+            return np.zeros(lead + tuple(space.shape or ()), dtype)
 
 
 def check_observation_space(space: Space, name: str = "observation") -> None:
-    """Raises:
-    ValueError: a part of `space` is empty or not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple.
-    """
+    """Raise ValueError if a part is empty or not a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."""
     match space:
         case spaces.Dict() | spaces.Tuple():
             if not space.spaces:
@@ -71,9 +62,7 @@ def _parts(space: spaces.Dict | spaces.Tuple, name: str) -> list[tuple[str, Spac
 
 
 def check_action_space(space: Space) -> None:
-    """Raises:
-    ValueError: as `check_observation_space`, or a Box of integers, or a Box with a NaN bound or low >= high.
-    """
+    """As `check_observation_space`; also raise ValueError for a Box of integers, with a NaN bound or low >= high."""
     check_observation_space(space, "action")
     for name, box in action_parts(space, "action"):
         if not isinstance(box, spaces.Box):
@@ -117,9 +106,7 @@ def action_decoder(space: Space) -> Decoder:
 
 
 def box_scaling(box: spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """scale, offset, canonical low and canonical high of `box`, float32 of its shape: action = scale * canonical +
-    offset.
-    """
+    """Scale, offset, canonical low and high, float32 of the box's shape: action = scale * canonical + offset."""
     low, high = box.low.astype(np.float64), box.high.astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     scale = np.where(bounded, high - np.where(bounded, low, 0), 2.0) / 2.0

@@ -3,10 +3,9 @@
 Imports without torch: tensors are recognised by their type's module, and only `Struct.torch` imports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import setitem
 from typing import Any, Self
 
 import numpy as np
@@ -15,11 +14,7 @@ Tree = Any  # a Struct, tuple or dict of Trees, or one array
 
 
 def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply `f` to every leaf of `tree` and the corresponding leaves of `others`.
-
-    Raises:
-        KeyError, ValueError: another tree lacks a leaf of `tree`.
-    """
+    """Apply `f` to every leaf of `tree` and the same leaves of `others`; KeyError or ValueError if one is missing."""
     if not isinstance(tree, _BRANCHES):
         return f(tree, *others)
     if isinstance(tree, Struct):
@@ -112,7 +107,7 @@ def as_numpy(leaf: Any) -> np.ndarray:
     """A NumPy view of an array or CPU tensor; a copy of a tensor on another device."""
     if isinstance(leaf, np.ndarray):
         return leaf
-    if not _is_tensor(leaf):
+    if not type(leaf).__module__.startswith("torch"):
         return np.asarray(leaf)
     try:
         return leaf.numpy()  # half the time of the general case; called per leaf and step
@@ -121,21 +116,14 @@ def as_numpy(leaf: Any) -> np.ndarray:
 
 
 def fill(tensor: Any, numbers: Any) -> None:
-    """Write a number, or a tuple of n numbers, into a tensor [] or [n] without synchronizing with its device.
-
-    On the CPU this takes a fifth of torch's time.
-    """
-    if tensor.device.type == "cpu":
+    """Write a number, or a tuple of n numbers, into a tensor [] or [n] without synchronizing with its device."""
+    if tensor.device.type == "cpu":  # takes a fifth of torch's time
         tensor.numpy()[...] = numbers
     elif isinstance(numbers, tuple):
         for place, number in zip(tensor, numbers, strict=True):
             place.fill_(number)
     else:
         tensor.fill_(numbers)
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return type(leaf).__module__.startswith("torch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +135,7 @@ class Struct:
         return map_tree(lambda x: x[index], self)
 
     def __setitem__(self, index: Any, value: Self) -> None:
-
-        def assign(x: Any, v: Any) -> None:
-            x[index] = v
-
-        map_tree(assign, self, value)
+        map_tree(lambda x, v: setitem(x, index, v), self, value)
 
     def map(self, f: Callable[..., Any], *others: Self) -> Self:
         return map_tree(f, self, *others)

@@ -1,7 +1,5 @@
 """The records passed between sampler, agent and algorithm, and the meaning of their rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

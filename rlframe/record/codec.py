@@ -50,11 +50,7 @@ class ChunkedArray:
         return map(self.read, range(len(self.counts)))
 
     def to_numpy(self) -> np.ndarray:
-        """Read the whole array into memory.
-
-        Raises:
-            MemoryError: there is too little free memory.
-        """
+        """Read the whole array into memory. Raises MemoryError if there is too little free memory."""
         check_memory(self.nbytes)
         array = np.empty(self.shape, self.dtype)
         for rows, chunk in iter_chunks(self):
@@ -63,9 +59,7 @@ class ChunkedArray:
 
 
 def check_memory(n_bytes: int) -> None:
-    """Raises:
-    MemoryError: fewer than `n_bytes` of memory are free.
-    """
+    """Raise MemoryError if fewer than `n_bytes` of memory are free."""
     free = int(psutil.virtual_memory().available)
     if n_bytes > free:
         raise MemoryError(f"it needs {n_bytes:,} bytes of memory and {free:,} are free")
@@ -89,7 +83,10 @@ class ChunkHashes:
     ) -> ChunkedArray:
         """A ChunkedArray of the first `n_used` rows; `read` returns rows, contiguous, of this dtype and shape."""
         n, counts = self.n_rows, self._counts_of(n_used)
-        self._forget_resized(counts)
+        for i, count in enumerate(counts):
+            if i >= len(self._counts) or self._counts[i] != count:
+                self._known[i] = ""
+        self._counts = counts
         return ChunkedArray(dtype, row, counts, lambda i: read(slice(i * n, i * n + counts[i])), self._known)
 
     def load(self, saved: np.ndarray | ChunkedArray) -> None:
@@ -101,12 +98,6 @@ class ChunkHashes:
 
     def _counts_of(self, n_used: int) -> list[int]:
         return [min(self.n_rows, n_used - start) for start in range(0, n_used, self.n_rows)]
-
-    def _forget_resized(self, counts: list[int]) -> None:
-        for i, count in enumerate(counts):
-            if i >= len(self._counts) or self._counts[i] != count:
-                self._known[i] = ""
-        self._counts = counts
 
 
 def split_into_chunks(array: np.ndarray) -> ChunkedArray:
@@ -126,22 +117,10 @@ def iter_chunks(saved: np.ndarray | ChunkedArray) -> Iterator[tuple[slice, np.nd
 
 
 Arrays = dict[str, np.ndarray | ChunkedArray]
-STORED = frozenset(
-    [
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64"),
-    ]
-)
-_TENSORS = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.complex64, torch.complex128),
-    )
-}
-_ARRAYS = frozenset([*STORED, "complex128"])
+_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+STORED = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64", "complex64"))
+_ARRAYS = frozenset((*STORED, "complex128"))
+_TENSORS = {name: getattr(torch, name) for name in (*_ARRAYS, "bfloat16", "float8_e4m3fn", "float8_e5m2")}
 
 
 class DecodeError(Exception):
@@ -149,11 +128,7 @@ class DecodeError(Exception):
 
 
 def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
-    """Encode `value` as JSON; its arrays are added to `arrays` under their path.
-
-    Raises:
-        TypeError: an unsupported type; the message gives its path.
-    """
+    """Encode `value` as JSON; add its arrays to `arrays` under their path. Raises TypeError for an unsupported type."""
     match value:
         case None | str():
             return value
@@ -229,10 +204,7 @@ def _store(array: np.ndarray | ChunkedArray, arrays: Arrays, path: str) -> str:
 def decode(node: Any, arrays: Mapping[str, np.ndarray | ChunkedArray]) -> Any:
     """The inverse of `encode`, with tensors on the CPU. A ChunkedArray smaller than LARGE_BYTES comes back as an array.
 
-    `arrays` raises DecodeError for an unknown name.
-
-    Raises:
-        DecodeError: an unknown tag, dtype or array name, or an array of another shape.
+    Raises DecodeError for an unknown tag or dtype, or an array of another shape; `arrays` does for an unknown name.
     """
     match node:
         case None | bool() | int() | float() | str():
@@ -289,40 +261,34 @@ def _fetch(arrays: Mapping[str, np.ndarray | ChunkedArray], name: str, shape: li
 def _decode_tensor(array: np.ndarray, dtype: str, shape: list[int]) -> torch.Tensor:
     if dtype not in _TENSORS:
         raise DecodeError(f"unknown dtype {dtype!r}")
-    tensor = torch.from_numpy(array)
+    if dtype in STORED:
+        return torch.from_numpy(_checked(array, dtype, shape))
     try:
-        if dtype not in STORED:
-            empty = torch.empty(0, dtype=_TENSORS[dtype])
-            return (tensor.view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
+        empty = torch.empty(0, dtype=_TENSORS[dtype])
+        return (torch.from_numpy(array).view(_TENSORS[dtype]) if array.nbytes else empty).reshape(shape)
     except (RuntimeError, TypeError) as error:
         raise DecodeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
-    _check(array, dtype, shape)
-    return tensor
 
 
 def _decode_array(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
     if dtype not in _ARRAYS:
         raise DecodeError(f"unknown dtype {dtype!r}")
+    if dtype in STORED:
+        return _checked(array, dtype, shape)
     try:
-        if dtype not in STORED:
-            return array.view(dtype).reshape(shape)
+        return array.view(dtype).reshape(shape)
     except (ValueError, TypeError) as error:
         raise DecodeError(f"{dtype} of shape {shape} does not fit {array.nbytes} bytes: {error}") from None
-    _check(array, dtype, shape)
+
+
+def _checked(array: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
+    if array.dtype.name != dtype or list(array.shape) != shape:
+        raise DecodeError(f"an array is {array.dtype.name}{list(array.shape)} instead of {dtype}{shape}")
     return array
 
 
-def _check(array: np.ndarray, dtype: str, shape: list[int]) -> None:
-    if array.dtype.name != dtype or list(array.shape) != shape:
-        raise DecodeError(f"an array is {array.dtype.name}{list(array.shape)} instead of {dtype}{shape}")
-
-
 def dump(directory: Path, name: str, state: Any, facts: Mapping[str, Any]) -> Path:
-    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first.
-
-    Raises:
-        OSError: a disk error.
-    """
+    """Write `state` and the JSON-able `facts` as <name>.safetensors and <name>.json; returns the first."""
     arrays: Arrays = {}
     tree = encode(state, arrays, name)
     path = directory / f"{name}.safetensors"

@@ -1,4 +1,4 @@
-"""What a run prints: plain lines, one per log interval, unless stdout is a terminal (see `rich_console`)."""
+"""Console output of a run: plain lines, one per log interval, unless stdout is a terminal (see `rich_console`)."""
 
 import math
 import sys

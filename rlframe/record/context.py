@@ -1,6 +1,5 @@
 """Opening a run: `with logger_context(...) as run:` creates its directory and makes it the current run."""
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -107,11 +106,7 @@ def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
 
 
 def dated(name: str, below: str = "") -> Path:
-    """A path data/local/<yyyymmdd>/<hhmmss>/<name>/<below> that does not exist yet.
-
-    Raises:
-        ConfigError: the name cannot be a directory's, or the path would be inside the installed package.
-    """
+    """A new path data/local/<yyyymmdd>/<hhmmss>/<name>/<below>. Raises ConfigError if `name` is unusable."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise ConfigError(f"name={name!r} must be usable as the name of a directory")
     root = _data_root() / "local"
@@ -128,8 +123,6 @@ def _data_root() -> Path:
         root = Path(pyprojroot.here())
     except RuntimeError:  # not inside a project
         root = Path.cwd()
-    spec = importlib.util.find_spec("rlframe")
-    package = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-    if package is not None and root.resolve().is_relative_to(package.resolve()):
+    if root.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         raise ConfigError(f"{root} is inside the installed rlframe; set log_dir=DIR, or start in another directory")
     return root / "data"

@@ -35,21 +35,13 @@ _logger = logging.getLogger("rlframe")
 
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
-    """Write params.json of a new run.
-
-    Raises:
-        ConfigError: a value of `config` is not JSON-able.
-    """
+    """Write params.json of a new run. Raises ConfigError if a value of `config` is not JSON-able."""
     params = {"config": _checked(config), "seed": config.get("seed"), **session()}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
-    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config.
-
-    Raises:
-        ConfigError: params.json is unreadable.
-    """
+    """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config."""
     try:
         params = read_json(path)
         before, resumed = params.get("config", {}), params.setdefault("resumed", [])
@@ -99,20 +91,24 @@ def _git() -> dict[str, Any] | None:
 def _output(*command: str) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
+        return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def replace_file(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees either the old or the new content."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # never write through a link
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        temporary.unlink(missing_ok=True)  # never write through a link
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ def this_process() -> LockHolder:
 class DirectoryLock:
     """Exclusive lock of a directory until `close`, or until this process dies.
 
-    It is the kernel's lock where the file system has locks; elsewhere the process named in lock.json is looked up.
+    On a file system without locks, it is held while the process named in lock.json runs.
     """
 
     def __init__(self, directory: Path, job: str, keys: str) -> None:
@@ -175,7 +171,14 @@ class DirectoryLock:
             self._check_dead(before, in_use, remedy)
         if before:
             _logger.warning("%s: lock taken over from %s, which no longer runs", self._path.parent, before)
-        self._write(in_use, remedy, before is not None or locked)
+        if before or locked:
+            self._path.unlink(missing_ok=True)
+        try:
+            with self._path.open("x", encoding="utf-8") as file:
+                json.dump(asdict(this_process()), file)
+        except FileExistsError:  # another process started at the same time, on a file system without locks
+            raise ConfigError(f"{in_use}, started just now; {remedy}") from None
+        self._ours = True
 
     def _check_dead(self, holder: LockHolder, in_use: str, remedy: str) -> None:
         if holder.host != socket.gethostname():
@@ -185,16 +188,6 @@ class DirectoryLock:
             )
         if holder.is_running():
             raise ConfigError(f"{in_use}, {holder}; {remedy}")
-
-    def _write(self, in_use: str, remedy: str, replace: bool) -> None:
-        if replace:
-            self._path.unlink(missing_ok=True)
-        try:
-            with self._path.open("x", encoding="utf-8") as file:
-                json.dump(asdict(this_process()), file)
-        except FileExistsError:  # another process started at the same time, on a file system without locks
-            raise ConfigError(f"{in_use}, started just now; {remedy}") from None
-        self._ours = True
 
     def close(self) -> None:
         """Release the lock. May be called twice."""

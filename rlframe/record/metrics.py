@@ -101,11 +101,7 @@ class Metrics:
         self._counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Add one value of each metric, without synchronizing with a device.
-
-        Raises:
-            ValueError: a tensor has more than one element.
-        """
+        """Add one number or one-element tensor per metric (else ValueError), without synchronizing with a device."""
         for name, value in values.items():
             self._counts[name] = self._counts.get(name, 0) + 1
             if isinstance(value, Tensor):
@@ -163,14 +159,11 @@ class Timers:
     Owned by a runner and started by construction. GPU work is asynchronous and counted where the loop waits for it.
     """
 
-    def __init__(self, elapsed_s: float = 0.0, excluded: tuple[str, ...] = ("evaluating",)) -> None:
-        """`elapsed_s`: time before a resume. `excluded`: parts that do not count in throughput."""
-        self._excluded = excluded
-        self._start = self._interval_start = perf_counter()
-        self._before_s = elapsed_s
-        self._seconds = dict.fromkeys(PARTS, 0.0)  # of this interval
+    def __init__(self, elapsed_s: float = 0.0) -> None:
+        """`elapsed_s`: time before a resume."""
+        self._start, self._before_s = perf_counter(), elapsed_s
         self._inner: list[float] = []  # seconds in nested parts, one entry per open part
-        self._env_steps, self._updates = 0, 0
+        self.begin(0, 0)
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Count the time inside the `with` block for `part`."""
@@ -196,8 +189,7 @@ class Timers:
 
     def flush(self, env_steps: int, updates: int) -> dict[str, float]:
         """The `time/` metrics of the interval that ends at these counters; starts the next interval."""
-        excluded = sum(self._seconds.get(part, 0.0) for part in self._excluded)
-        training = max(perf_counter() - self._interval_start - excluded, 1e-9)
+        training = max(perf_counter() - self._interval_start - self._seconds["evaluating"], 1e-9)
         row = {
             "time/elapsed_s": self.elapsed_s(),
             "time/env_steps_per_s": (env_steps - self._env_steps) / training,

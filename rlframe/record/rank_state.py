@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from rlframe.core.errors import SnapshotError
-from rlframe.core.files import as_bytes, check_file, check_free_space, disk_error, sync, write_file
+from rlframe.core.files import check_file, check_free_space, disk_error, sync, write_file
 from rlframe.record.codec import STORED, ChunkedArray, DecodeError, check_memory, decode, encode, split_into_chunks
 
 _STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
@@ -51,13 +52,13 @@ def env_steps_of(snapshot: Path) -> int:
     return int(match[1])
 
 
-def free_name(directory: Path, env_steps: int) -> Path:
-    """An unused name for a snapshot; a second one of the same step gets a suffix."""
-    name, n = f"step_{env_steps:012d}", 0
-    while (directory / name).exists():
+def unused_path(path: Path, separator: str) -> Path:
+    """`path`, or if it exists, the first unused one with a number after `separator`."""
+    found, n = path, 0
+    while found.exists():
         n += 1
-        name = f"step_{env_steps:012d}.{n}"
-    return directory / name
+        found = path.with_name(f"{path.name}{separator}{n}")
+    return found
 
 
 def file_of(rank: int) -> str:
@@ -152,24 +153,19 @@ class _ChunkWriter:
                 raise
 
     def _write(self, array: ChunkedArray, i: int) -> None:
-        data = as_bytes(array.read(i))
+        data = array.read(i).reshape(-1).view(np.uint8).data
         digest = array.digests[i]
         array.digests[i] = hashlib.sha256(data).hexdigest()
         if array.digests[i] != digest and self.link(array, i):
             return
-        try:
+        with suppress(FileExistsError):  # two chunks have the same content
             write_file(self.folder / array.digests[i], data)
-        except FileExistsError:  # two chunks have the same content
-            return
 
 
 def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") -> Any:
-    """Read and check a rank's state. Large ChunkedArrays stay in their files.
+    """Read and check a rank's state, or only its entry `key`. Large ChunkedArrays stay in their files.
 
-    Args:
-        key: read only this entry of the state; empty: all of it.
-    Raises:
-        SnapshotError: a file differs from its manifest entry, or the entry is invalid; the message names the file.
+    Raises SnapshotError if a file differs from its manifest entry, or the entry is invalid.
     """
     try:
         arrays, tree = _StoredArrays(folder, rank, entry), entry["tree"]
@@ -223,11 +219,7 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
 
 
 def _checked(name: str, entry: Any, folder: Path) -> tuple[np.dtype, tuple[int, ...], list[tuple[str, int]]]:
-    """dtype, row shape and chunks (digest, bytes) of a large array, from its manifest entry.
-
-    Raises:
-        SnapshotError: the entry is invalid.
-    """
+    """dtype, row shape and chunks (digest, bytes) of a large array's manifest entry, or SnapshotError if invalid."""
     match entry:
         case {"dtype": str() as dtype, "shape": [int() as n, *row], "chunks": list() as chunks} if dtype in STORED:
             row_bytes = np.dtype(dtype).itemsize * math.prod(row) if _is_row(row) else 0

@@ -11,7 +11,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import disk_error
 from rlframe.record.metrics import METRICS
-from rlframe.record.rank_state import env_steps_of, list_snapshots
+from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
 from rlframe.record.snapshot import (
     OtherRanks,
     check_inside,
@@ -33,11 +33,7 @@ _logger = logging.getLogger("rlframe")
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When snapshots are written, which are kept, and what happens on a disk error.
-
-    Raises:
-        ConfigError: an unknown mode or option, or a number out of range.
-    """
+    """When snapshots are written, which are kept, and the reaction to disk errors. Invalid fields raise ConfigError."""
 
     mode: str = "last"  # none | last | all | gap | best
     gap: int = 0  # env_steps between snapshots, in mode gap
@@ -64,12 +60,7 @@ class SnapshotPolicy:
         return sign * row.get(self.best.removeprefix("-"), math.nan)
 
     def check(self, row: Mapping[str, float]) -> None:
-        """Check that the metric `best` exists or may still appear; episode, learning and replay metrics may appear
-        late.
-
-        Raises:
-            ConfigError: the metric is unknown.
-        """
+        """Raise ConfigError unless the metric `best` is in the row or may appear in a later one (see `_LATE`)."""
         name = self.best.removeprefix("-")
         may_come = name.startswith("env/") or (name in METRICS and name.startswith(_LATE))
         may_come |= name.startswith("algo/") and not row.get("updates")  # of the user's own algorithm
@@ -112,10 +103,7 @@ class Retention:
     ) -> Path | None:
         """Write a snapshot if one is due, then delete those that the mode does not keep; returns its path, else None.
 
-        `state_fn` and `other_ranks` (see `save_snapshot`) are called only if a snapshot is written.
-
-        Raises:
-            RecordError: a disk error; existing snapshots are unchanged.
+        `state_fn` and `other_ranks` (see `save_snapshot`) are called only then. Raises RecordError on a disk error.
         """
         if not self.due(env_steps, final):
             return self._newest if self._due(env_steps, final) else None
@@ -123,17 +111,14 @@ class Retention:
         of = {"score_of": self._policy.best} if self._policy.best else {}
         self._newest = save_snapshot(self._directory, state_fn(), {**meta, **of}, other_ranks)
         try:
-            self._prune(self._newest, score)
+            if self._policy.mode != "last" and score > self._best_score:
+                set_link(self._directory / "best", self._newest)
+                self._best_score = score
+            if self._policy.mode in ("last", "best"):
+                self._drop_others()
         except OSError as error:
             raise disk_error(f"the links to {self._newest}", self._directory, error) from error
         return self._newest
-
-    def _prune(self, newest: Path, score: float) -> None:
-        if self._policy.mode != "last" and score > self._best_score:
-            set_link(self._directory / "best", newest)
-            self._best_score = score
-        if self._policy.mode in ("last", "best"):
-            self._drop_others()
 
     def _due(self, env_steps: int, final: bool) -> bool:
         if self._policy.mode == "gap" and not final:
@@ -162,7 +147,7 @@ class Retention:
         if later:
             self._repoint("last", kept[-1] if kept else None)
         for snapshot in later:
-            aside = _set_aside(snapshot)
+            aside = snapshot.rename(unused_path(snapshot.with_name(f"abandoned_{snapshot.name}"), "~"))
             _logger.warning("resuming from env_steps %s: %s renamed to %s", env_steps, snapshot.name, aside.name)
         self._find_state()
 
@@ -180,11 +165,3 @@ class Retention:
             set_link(self._directory / link, target)
         else:
             (self._directory / link).unlink(missing_ok=True)
-
-
-def _set_aside(snapshot: Path) -> Path:
-    target, n = snapshot.with_name(f"abandoned_{snapshot.name}"), 0
-    while target.exists():
-        n += 1
-        target = snapshot.with_name(f"abandoned_{snapshot.name}~{n}")
-    return snapshot.rename(target)

@@ -18,10 +18,7 @@ _REFRESH_S = 0.25
 
 
 class LiveConsole(Console):
-    """Redraws one table in place; log lines scroll by above it.
-
-    Redrawn by calls instead of a thread, so that sampling is never interrupted.
-    """
+    """Redraws one table in place, without a thread that would interrupt sampling; log lines scroll by above it."""
 
     def __init__(self, title: str, console: RichConsole) -> None:
         self._title = title
@@ -87,7 +84,8 @@ class LiveConsole(Console):
         table.add_row(Text(group, style="bold cyan"))
         for name in names:
             value, before = self._values[name], self._before.get(name, math.nan)
-            table.add_row(Text(name.rpartition("/")[2]), _styled(value), _change(value, before))
+            style = "" if math.isfinite(value) else "bold red"
+            table.add_row(Text(name.rpartition("/")[2]), Text(format_number(value), style), _change(value, before))
         table.add_row()
         return table
 
@@ -107,10 +105,6 @@ class LiveConsole(Console):
             f"{format_duration(left)} left" if 0 < left < math.inf else "",
         )
         return grid
-
-
-def _styled(value: float) -> Text:
-    return Text(format_number(value), style="" if math.isfinite(value) else "bold red")
 
 
 def _change(value: float, before: float) -> str:

@@ -57,7 +57,7 @@ class BaseRun:
         return None
 
     def dump(self, name: str, state: Any, facts: Mapping[str, Any]) -> str:
-        """Write arrays for inspection as `name` beside the log; returns their path, empty if not written."""
+        """Write arrays for inspection as `name` next to the log; returns their path, empty if not written."""
         return ""
 
     def newest_snapshot(self) -> str:
@@ -65,7 +65,7 @@ class BaseRun:
         return ""
 
     def trim(self, env_steps: int) -> None:
-        """Resume from `env_steps`: drop later rows and set later snapshots aside."""
+        """Resume from `env_steps`: drop later rows and rename later snapshots."""
 
 
 class NullRun(BaseRun):
@@ -105,11 +105,7 @@ class Run(BaseRun):
     def __init__(
         self, directory: Path, config: Mapping[str, Any], policy: SnapshotPolicy, resume: bool, console: bool
     ) -> None:
-        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
-
-        Raises:
-            ConfigError: the config is not JSON-able, or another process uses the directory.
-        """
+        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue."""
         self.directory = directory
         self._inode = _inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy)
@@ -173,11 +169,7 @@ class Run(BaseRun):
         final: bool = False,
         other_ranks: OtherRanks = no_other_ranks,
     ) -> Path | None:
-        """See `BaseRun.snapshot` and `Retention`.
-
-        Raises:
-            RecordError: the directory is gone, or a disk error with snapshot_errors=stop or `final`.
-        """
+        """As `BaseRun.snapshot`. Raises RecordError if the directory is gone, or a disk error stops the run."""
         self._check_place()
         score = self._policy.score(self._row, score)
         try:
@@ -224,7 +216,7 @@ class Run(BaseRun):
         try:
             self._open.close()
         except OSError as error:  # a full disk was reported before
-            logging.getLogger("rlframe").warning("closing %s: %s", self.directory, error.strerror or error)
+            _logger.warning("closing %s: %s", self.directory, error.strerror or error)
 
 
 def _inode(directory: Path) -> tuple[int, int]:
@@ -300,9 +292,7 @@ def _attach(handler: logging.Handler, until: ExitStack) -> None:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises:
-    ConfigError: `directory` is not empty. Nothing is ever overwritten.
-    """
+    """Raise ConfigError if `directory` is not empty."""
     if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
         raise ConfigError(
             f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or continue it with "

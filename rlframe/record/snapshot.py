@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,14 @@ from rlframe import __version__
 from rlframe.core.errors import ConfigError, SnapshotError, pluralize
 from rlframe.core.errors import RecordError as RecordError
 from rlframe.core.files import disk_error, read_regular_file, sync, write_file
-from rlframe.record.rank_state import MANIFEST, RankEntry, free_name, read_rank_state
-from rlframe.record.rank_state import env_steps_of as env_steps_of
+from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
-from rlframe.record.rank_state import write_rank_state as write_rank_state
 
 FORMAT = 3
 _MAX_BYTES = 2**26  # a manifest holds structure and plain numbers, never arrays
 OtherRanks = Callable[[Path], list[RankEntry]]  # writes the states of ranks 1, 2, ... into a folder
 
 _logger = logging.getLogger("rlframe")
-
-
-@dataclass(frozen=True)
-class Manifest:
-    meta: dict[str, Any]
-    ranks: list[RankEntry]  # one entry per rank, see write_rank_state
 
 
 def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEntry]) -> None:
@@ -50,18 +41,14 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEn
     write_file(folder / MANIFEST, text.encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a snapshot directory.
-
-    Raises:
-        SnapshotError: missing, damaged, not a manifest, or of another format; the message names the file.
-    """
+def read_manifest(folder: Path) -> tuple[dict[str, Any], list[RankEntry]]:
+    """A snapshot's checked meta and entry of each rank. Raises SnapshotError if missing, damaged or of other format."""
     file = folder / MANIFEST
     match _parsed(file):
         case {"meta": dict() as meta, "ranks": list() as ranks}:
             if type(meta.get("env_steps")) is not int or meta["env_steps"] < 0:
                 raise SnapshotError(f"{file} does not give its env_steps")
-            return Manifest(meta, [_checked(file, rank, entry) for rank, entry in enumerate(ranks)])
+            return meta, [_checked(file, rank, entry) for rank, entry in enumerate(ranks)]
     raise SnapshotError(f"{file} lacks one of meta, ranks")
 
 
@@ -126,7 +113,7 @@ def save_snapshot(
         temporary.mkdir()
         write_manifest(temporary, meta, [write_rank_state(temporary, 0, state), *other_ranks(temporary)])
         sync(temporary)
-        target = free_name(directory, int(meta["env_steps"]))
+        target = unused_path(directory / f"step_{int(meta['env_steps']):012d}", ".")
         temporary.rename(target)
         sync(directory)
         set_link(directory / "last", target)
@@ -151,8 +138,7 @@ def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, di
     are checked now and read from their files later.
 
     Args:
-        path: see `resolve_snapshot`.
-        key: load only this entry of the state, a dict; empty: all of it.
+        path: see `resolve_snapshot`.    key: load only this entry of the state, a dict; empty: all of it.
     Raises:
         SnapshotError: missing, damaged, of another format, or without this rank; the message names the file.
     """
@@ -179,27 +165,22 @@ def load_newest(path: Path, rank: int = 0, key: str = "") -> tuple[Path, Any, di
 
 
 def _load(snapshot: Path, rank: int, key: str) -> tuple[Any, dict[str, Any]]:
-    manifest = read_manifest(snapshot)
-    if rank >= len(manifest.ranks):
-        n_ranks = pluralize(len(manifest.ranks), "rank")
+    meta, ranks = read_manifest(snapshot)
+    if rank >= len(ranks):
+        n_ranks = pluralize(len(ranks), "rank")
         raise SnapshotError(f"{snapshot} was written by {n_ranks}; it has no state of rank {rank}")
-    return read_rank_state(snapshot, rank, manifest.ranks[rank], key), manifest.meta
+    return read_rank_state(snapshot, rank, ranks[rank], key), meta
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The meta of a snapshot directory, without reading its arrays.
-
-    Raises:
-        SnapshotError: as `load_snapshot`.
-    """
-    return read_manifest(path).meta
+    """The meta of a snapshot directory, without reading its arrays. Raises SnapshotError."""
+    return read_manifest(path)[0]
 
 
 def resolve_snapshot(path: Path) -> Path:
-    """The snapshot directory for a run directory, its `snapshot` directory, a symlink in it, or a snapshot itself.
+    """The snapshot of a run directory, of its `snapshot` directory, or of a link in it; or `path` itself.
 
-    Raises:
-        SnapshotError: there is none; the message lists what is there.
+    Raises SnapshotError if there is none; the message lists what exists.
     """
     return _candidates(path)[0]
 
@@ -208,7 +189,8 @@ def _candidates(path: Path) -> list[Path]:
     """The named snapshot, or all snapshots of a run, newest first."""
     path = Path(path)
     if not path.exists():
-        raise SnapshotError(f"{path} does not exist{_siblings(path)}")
+        names = ", ".join(each.name for each in list_snapshots(path.parent)[-5:])
+        raise SnapshotError(f"{path} does not exist" + f"; the same directory has {names}" * bool(names))
     check_inside(path / "snapshot")
     if path.name in ("last", "best") and path.is_symlink() and os.sep in os.readlink(path):
         raise SnapshotError(f"{path} links to {os.readlink(path)}, not to a snapshot in the same directory")
@@ -227,16 +209,9 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def check_inside(directory: Path) -> None:
-    """Raises:
-    SnapshotError: the `snapshot` directory is a link, so a run could read or delete snapshots of another one.
-    """
+    """Raise SnapshotError if `directory` is a link: a run could read or delete the snapshots of another one."""
     if directory.is_symlink():
         raise SnapshotError(f"{directory} is a link to {os.readlink(directory)}; move the directory here")
-
-
-def _siblings(path: Path) -> str:
-    siblings = list_snapshots(path.parent)
-    return f"; the same directory has {', '.join(each.name for each in siblings[-5:])}" if siblings else ""
 
 
 def set_link(link: Path, target: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rlframe.core.files import read_csv as read_csv
+from rlframe.record.directory import replace_file
 
 
 class Writer(ABC):
@@ -45,10 +46,7 @@ class CsvWriter(Writer):
     def write(self, row: Mapping[str, float]) -> None:
         """Append the row in one write. A new metric rewrites the file with one more column, empty in earlier rows.
 
-        After a disk error the row is written together with the next one.
-
-        Raises:
-            OSError: a disk error.
+        After a disk error, which is raised, the row is written together with the next one.
         """
         self._waiting.append({name: _cell(value) for name, value in row.items()})
         columns = list(dict.fromkeys([*self._columns, *(name for each in self._waiting for name in each)]))
@@ -56,7 +54,7 @@ class CsvWriter(Writer):
             self._replace(columns, read_csv(self._path)[1] + self._waiting)
             self._reopen()
         else:
-            self._append(b"".join(self._line(each) for each in self._waiting))
+            self._append("".join(_lines(columns, self._waiting)).encode())
         self._waiting.clear()
 
     def _append(self, lines: bytes) -> None:
@@ -72,22 +70,8 @@ class CsvWriter(Writer):
         self._reopen()
 
     def _replace(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.new")
-        lines = [_line(columns), *(_line(row.get(name, "") for name in columns) for row in rows)] if columns else []
-        try:
-            temporary.unlink(missing_ok=True)  # never write through a link
-            with temporary.open("xb") as file:
-                file.write(b"".join(lines))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(self._path, "".join([_line(columns), *_lines(columns, rows)]) if columns else "")
         self._columns = columns
-
-    def _line(self, row: Mapping[str, str]) -> bytes:
-        return _line(row.get(name, "") for name in self._columns)
 
     def _reopen(self) -> None:
         self._file.close()
@@ -97,10 +81,14 @@ class CsvWriter(Writer):
         self._file.close()
 
 
-def _line(cells: Iterable[str]) -> bytes:
+def _lines(columns: list[str], rows: Iterable[Mapping[str, str]]) -> list[str]:
+    return [_line(row.get(name, "") for name in columns) for row in rows]
+
+
+def _line(cells: Iterable[str]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue().encode()
+    return buffer.getvalue()
 
 
 def _cell(value: float) -> str:

@@ -4,8 +4,6 @@
 Cores are physical: hyperthread siblings stay together, and sockets and NUMA nodes come from the topology.
 """
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os
@@ -14,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 from rlframe.core.errors import ConfigError
 from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
@@ -34,8 +33,6 @@ _MAY_BE_ZERO = ("gpu", "res", "slt")
 _N_SHOWN = 8  # workers listed one by one in a description
 
 _log = logging.getLogger("rlframe")
-
-
 _Core = tuple[Cpu, ...]  # its usable logical CPUs, at least one
 
 
@@ -122,11 +119,13 @@ def _plan(code: str, topology: Topology, n_workers: int, slot: int, learner_core
     if not 0 <= slot < shape.n_slots:
         fit = f"{shape.n_slots} runs of {shape.cores} cores and {shape.gpus} GPUs fit"
         raise ConfigError(f"no slot {slot}: {fit}; use a slot from 0 to {shape.n_slots - 1}")
-    gpus = [shape.gpus_of(k, topology.gpus) for k in range(shape.n_slots)]
+    starts = [k // shape.runs_per_gpu * shape.gpus for k in range(shape.n_slots)]
+    gpus = [topology.gpus[start : start + shape.gpus] for start in starts]
     near = [list(dict.fromkeys(gpu.node for gpu in of_slot)) for of_slot in gpus]
     mine = _deal(cores[tokens.get("res", 0) :], near, shape.cores)[slot]
     within_quota = max(1, int(min(len(mine), topology.quota / shape.n_slots)))
-    order = _by_distance(mine, near[slot])
+    far = sorted({core[0].node for core in mine} - set(near[slot]))
+    order = _in_turn(mine, near[slot]) + _in_turn(mine, far)  # nearest to the GPUs first
     learner, sampler = _split_learner(order, learner_cores)
     threads = min(len(learner), max(1, within_quota - (1 if learner_cores else 0)))
     sampler_threads = max(1, min(len(sampler), within_quota - threads)) if learner_cores else 0
@@ -184,16 +183,11 @@ def _n_workers(tokens: dict[str, int], n_workers: int) -> int:
     return tokens.get("wkr", n_workers)
 
 
-@dataclass(frozen=True)
-class _Shape:
+class _Shape(NamedTuple):
     n_slots: int
     cores: int  # per run
     gpus: int  # per run
     runs_per_gpu: int
-
-    def gpus_of(self, slot: int, gpus: Sequence[Gpu]) -> Sequence[Gpu]:
-        start = slot // self.runs_per_gpu * self.gpus
-        return gpus[start : start + self.gpus]
 
 
 def _divide(tokens: dict[str, int], n_cores: int, n_gpus: int) -> _Shape:
@@ -301,12 +295,6 @@ def _deal(cores: list[_Core], near: Sequence[Sequence[int]], n: int) -> list[lis
     return [sorted(hand, key=lambda core: core[0].id) for hand in hands]
 
 
-def _by_distance(cores: Sequence[_Core], near: Sequence[int]) -> list[_Core]:
-    """The order in which workers get cores: near the run's GPUs first, alternating between nodes."""
-    far = sorted({core[0].node for core in cores} - set(near))
-    return _in_turn(cores, near) + _in_turn(cores, far)
-
-
 def _in_turn(cores: Iterable[_Core], nodes: Sequence[int]) -> list[_Core]:
     """The cores on `nodes`: the first of each node, the second of each, and so on."""
     columns = [[core for core in cores if core[0].node == node] for node in nodes]
@@ -314,14 +302,11 @@ def _in_turn(cores: Iterable[_Core], nodes: Sequence[int]) -> list[_Core]:
 
 
 def affinity_share(affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int) -> Affinity:
-    """The part of a run's affinity for one rank of this machine: contiguous cores, and its own GPUs if there are
-    enough.
+    """One rank's part of a run's affinity: contiguous cores, and its own GPUs if there are enough.
 
     Args:
-        affinity: of the run.    topology: that it was planned for.
-        n_workers: per rank; 0: one per core of the rank.    rank, world_size: among the ranks of this machine.
-    Raises:
-        ConfigError: there are fewer cores than ranks.
+        topology: for which `affinity` was planned.    n_workers: per rank; 0: one per core of the rank.
+        rank, world_size: among the ranks of this machine; ConfigError if it has fewer cores than ranks.
     """
     if world_size == 1:
         return affinity

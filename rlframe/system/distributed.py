@@ -4,8 +4,6 @@ On one machine, rank 0 is the user's process and the others are its children. Un
 sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, every rank is a separate program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -61,11 +59,7 @@ class RankInfo:
 
 
 def rank_from_environment() -> RankInfo:
-    """The rank that torchrun or a similar launcher has set; a single rank without one.
-
-    Raises:
-        ConfigError: a variable is not a number.
-    """
+    """The rank that torchrun or a similar launcher has set in the environment; a single rank without one."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return RankInfo()
     rank, world_size = _number("RANK"), _number("WORLD_SIZE")
@@ -196,10 +190,8 @@ def join(info: RankInfo, timeout_s: float = TIMEOUT_S, device: torch.device = _C
     """Connect to the other ranks and make them current (see core.ranks) within the block.
 
     Args:
-        timeout_s: deadline of this and every later collective operation.
+        timeout_s: deadline of this and every later collective operation; RankLost if a rank does not connect in time.
         device: where this rank learns; each rank has its own GPU.
-    Raises:
-        RankLost: another rank does not connect in time.
     """
     if info.world_size == 1:
         yield SingleRank()
@@ -269,13 +261,8 @@ def _poll(deadline: float, otherwise: str) -> None:
 def launch_ranks(work: Callable[[RankInfo], _T], world_size: int) -> _T:
     """Run `work` on every rank: as rank 0 in this process, and as the others in child processes.
 
-    Under torchrun, only run it here, as this process's rank. `work` must be picklable and calls `join` itself.
-
-    Returns:
-        The result of this process's rank.
-    Raises:
-        ConfigError: invalid variables of torchrun.    RankLost: another rank died.
-        The exception of `work`, here or, if it is the cause, on another rank.
+    Under torchrun, only run it here, as this process's rank. `work` must be picklable and calls `join` itself. Returns
+    the result of this process's rank. Raises RankLost if another rank died, or the exception of `work` on any rank.
     """
     info = rank_from_environment()
     if info.world_size > 1 or world_size == 1:
@@ -340,14 +327,17 @@ def _blame_children() -> None:
 
 @contextmanager
 def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
-    """Exit if a child dies and the work inside does not notice, because it waits for the child on a GPU."""
+    """Exit at once if a child dies and the work inside does not notice, because it waits for the child on a GPU."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_POLL_S):
             for child in children:
                 if not _is_running(child.pid) and not child.n_events and not done.wait(_GRACE_S):
-                    _die(child)
+                    what = f"{child.name} (process {child.pid}) has died while rank 0 waits for it"
+                    _log.error(f"{what}; resume from the last snapshot")
+                    print(f"error: {what}; resume from the last snapshot", file=sys.stderr, flush=True)
+                    os._exit(RankLost.exit_status)  # the kernel then kills our children
 
     thread = threading.Thread(target=watch, name="ranks", daemon=True)
     thread.start()
@@ -356,11 +346,3 @@ def _watch(children: Sequence[ChildProcess]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def _die(child: ChildProcess) -> None:
-    """Exit at once, whatever the main thread is doing; the kernel then kills our children."""
-    what = f"{child.name} (process {child.pid}) has died while rank 0 waits for it; resume from the last snapshot"
-    _log.error(what)
-    print(f"error: {what}", file=sys.stderr, flush=True)
-    os._exit(RankLost.exit_status)

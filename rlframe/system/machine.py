@@ -1,7 +1,5 @@
 """The machine's CPUs, GPUs and CPU quota, and process-wide settings: malloc, garbage collection, thread counts."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -130,13 +128,10 @@ def retain_freed_memory() -> bool:
     """Let glibc reuse freed blocks up to 1 GiB instead of returning them; False with another C library.
 
     A Nature-CNN training step of 256 rows on two threads takes about a third less time. The first 0.5 GiB uses huge
-    pages
-    where Linux supports them: DQN on Pong then trains 1.03 times as fast.
+    pages where Linux supports them: DQN on Pong then trains 1.03 times as fast.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     libc = ctypes.CDLL(None)
-    mallopt = getattr(libc, "mallopt", None)  # absent from musl
+    mallopt = getattr(libc, "mallopt", None)  # glibc only
     if mallopt is None:
         return False
     retained = bool(mallopt(_M_MMAP_THRESHOLD, _BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, _BYTES))
@@ -187,23 +182,20 @@ def resident_bytes() -> int:
     return total
 
 
-# What else needs the cores while torch's threads are idle, and for how many loop iterations OpenMP's threads then spin;
-# None: the default, 300,000 with GNU OpenMP.
+# Loop iterations for which idle OpenMP threads spin; None: the default, 300,000 with GNU OpenMP.
 _SPINS = {"nothing": None, "update": 10_000, "processes": 10_000, "threads": 1_000}
 
 
 def thread_variables(concurrent: str) -> Mapping[str, str]:
     """Environment variables of a training process. NumPy gets one thread: its matrices are small.
 
-    OpenMP threads spin between the operations of an update and sleep some time after it. `concurrent` says what else
-    needs the cores in between, and so how long they spin. Measured with two threads on two cores of an AMD EPYC:
+    OpenMP threads spin between the operations of an update and sleep some time after it. How long they spin depends on
+    what needs the cores in between, `concurrent`. Measured with two threads on two cores of an AMD EPYC:
 
-    - `nothing`, as with one environment in this process: they spin. TD3 on HalfCheetah is 1.09 times as fast.
-    - `update`, part of which a thread computes while an environment steps (see algos.dqn): DQN on Pong takes 172
-      steps/s instead of 137 with the default.
-    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s instead of 660 with the default;
-      on one HalfCheetah 200 instead of 140 with the setting of `threads`.
-    - `threads` that step environments (Atari, EnvPool): PPO on Pong takes 910 steps/s instead of 770 with `processes`.
+    - `nothing` (one environment in this process): TD3 on HalfCheetah is 1.09 times as fast.
+    - `update` (a thread computes part of it, see algos.dqn): DQN on Pong takes 172 steps/s; 137 with the default.
+    - `processes` that step environments: SAC on eight HalfCheetahs takes 990 steps/s; 660 with the default.
+    - `threads` that step environments (Atari, EnvPool): PPO on Pong takes 910 steps/s; 770 with `processes`.
     """
     spins = _SPINS[concurrent]
     return {"OPENBLAS_NUM_THREADS": "1"} | ({} if spins is None else {"GOMP_SPINCOUNT": str(spins)})

@@ -4,8 +4,6 @@ Both start methods behave alike: the work is sent by cloudpickle (so lambdas and
 the child never imports the parent's main module, ignores Ctrl-C, and is killed when its parent dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing
@@ -71,13 +69,11 @@ class ChildProcess:
         method: str = "forkserver",
         preload: Sequence[str] = (),
     ) -> None:
-        """Start `work(parent, *args)` in a process.
+        """Start `work(parent, *args)` in a process. Raises ConfigError if the work cannot be pickled.
 
         Args:
             cpus: CPUs to pin it to; empty: not pinned.
             preload: modules that the fork server imports once, if this is its first child.
-        Raises:
-            ConfigError: the work cannot be pickled, or `method` is unknown.
         """
         if method not in START_METHODS:
             raise ConfigError(f"start_method={method!r} is not one of {', '.join(START_METHODS)}")
@@ -109,7 +105,8 @@ class ChildProcess:
         with contextlib.suppress(ConnectionError):  # it died; `wait` or `receive` reports that
             self._shared.send(self._connection)
             self._stack.send(self._connection)
-            self._connection.send_bytes(pickle.dumps((_environment(), payload)))
+            environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}  # the fork server still has that of its start
+            self._connection.send_bytes(pickle.dumps((environment, payload)))
 
     @property
     def alive(self) -> bool:
@@ -141,11 +138,7 @@ class ChildProcess:
             shared.send(self._connection)
 
     def start_command(self, command: int, argument: int = 0) -> None:
-        """Let the child execute a command.
-
-        Raises:
-            RuntimeError: it is busy, has failed, or is closed.
-        """
+        """Let the child execute a command. Raises RuntimeError if it is busy, has failed, or is closed."""
         if self._state is not _FREE:
             raise RuntimeError(
                 f"{self.name} cannot start a command: it {self._state}; after an error or interruption, close it and "
@@ -155,11 +148,7 @@ class ChildProcess:
         self._command(command, argument)
 
     def queue_command(self, command: int) -> None:
-        """Queue the same command again behind the current ones. Each is finished by one `wait` and has no result.
-
-        Raises:
-            RuntimeError: it has failed, or is closed.
-        """
+        """Queue the same command again behind the current ones. Each is finished by one `wait` and has no result."""
         if self._state in (_FAILED, _CLOSED):
             raise RuntimeError(f"{self.name} cannot start a command: it {self._state}")
         self._state = _BUSY
@@ -188,10 +177,9 @@ class ChildProcess:
 
         Waits are added up instead of reading the clock, so that a suspended machine does not look like a hung child.
 
-        Args:
-            timeout_s: seconds without progress after which the child is killed as hung.
         Raises:
-            ChildDied: it died.    ChildHung: it was killed as hung.    The exception of its work.
+            ChildDied: it died.    ChildHung: it was killed after `timeout_s` seconds without progress.
+            The exception of its work.
         """
         self._receive_pending()
         if not self.alive:
@@ -205,7 +193,9 @@ class ChildProcess:
         self._idle_s = 0.0 if self.progress != self._seen else self._idle_s + waited_s
         self._seen = self.progress
         if self._idle_s >= timeout_s:
-            raise ChildHung(self._kill_hung(timeout_s))
+            stack = self._stack_text()
+            self.kill()
+            raise ChildHung(f"made no progress for {timeout_s:g} s and was killed; its stack was\n{stack}")
 
     def answer(self, timeout_s: float) -> Any:
         """The result of the finished command. Raises as `check`."""
@@ -280,11 +270,6 @@ class ChildProcess:
             return "was killed by SIGKILL (by a user, or out of memory)"
         return f"was killed by {signal.Signals(-code).name}, at\n{self._stack_text()}"
 
-    def _kill_hung(self, timeout_s: float) -> str:
-        stack = self._stack_text()
-        self.kill()
-        return f"made no progress for {timeout_s:g} s and was killed; its stack was\n{stack}"
-
     def _stack_text(self) -> str:
         """Stack traces of the child's threads, written by its signal handlers, so also inside C code."""
         written = 0
@@ -336,11 +321,6 @@ def _pickled(value: Any, name: str) -> bytes:
             f"the work of {name} cannot be pickled: {type(error).__name__}: {error}; an environment or agent for "
             f"worker processes must not hold locks, open files or windows: create those in its constructor"
         ) from error
-
-
-def _environment() -> dict[str, str]:
-    """Our current environment variables with one compute thread; the fork server still has those of its own start."""
-    return {**os.environ, **dict.fromkeys(_THREADS, "1")}
 
 
 @contextlib.contextmanager

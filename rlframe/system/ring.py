@@ -4,8 +4,6 @@ Slots are passed by the child's commands: a free slot is a queued command, a fil
 therefore sleeps, a full ring blocks the child, and a death or hang is noticed. See benchmarks/handover.py for the cost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -23,11 +21,7 @@ class Ring:
     """The parent's side. Send `memory` to the child before `start`; `slots` are its trees of arrays."""
 
     def __init__(self, example: Tree, n_slots: int, label: str) -> None:
-        """Create slots of zeros with the shapes and dtypes of `example`.
-
-        Raises:
-            ConfigError: n_slots < 1, or too little free memory.
-        """
+        """Create slots of zeros with the shapes and dtypes of `example`, or raise ConfigError if memory is short."""
         if n_slots < 1:
             raise ConfigError(f"n_slots={n_slots} must be at least 1")
         one = zeros_like(example, ())
@@ -52,11 +46,7 @@ class Ring:
     def get(self, timeout_s: float) -> int:
         """The index of the oldest filled slot. It stays valid until the next call, which frees it.
 
-        Args:
-            timeout_s: seconds without progress after which the child is killed as hung.
-        Raises:
-            ChildDied: the child died and all its slots were read.    ChildHung: likewise, after it was killed.
-            The exception of the child's work.
+        Raises as `ChildProcess.check`, once all filled slots are read.
         """
         if self._holds:
             self._holds = False

@@ -1,7 +1,5 @@
 """Memory shared between processes: trees of arrays, versioned parameters, and a wake-up semaphore."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket
@@ -12,7 +10,7 @@ from math import prod
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import numpy as np
@@ -30,13 +28,8 @@ class _Place:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def n_bytes(self) -> int:
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
     def view(self, memory: mmap.mmap) -> np.ndarray:
-        array = np.frombuffer(memory, self.dtype, prod(self.shape), self.offset)
-        return array.reshape(self.shape)
+        return np.frombuffer(memory, self.dtype, prod(self.shape), self.offset).reshape(self.shape)
 
 
 class Shared:
@@ -47,7 +40,7 @@ class Shared:
     """
 
     def __init__(self, fd: int, layout: Tree, n_bytes: int) -> None:
-        self._fd, self._layout, self.n_bytes = fd, layout, n_bytes
+        self.fd, self._layout, self.n_bytes = fd, layout, n_bytes
         memory = mmap.mmap(fd, n_bytes)
         self.tree: Tree = map_tree(lambda place: place.view(memory), layout)
 
@@ -55,47 +48,44 @@ class Shared:
         """Send the memory to the process at the other end, which calls `receive`."""
         connection.send_bytes(cloudpickle.dumps((self._layout, self.n_bytes)))
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
-            socket.send_fds(line, [b"f"], [self._fd])
+            socket.send_fds(line, [b"f"], [self.fd])
 
     @classmethod
-    def receive(cls, connection: Connection) -> Shared:
+    def receive(cls, connection: Connection) -> Self:
         """Map memory that the process at the other end sends."""
         layout, n_bytes = cloudpickle.loads(connection.recv_bytes())
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
             _, fds, _, _ = socket.recv_fds(line, 1, 1)
         return cls(fds[0], layout, n_bytes)
 
-    @property
-    def fd(self) -> int:
-        return self._fd
-
     def close(self) -> None:
         """Close the file descriptor; the arrays stay valid. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def __del__(self) -> None:
         self.close()
 
 
 def share_zeros(example: Tree, label: str) -> Shared:
-    """Shared zeros with the shapes and dtypes of `example`.
-
-    Raises:
-        ConfigError: too little free memory.
-    """
+    """Shared zeros with the shapes and dtypes of `example`. Raises ConfigError if there is too little free memory."""
     end = 0
 
     def place(array: Any) -> _Place:
         nonlocal end
         found = _Place(end, array.shape, array.dtype.str)
-        end += -(-found.n_bytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return found
 
     layout = map_tree(place, example)
     n_bytes = max(end, mmap.PAGESIZE)
-    _check_memory(n_bytes, label)
+    available = psutil.virtual_memory().available
+    if n_bytes > available:
+        raise ConfigError(
+            f"{label} needs {n_bytes / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "
+            f"reduce sampler.batch_T or sampler.batch_B"
+        )
     fd = os.memfd_create(f"rlframe-{label}") if hasattr(os, "memfd_create") else _file()
     try:
         os.ftruncate(fd, n_bytes)
@@ -108,15 +98,6 @@ def share_zeros(example: Tree, label: str) -> Shared:
 def _file() -> int:
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _check_memory(n_bytes: int, label: str) -> None:
-    available = psutil.virtual_memory().available
-    if n_bytes > available:
-        raise ConfigError(
-            f"{label} needs {n_bytes / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "
-            f"reduce sampler.batch_T or sampler.batch_B"
-        )
 
 
 _Parameters = dict[str, Any]  # {"version": [1] int64, "values": the tree}

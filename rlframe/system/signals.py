@@ -1,8 +1,4 @@
-"""Requests to stop a run: the first signal finishes the current work, the second interrupts it; or a time limit ends
-it.
-"""
-
-from __future__ import annotations
+"""Requests to stop a run, by a signal or a time limit. A second signal interrupts the current work."""
 
 import math
 import os
@@ -82,8 +78,7 @@ def stop_request(
 ) -> Iterator[StopRequest]:
     """Within the block, the first SIGINT, SIGTERM or SIGHUP sets the request; the second one raises `Interrupted`.
 
-    An ignored SIGHUP (nohup) stays ignored. Outside the main thread, which alone receives signals, only the time limit
-    works. Arguments as for `StopRequest`.
+    An ignored SIGHUP (nohup) stays ignored. Only the time limit works outside the main thread.
     """
     request = StopRequest(grace_s, max_time_s, forward)
     if threading.current_thread() is not threading.main_thread():
@@ -93,10 +88,9 @@ def stop_request(
     before = {signum: signal.signal(signum, request._receive) for signum in handled}
     done = threading.Event()
     if math.isfinite(grace_s):
-        watch = threading.Thread(
+        threading.Thread(
             target=request._enforce_grace, args=(done, threading.get_ident()), name="signal grace period", daemon=True
-        )
-        watch.start()
+        ).start()
     try:
         yield request
     finally:

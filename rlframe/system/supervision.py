@@ -3,8 +3,6 @@
 Used by `rollout.env_pool` for environment workers and by `samplers.background` for the sampler process.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -22,11 +20,7 @@ class WorkersFailed(ReadableError):
 
 @dataclass(frozen=True)
 class Supervision:
-    """How worker processes are watched and restarted.
-
-    Raises:
-        ConfigError: timeout_s <= 0 or max_restarts < 0.
-    """
+    """How worker processes are watched and restarted. Raises ConfigError for a value out of range."""
 
     timeout_s: float = 60.0  # a worker without progress for this long is killed as hung
     max_restarts: int = 100  # of all workers together, within an hour
@@ -54,11 +48,7 @@ class RestartBudget:
         self._recent: deque[float] = deque()  # times of the deaths within the window
 
     def record_death(self, n_early: int) -> str:
-        """Count a death, the `n_early`th in a row before anything was finished.
-
-        Returns:
-            Why the process must not be restarted; empty if it may be.
-        """
+        """Count a death, the `n_early`th in a row before any work; returns the reason not to restart, or ""."""
         self.n += 1
         now = time.monotonic()
         self._recent.append(now)

@@ -3,8 +3,6 @@
 The parent's side is `system.process.ChildProcess`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import logging
@@ -98,6 +96,11 @@ class ParentLink:
         self._message(LOG, (level, text))
         self.control[LINES] += 1
 
+    def show_warning(
+        self, message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        self.log(logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
+
 
 class _ParentLogHandler(logging.Handler):
     def __init__(self, parent: ParentLink) -> None:
@@ -118,14 +121,15 @@ def main(connection: Connection, line: Connection, go: WakeUp, done: WakeUp, cpu
     pin(cpus)
     parent = ParentLink(connection, go, done)
     stack = parent.receive_memory()
-    _write_stack_to(stack.fd)
+    faulthandler.enable(stack.fd)
+    faulthandler.register(signal.SIGUSR1, file=stack.fd, all_threads=True)
     environment, payload = parent.receive()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
     logging.getLogger().addHandler(_ParentLogHandler(parent))
     logging.getLogger("rlframe").setLevel(logging.INFO)
-    warnings.showwarning = _warning_to(parent)
+    warnings.showwarning = parent.show_warning
     try:
         work, args = cloudpickle.loads(payload)
         work(parent, *args)
@@ -145,10 +149,7 @@ def _exit_if_parent_gone() -> Iterator[None]:
 
 
 def _exit_with_parent(line: Connection) -> None:
-    """Kill this process group when the parent dies.
-
-    The kernel does it on Linux, even if the work holds the interpreter; a thread does it everywhere.
-    """
+    """Kill this process group when the parent dies: on Linux by the kernel, and everywhere by a thread."""
     os.setpgid(0, 0)
     die_with_writer(line.fileno())
     if line.poll():
@@ -177,15 +178,3 @@ def _ignore_group_signals() -> None:
     for signum in GROUP_SIGNALS:
         signal.signal(signum, ignore)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # blocked by the parent during the start
-
-
-def _write_stack_to(fd: int) -> None:
-    faulthandler.enable(fd)
-    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
-
-
-def _warning_to(parent: ParentLink) -> Callable[..., None]:
-    def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
-        parent.log(logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
-
-    return show

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.core.files import as_bytes
 from rlframe.core.struct import leaves
 from rlframe.record import codec, rank_state
 from rlframe.record.codec import Arrays, ChunkedArray, encode
@@ -125,7 +124,7 @@ def test_cached_digests_match_the_chunks_after_any_writes(
             replay.append(History(2, "both", seed=number).batch(4) if rng.random() < 0.2 else history.batch(4))
         for array in chunked_of(replay.state_dict()):
             for i in range(len(array.counts)):
-                digest = hashlib.sha256(as_bytes(array.read(i))).hexdigest()
+                digest = hashlib.sha256(array.read(i)).hexdigest()
                 assert array.digests[i] in ("", digest)
                 n_cached += bool(array.digests[i])
                 array.digests[i] = digest
