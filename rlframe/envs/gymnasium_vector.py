@@ -69,9 +69,10 @@ class NativeEnvs(Envs):
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
-        self._round = round_
+        self._round, own = round_, self._seed
+        seed: Any = [round_seed(each, round_) for each in own] if isinstance(own, list) else round_seed(own, round_)
         try:
-            observation, _ = self._env.reset(seed=self._seed_of(round_))
+            observation, _ = self._env.reset(seed=seed)
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
@@ -79,11 +80,6 @@ class NativeEnvs(Envs):
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
         out.first[...] = True
-
-    def _seed_of(self, round_: int) -> Any:
-        if isinstance(self._seed, list):
-            return [round_seed(seed, round_) for seed in self._seed]
-        return round_seed(self._seed, round_)
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._decode(action)
@@ -111,10 +107,10 @@ class NativeEnvs(Envs):
         if self._ended.any():
             self._elapsed[self._ended] = 0
             self._means.clear(self._ended)
-            if (self._ended & (out.ended | (out.score != 0))).any():
-                index = int(np.argmax(self._ended & (out.ended | (out.score != 0))))
-                wrong = InvalidValue("a reward or an end on the step that resets (NEXT_STEP)", index)
-                raise self._error(wrong, actions)
+            wrong = self._ended & (out.ended | (out.score != 0))
+            if wrong.any():
+                text = "a reward or an end on the step that resets (NEXT_STEP)"
+                raise self._error(InvalidValue(text, int(np.argmax(wrong))), actions)
         self._ended[:] = out.ended
 
     def _error(self, error: Exception, actions: Tree) -> EnvError:

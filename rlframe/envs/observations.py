@@ -37,10 +37,7 @@ def describe(error: Exception) -> str:
 
 
 def row_writer(space: Space, name: str = "the observation") -> Write:
-    """A function (rows, index, observation) that checks one environment's observation and writes it into its row.
-
-    It does not check for NaN, Inf and values out of range: `batch_checker` does that for the whole batch at once.
-    """
+    """A function (rows, index, observation) that checks and writes one observation, except for NaN and Inf."""
     match space:
         case spaces.Dict():
             return _dict_writer({key: row_writer(sub, f"{name}[{key!r}]") for key, sub in space.spaces.items()}, name)
@@ -257,11 +254,9 @@ class BoundsCheck:
         self.n_outside += int(outside.reshape(*array.shape[:2], -1).any(axis=2).sum())
 
     def state(self) -> dict[str, int]:
-        """The rows checked so far, and the observations found outside."""
         return {"seen": self._seen, "outside": self.n_outside}
 
     def load(self, saved: Mapping[str, int]) -> None:
-        """Continue from what `state` returned."""
         self._seen, self.n_outside = saved["seen"], saved["outside"]
 
     def counters(self) -> dict[str, float]:

@@ -22,11 +22,7 @@ COLLECT, COMPLETE, STATE, LOAD_STATE = range(4)  # commands
 
 def parameters(agent: Agent) -> Tree:
     """An agent's parameters and buffers by name; views if it is on the CPU."""
-    return {name: tensor.detach() for name, tensor in _named(agent).items()}
-
-
-def _named(agent: Agent) -> dict[str, torch.Tensor]:
-    return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
+    return {name: tensor.detach() for name, tensor in (*agent.named_parameters(), *agent.named_buffers())}
 
 
 def make_collect_handler(context: WorkerContext) -> Handler:
@@ -104,5 +100,5 @@ class _Worker:
 
 def _share_parameters(agent: Agent, values: Tree) -> None:
     """Make the agent use the parameters in shared memory, which change only between batches."""
-    for name, tensor in _named(agent).items():
+    for name, tensor in (*agent.named_parameters(), *agent.named_buffers()):
         tensor.data = torch.from_numpy(values[name])

@@ -23,8 +23,6 @@ from rlframe.system.shared import Shared
 from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
 from rlframe.system.worker_main import Handler, ParentLink
 
-HandlerFactory = Callable[["WorkerContext"], Handler]
-
 
 @dataclass(frozen=True)
 class WorkerContext:
@@ -62,7 +60,7 @@ _log = logging.getLogger("rlframe")
 class WorkerTask:
     """What the workers of a pool do: `make_handler` is called in each, and the handler it returns handles commands."""
 
-    make_handler: HandlerFactory
+    make_handler: Callable[[WorkerContext], Handler]
     memory: tuple[Shared, ...]  # mapped in every worker
     arguments: tuple[Any, ...]  # copied to every worker
 
@@ -150,9 +148,8 @@ class EnvPool:
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
-        self._restarts = RestartBudget(
-            self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step"
-        )
+        most = self.supervision.max_restarts
+        self._restarts = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
         self._preload = ("rlframe.rollout.env_pool", *preload)
         self._task: WorkerTask | None = None
         self._spaces: list[Any] = []  # spaces and backend of worker 0
@@ -166,7 +163,6 @@ class EnvPool:
         except BaseException:
             self.close()
             raise
-        backend: str
         self.observation_space, self.action_space, backend = self._spaces
         self.backend = f"{pluralize(n_workers, 'worker')} of {backend}"
 

@@ -61,9 +61,7 @@ class CudaInference:
     """
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree, noise: Tree) -> None:
-        """Args:
-        inputs: NumPy rows [n], as an example.    state, noise: initial rows [n] on the agent's device.
-        """
+        """Copies all arguments: `inputs` in NumPy, `state` and `noise` on the agent's device, each [n, ...]."""
         self.agent, self.device = agent, next(agent.parameters()).device
         self._on_gpu = self.device.type == "cuda"
         self._host_inputs = inputs.map(lambda x: self._host(torch.from_numpy(x)))
@@ -133,15 +131,13 @@ def _copy(target: Tree, source: Tree) -> None:
         to.copy_(from_, non_blocking=True)
 
 
-# Rows are padded with zeros to a multiple of this. Matrix products then give each row the same bits however the
-# environments are split over workers, groups and threads (checked with torch for 1 to 64 rows: dense, convolutional and
-# recurrent); for other numbers of rows the last bit differs.
-_BLOCK_SIZE = numpy_inference.BLOCK
-
-
 def block_size(n_envs: int) -> int:
-    """The multiple that rows are padded to: 1 for a single environment, which is never split."""
-    return _BLOCK_SIZE if n_envs > 1 else 1
+    """The multiple that rows are padded to with zeros: 1 for a single environment, which is never split.
+
+    Matrix products then give each row the same bits however the environments are split over workers, groups and threads
+    (checked with torch for 1 to 64 rows: dense, convolutional and recurrent); otherwise the last bit differs.
+    """
+    return numpy_inference.BLOCK if n_envs > 1 else 1
 
 
 class BatchInference:
@@ -150,10 +146,7 @@ class BatchInference:
     def __init__(
         self, agent: Agent, batch: Batch, lo: int, rngs: Sequence[np.random.Generator], explore: bool, block: int
     ) -> None:
-        """Args:
-        batch: the columns of these environments.    lo: the first one's index over all ranks.
-        rngs: a noise generator for each.    explore: act with noise instead of zeros.
-        """
+        """`lo` is the first environment's index over all ranks; without `explore`, the agent's noise is zero."""
         self.agent, self.batch, self.explore = agent, batch, explore
         self.n, T = batch.rows.B, batch.rows.T
         self.n_rows = -(-self.n // block) * block
@@ -245,7 +238,6 @@ class CpuInference:
         return self.step_on(self._view_of_inputs, noise)
 
     def step_on(self, inputs: AgentInputs, noise: Tree) -> tuple[Tree, Tree]:
-        """Act on these inputs."""
         step = self.agent_step(inputs, self.state, noise)
         self.state = step.state
         return step.action, step.info
@@ -270,11 +262,9 @@ def empty_batch(observation_space: Space, action_space: Space, agent: Agent, T: 
 
 
 def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:
-    """The states of noise generators."""
     return [rng.bit_generator.state for rng in rngs]
 
 
 def load_noise(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
-    """Set noise generators to saved states."""
     for rng, saved in zip(rngs, states, strict=True):
         rng.bit_generator.state = saved

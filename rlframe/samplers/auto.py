@@ -125,10 +125,9 @@ class TimingProcess:
     """
 
     def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
-        """Args:
-            n_all: environments in the whole batch, which determine the backend.    n: environments to make.
-        Raises:
-            EnvError, ConfigError: they cannot be made.    WorkersFailed: the process dies or hangs.
+        """Make n environments, with the backend of a batch of `n_all`.
+
+        Raises EnvError or ConfigError if they cannot be made, WorkersFailed if the process dies or hangs.
         """
         config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
         supervision = Supervision(timeout_s, start_method="spawn")
@@ -147,7 +146,6 @@ class TimingProcess:
         return psutil.Process(self._pool.workers[0].child.pid).memory_info().rss / 1e6
 
     def close(self) -> None:
-        """End the process."""
         self._pool.close()
 
 

@@ -120,8 +120,8 @@ class BackgroundProcess:
         while True:
             try:
                 self._start()
-                spaces_and_backend = self.child.receive(self.supervision.timeout_s)
-                self.observation_space, self.action_space, self.backend = spaces_and_backend
+                answer = self.child.receive(self.supervision.timeout_s)
+                self.observation_space, self.action_space, self.backend = answer
                 self._send_task()
             except ChildDied as death:
                 self._count_death(death)
@@ -132,8 +132,7 @@ class BackgroundProcess:
                 return
 
     def _start(self) -> None:
-        n = self.restarts.n
-        seed = seed_int(self.seed, Role.RESTART, n) if n else self.seed
+        seed = seed_int(self.seed, Role.RESTART, n) if (n := self.restarts.n) else self.seed
         arguments = (self.config, self.env, seed, self.worker_cpus, self.n_threads)
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
         preload = ("rlframe.samplers.background", *preload)
@@ -182,9 +181,7 @@ class BackgroundSampler(Sampler):
     """
 
     def __init__(self, process: BackgroundProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
-        """Args:
-        n_slots: batches in the ring.    device: where the process acts.
-        """
+        """The ring has `n_slots` batches, and the process acts on `device`."""
         self.process, self._timeout_s = process, process.supervision.timeout_s
         self.batch_spec = BatchSpec(process.config.batch_T, process.config.batch_B)
         self.shared_parameters = make_shared_parameters(parameters(agent))
@@ -350,7 +347,6 @@ class _SlotFiller:
         sampler.set_heartbeat(self.heartbeat)
 
     def fill(self, slot: Slot) -> None:
-        """Collect one batch."""
         self.n_batches += 1
         self.heartbeat[0] = -1 - self.n_batches
         self._refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,18 +107,15 @@ class Evaluator:
         while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
             if stop():
                 return [], False
-            self._collect()
+            try:
+                self.collector.collect()
+            except EnvError as error:
+                raise EnvError(f"in evaluation, {error}") from error.__cause__
             for trajectory in self.collector.tracker.pop():
                 if len(done[trajectory.env]) < self.quota[trajectory.env]:
                     done[trajectory.env].append(trajectory)
             self._check_length()
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
-
-    def _collect(self) -> None:
-        try:
-            self.collector.collect()
-        except EnvError as error:
-            raise EnvError(f"in evaluation, {error}") from error.__cause__
 
     def _check_length(self) -> None:
         length = self.collector.tracker.length
@@ -137,7 +135,6 @@ class Evaluator:
         return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvPool) else {}
 
     def close(self) -> None:
-        """Close the environments."""
         self.envs.close()
 
 
@@ -146,12 +143,10 @@ def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
     if not trajectories:
         return {}
     returns = [t.return_ for t in trajectories]
-    mean = sum(returns) / len(returns)
-    variance = sum((r - mean) ** 2 for r in returns) / len(returns)
     return {
-        f"{group}/return_mean": mean,
-        f"{group}/return_std": variance**0.5,
+        f"{group}/return_mean": statistics.fmean(returns),
+        f"{group}/return_std": statistics.pstdev(returns),
         f"{group}/return_min": min(returns),
         f"{group}/return_max": max(returns),
-        f"{group}/length_mean": sum(t.length for t in trajectories) / len(returns),
+        f"{group}/length_mean": statistics.fmean(t.length for t in trajectories),
     }

@@ -140,7 +140,7 @@ def test_a_batch_steps_as_the_plain_environment_does() -> None:
         action = int(rng.integers(2, size=1)[0])
         if over:
             episode += 1
-            EpisodeSeeds(10).move(plain.unwrapped.np_random, episode)
+            EpisodeSeeds(10).seek(plain.unwrapped.np_random, episode)
             observation, _ = plain.reset()
             over = False
         else:
