@@ -74,10 +74,7 @@ def _part_score(space: Space, given: Any, target: Any) -> float:
 
 
 class Memory(gymnasium.Env):
-    """The first observation shows a cue, and the last action must name it: without memory, only chance is left.
-
-    Observations are [cue one-hot, whether this is the last step]; the reward for the right cue is 1.
-    """
+    """The first observation [cue one-hot, last step] shows a cue; naming it in the last action gives a reward of 1."""
 
     def __init__(self, delay: int = 4, cues: int = 2) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
@@ -108,8 +105,7 @@ class Memory(gymnasium.Env):
 class TimeLimit(gymnasium.Env):
     """A reward of 1 for each of `length` steps, whatever the action. The observation is the number of steps so far.
 
-    With truncation, the value of every step is 1 / (1 - γ); with termination, that of step k is
-    (1 - γ^(length - k)) / (1 - γ).
+    The value is 1 / (1 - γ) with truncation, and (1 - γ^(length - k)) / (1 - γ) at step k with termination.
     """
 
     def __init__(self, ends: str = "truncated", length: int = 5) -> None:
@@ -131,10 +127,7 @@ class TimeLimit(gymnasium.Env):
 
 
 class DelayedReward(gymnasium.Env):
-    """Only the first action matters; its reward of 1 comes `delay` steps later, at the end of the episode.
-
-    The observation is the number of steps so far.
-    """
+    """Rewards the first action by 1, `delay` steps later, at the end. The observation is the number of steps so far."""
 
     right = 1  # the action to take first
 

@@ -48,11 +48,9 @@ class NativeEnvs(Envs):
     """Owns one vector environment. Each step's observations are copied once, into the batch."""
 
     def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str, first: int = 0) -> None:
-        """Args:
-            seed: for `env.reset`: an int or a list.    seeds: one for each environment, for messages.
-            first: the index of the first environment in messages.
-        Raises:
-            ConfigError: `env` does not use NEXT_STEP autoreset.    ValueError: a space is not supported.
+        """`seed` is for `env.reset`, an int or a list; `seeds` and the index `first` are for messages.
+
+        Raises ConfigError if `env` does not use NEXT_STEP autoreset, ValueError if a space is not supported.
         """
         check_next_step(env, backend)
         self.n, self.backend = env.num_envs, backend
@@ -128,12 +126,11 @@ class NativeEnvs(Envs):
     def state(self) -> list[Any]:
         """The first entry is the state of the whole vector environment; the others are empty."""
         try:
-            saved = {"n": self.n, "state": save_env(self._env), "means": self._means.state()}
+            saved = {"state": save_env(self._env), "means": self._means.state()}
             saved |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
         except StateError as problem:
-            saved = {"n": self.n, "restart_reason": f"{self.backend} cannot save its state: {problem}"}
-        saved["round"] = self._round
-        return [saved] + [{"n": 0}] * (self.n - 1)
+            saved = {"restart_reason": f"{self.backend} cannot save its state: {problem}"}
+        return [{**saved, "n": self.n, "round": self._round}] + [{"n": 0}] * (self.n - 1)
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
         reason = self._load(states[0])

@@ -235,11 +235,9 @@ def env_maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], g
     if not isinstance(limit, int) or limit < 0:
         raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
     spec = copy.deepcopy(target)
-    spec.order_enforce, spec.disable_env_checker = False, True
+    spec.order_enforce, spec.disable_env_checker, spec.max_episode_steps = False, True, None
     if target.additional_wrappers:  # they wrap the time limit, and may change what counts as a step
         spec.max_episode_steps, limit = limit or None, 0
-    else:
-        spec.max_episode_steps = None
     return partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **options)), limit
 
 

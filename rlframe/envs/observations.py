@@ -115,27 +115,17 @@ def _integers_writer(space: Space, name: str) -> Write:
     return write
 
 
-def batch_writer(space: Space, n: int, name: str = "the observation") -> WriteBatch:
+def batch_writer(space: Space, n: int) -> WriteBatch:
     """A function (rows, observation) that checks a vector environment's observations and copies them into the rows."""
-    match space:
-        case spaces.Dict():
-            by_key = {key: batch_writer(sub, n, f"{name}[{key!r}]") for key, sub in space.spaces.items()}
+    writers = [_batch_leaf_writer(sub, n, name) for name, sub in action_parts(space, "the observation")]
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return writers[0]
 
-            def write_dict(rows: Tree, observation: Any) -> None:
-                for key, part in by_key.items():
-                    part(rows[key], observation[key])
+    def write(rows: Tree, observation: Any) -> None:
+        following = iter(writers)
+        map_tree(lambda row, value: next(following)(row, value), rows, observation)
 
-            return write_dict
-        case spaces.Tuple():
-            each = [batch_writer(sub, n, f"{name}[{i}]") for i, sub in enumerate(space.spaces)]
-
-            def write_tuple(rows: Tree, observation: Any) -> None:
-                for part, row, value in zip(each, rows, observation, strict=True):
-                    part(row, value)
-
-            return write_tuple
-        case _:
-            return _batch_leaf_writer(space, n, name)
+    return write
 
 
 def _batch_leaf_writer(space: Space, n: int, name: str) -> WriteBatch:

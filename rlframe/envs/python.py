@@ -29,12 +29,9 @@ class PythonEnvs(Envs):
     def __init__(
         self, makers: Sequence[Callable[[], gymnasium.Env]], seeds: Sequence[int], time_limit: int, first: int = 0
     ) -> None:
-        """Args:
-            time_limit: steps after which an episode is truncated; 0: none.
-            first: the index of the first environment in messages.
-        Raises:
-            ConfigError: raised by a maker.    ValueError: a space is not supported.
-            EnvError: a maker raised another exception, or the environments have different spaces.
+        """`time_limit` is in steps (0: none); `first` is the index of the first environment in messages.
+
+        Raises EnvError if a maker raises an exception other than ConfigError, or if the environments' spaces differ.
         """
         self.n = len(makers)
         self.backend = f"python, {self.n} environment{'s one by one' if self.n > 1 else ''}"
@@ -161,11 +158,10 @@ class PythonEnvs(Envs):
                 raise self._error(invalid, index, actions[index]) from None
 
     def _check_reward(self, reward: Any) -> None:
-        if not isinstance(reward, int | float | np.bool_ | np.integer | np.floating):
-            if not isinstance(reward, np.ndarray) or reward.shape != () or reward.dtype.kind not in "biuf":
-                raise InvalidValue(f"the reward is not a real number but {reward!r} of type {type(reward).__name__}")
-        else:
+        if isinstance(reward, int | float | np.bool_ | np.integer | np.floating):
             self._reward_types.add(type(reward))
+        elif not isinstance(reward, np.ndarray) or reward.shape != () or reward.dtype.kind not in "biuf":
+            raise InvalidValue(f"the reward is not a real number but {reward!r} of type {type(reward).__name__}")
         if not abs(float(reward)) <= np.finfo(np.float32).max:
             raise InvalidValue(f"the reward is not finite: {reward}")
 

@@ -85,14 +85,6 @@ class AgentOutputs(Struct):
     state: Tree  # [B] before row 0
     final_state: Tree  # [B] before row T
 
-    def columns(self, lo: int, hi: int) -> AgentOutputs:
-        """Views of environments lo to hi - 1."""
-        return AgentOutputs(
-            map_tree(lambda x: x[:, lo:hi], self.info),
-            map_tree(lambda x: x[lo:hi], self.state),
-            map_tree(lambda x: x[lo:hi], self.final_state),
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Batch(Struct):
@@ -103,7 +95,9 @@ class Batch(Struct):
 
     def columns(self, lo: int, hi: int) -> Batch:
         """Views of environments lo to hi - 1."""
-        return Batch(self.rows.columns(lo, hi), self.outputs.columns(lo, hi))
+        info = map_tree(lambda x: x[:, lo:hi], self.outputs.info)
+        state, final_state = map_tree(lambda x: x[lo:hi], (self.outputs.state, self.outputs.final_state))
+        return Batch(self.rows.columns(lo, hi), AgentOutputs(info, state, final_state))
 
     def inputs(self) -> AgentInputs:
         """The agent's inputs [T+1, B]; `prev_action[t+1]` is the same memory as the action of row t."""

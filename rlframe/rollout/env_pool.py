@@ -100,12 +100,6 @@ class Worker:
         spent, self._busy_s = max(0.0, now - self._busy_s), now
         return spent
 
-    def next_seeds(self) -> None:
-        """Derive new seeds from the current ones."""
-        self.generation += 1
-        sequences = [np.random.SeedSequence([seed, self.generation]) for seed in self.seeds]
-        self.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
-
 
 class EnvPool:
     """B environments split evenly over W worker processes. Not thread-safe.
@@ -127,11 +121,8 @@ class EnvPool:
         supervision: Supervision | None = None,
         preload: Sequence[str] = (),
     ) -> None:
-        """Start the workers and wait for their environments.
+        """Start the workers, pinned to `cpus` if given; forkserver imports the `preload` modules once for all.
 
-        Args:
-            cpus: the CPUs that each worker is pinned to; empty: not pinned.
-            preload: modules that forkserver imports once for all workers.
         Raises:
             ConfigError: invalid arguments.    WorkersFailed: too many processes died.
             EnvError: an environment could not be made, or their spaces differ.
@@ -221,12 +212,9 @@ class EnvPool:
             raise self._with_worker_name(worker, error) from error.__cause__
 
     def wait(self, workers: Sequence[Worker]) -> list[CommandResult]:
-        """Wait for the commands that were started on some workers.
+        """Wait for the commands that were started on some workers. Raises EnvError and WorkersFailed.
 
         If a process dies or hangs, its command is not done, and the process that replaced it `needs_reset`.
-
-        Raises:
-            EnvError: an environment failed.    WorkersFailed: too many processes died.
         """
         results = self._wait(workers)
         for worker, result in zip(workers, results, strict=True):
@@ -297,7 +285,9 @@ class EnvPool:
         if reason := self._restarts.record_death(worker.deaths_in_a_row):
             raise WorkersFailed(f"{what}; {reason}")
         self._restarts.back_off(worker.deaths_in_a_row)
-        worker.next_seeds()
+        worker.generation += 1
+        sequences = [np.random.SeedSequence([seed, worker.generation]) for seed in worker.seeds]
+        worker.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
         worker.needs_reset = worker.envs_started
         _log.warning(f"{what}; restarted with fresh seeds {worker.seeds} (restart {self.restarts})")
         self._start(worker)

@@ -67,23 +67,15 @@ class CudaInference:
         self._host_inputs = inputs.map(lambda x: self._host(torch.from_numpy(x)))
         self.inputs: AgentInputs = self._host_inputs.map(as_numpy)  # the caller writes the next rows here
         self._inputs = self._host_inputs.map(lambda x: x.to(self.device, copy=True))
-        self._noise, self._state = map_tree(torch.clone, noise), map_tree(torch.clone, state)
+        self._noise = map_tree(torch.clone, noise)
+        self.state: Tree = map_tree(torch.clone, state)  # after the last step; overwritten by the next
         self._graph: Any = None
         self._step = self._captured() if self._on_gpu else self._eager()
         self._output = map_tree(self._host, (self._step.action, self._step.info))
-        _copy(self._state, state)
+        _copy(self.state, state)
 
     def _host(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._on_gpu)
-
-    @property
-    def state(self) -> Tree:
-        """The agent's state after the last step, on the device; overwritten by the next step."""
-        return self._state
-
-    @state.setter
-    def state(self, value: Tree) -> None:
-        _copy(self._state, value)
 
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
         """Act on the rows in `inputs`; returns NumPy (action, info), valid until the next call."""
@@ -101,8 +93,8 @@ class CudaInference:
     @torch.inference_mode()
     def _eager(self) -> AgentStep:
         """One step, which updates the state."""
-        step = self.agent.step(self._inputs, self._state, self._noise)
-        _copy(self._state, step.state)
+        step = self.agent.step(self._inputs, self.state, self._noise)
+        _copy(self.state, step.state)
         return step
 
     def _captured(self) -> AgentStep:
@@ -181,11 +173,9 @@ class BatchInference:
         return map_tree(lambda x: torch.from_numpy(x).to(self._device), tree)
 
     def load_state(self) -> None:
-        """Continue from the final state in the batch, which was loaded from a snapshot."""
+        """Start from the final state in the batch, which was loaded from a snapshot. Call it before the first step."""
         if self.has_state:
-            state = map_tree(lambda x: x.copy() if isinstance(x, np.ndarray) else x.clone(), self._step.state)
-            write(self._real_rows(state), self.batch.outputs.final_state)
-            self._step.state = state
+            write(self._real_rows(self._step.state), self.batch.outputs.final_state)
 
     def draw_noise(self) -> None:
         """Draw the noise of the next batch."""
@@ -226,7 +216,8 @@ class CpuInference:
         numpy_step = agent.numpy_step(len(inputs.first))
         self.uses_numpy = numpy_step is not None
         self.agent_step = numpy_step or agent.step
-        self.inputs, self.state = inputs, map_tree(as_numpy, state) if self.uses_numpy else state
+        self.inputs = inputs
+        self.state = map_tree(lambda x: as_numpy(x).copy() if self.uses_numpy else x.clone(), state)
         self._view_of_inputs = self.view(inputs)
 
     def view(self, tree: Tree) -> Tree:

@@ -119,10 +119,7 @@ def _readable(seconds: float) -> str:
 
 
 class TimingProcess:
-    """Times some environments in a child process, so that this process survives if one hangs or dies.
-
-    Uses spawn, because a forkserver would be started without the modules that the run preloads.
-    """
+    """Times some environments in a child process, so that this process survives if one hangs or dies."""
 
     def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
         """Make n environments, with the backend of a batch of `n_all`.
@@ -130,6 +127,7 @@ class TimingProcess:
         Raises EnvError or ConfigError if they cannot be made, WorkersFailed if the process dies or hangs.
         """
         config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
+        # Spawn, because a forkserver would be started without the modules that the run preloads.
         supervision = Supervision(timeout_s, start_method="spawn")
         self._pool = EnvPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
         self.observation_space: Space = self._pool.observation_space

@@ -1,7 +1,4 @@
-"""BackgroundSampler: a sampler in a background process that collects batches ahead of the learner, for AsyncRl.
-
-The process writes batches into the slots of a ring in shared memory, and reads new parameters before each batch.
-"""
+"""BackgroundSampler: a sampler in a background process, which collects batches ahead of the learner."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class BackgroundProcess:
 
         Args:
             config: of the sampler; its `make_envs` and `make_sampler` are called in the process.
-            cpus, worker_cpus: the CPUs that the process, and each of its workers, is pinned to; empty: not pinned.
+            cpus, worker_cpus: for the process, and for each of its workers; empty: not pinned.
             n_threads: torch threads for acting on images; otherwise one is used.
         Raises:
             ConfigError: invalid arguments.    EnvError: an environment could not be made.

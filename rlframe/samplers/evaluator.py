@@ -86,11 +86,8 @@ class Evaluator:
     def evaluate(self, number: int = 0, stop: Callable[[], bool] = _never) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
-        The seeds depend on `number` only, not on earlier evaluations.
-
-        Raises:
-            EnvError: an environment failed, or an episode is longer than `max_length`.
-            EvaluationStopped: `stop()` returned True on some rank before its episodes were finished.
+        The seeds depend on `number` only, not on earlier evaluations. Raises EnvError if an environment fails or an
+        episode is longer than `max_length`, EvaluationStopped if `stop()` returns True on some rank.
         """
         own, complete = self._play(number, stop)
         played = self.ranks.gather((own, complete))
@@ -114,16 +111,13 @@ class Evaluator:
             for trajectory in self.collector.tracker.pop():
                 if len(done[trajectory.env]) < self.quota[trajectory.env]:
                     done[trajectory.env].append(trajectory)
-            self._check_length()
+            length = self.collector.tracker.length
+            if length.max() > self.config.max_length:
+                raise EnvError(
+                    f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an "
+                    f"end; set a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
+                )
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
-
-    def _check_length(self) -> None:
-        length = self.collector.tracker.length
-        if length.max() > self.config.max_length:
-            raise EnvError(
-                f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an end; "
-                f"set a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
-            )
 
     def score(self, number: int = 0, stop: Callable[[], bool] = _never) -> dict[str, float]:
         """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
