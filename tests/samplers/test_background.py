@@ -182,7 +182,7 @@ def test_a_serial_sampler_that_hangs_is_replaced_after_the_timeout(caplog: pytes
         batches = collected(sampler, 5)
         assert restarts(sampler) >= 1
     assert len(batches) == 5
-    assert "gave no sign for 2 s and was killed" in warnings_of(caplog)[0]
+    assert "made no progress for 2 s and was killed" in warnings_of(caplog)[0]
     assert "in hang_in_c" in warnings_of(caplog)[0]
 
 
