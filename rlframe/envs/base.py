@@ -42,10 +42,7 @@ class EnvStep(Struct):
 
 
 class EnvError(ReadableError):
-    """An environment raised an exception, or returned a value that its spaces do not allow.
-
-    The message names the environment's index, seed, step and action; the cause is the environment's own exception.
-    """
+    """An environment raised an exception (the cause), or returned a value that its spaces do not allow."""
 
     shows_cause = True
 

@@ -34,7 +34,8 @@ class EpisodeStates:
     def __init__(self, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) -> None:
         self._envs, self._own_seeds = envs, list(seeds)
         self._inner = [env.unwrapped for env in envs]
-        self._ales = [ale_of(env) for env in envs]  # None for other environments
+        ales = [vars(inner).get("ale") for inner in self._inner]
+        self._ales = [ale if type_name(type(ale)) == _ALE else None for ale in ales]
         self._is_sticky = [ale is not None and stickiness(ale) > 0.0 for ale in self._ales]  # see clear_sticky_action
         self._seeds = [EpisodeSeeds(seed) for seed in seeds]
         self.episodes = [-1] * len(envs)
@@ -243,12 +244,6 @@ def clear_sticky_action(ale: Any) -> None:
     if 0.0 < (p := stickiness(ale)) < 1.0:
         for _ in range(math.ceil(math.log(_MAX_ERROR_PROBABILITY) / math.log(p))):
             ale.act(0)
-
-
-def ale_of(env: Any) -> Any:
-    """The ALEInterface of an Atari environment; None for others."""
-    inner = vars(env.unwrapped).get("ale")
-    return inner if inner is not None and type_name(type(inner)) == _ALE else None
 
 
 def stickiness(ale: Any) -> float:

@@ -213,8 +213,9 @@ class BoundsCheck:
     """Counts observations outside their Box's bounds, and warns once. They matter only to what scales by the bounds."""
 
     def __init__(self, space: Space) -> None:
-        parts = action_parts(space, "observation")
-        self._boxes = [(i, name, box) for i, (name, box) in enumerate(parts) if _is_bounded(box)]
+        parts = enumerate(action_parts(space, "observation"))
+        boxes = [(i, name, box) for i, (name, box) in parts if isinstance(box, spaces.Box) and box.dtype != np.uint8]
+        self._boxes = [each for each in boxes if np.isfinite([each[2].low, each[2].high]).any()]
         self._seen = 0  # rows
         self.n_outside = 0  # observations
 
@@ -234,9 +235,9 @@ class BoundsCheck:
         outside = (array < box.low) | (array > box.high)
         if not np.count_nonzero(outside):
             return
-        by_env = outside.reshape(*array.shape[:2], -1).any(axis=(0, 2))
         if self.n_outside == 0:
-            env, at = int(np.argmax(by_env)), np.argwhere(outside)[0]
+            at = np.argwhere(outside)[0]
+            env = int(at[1])
             _log.warning(
                 f"environment {env}: {name} is {array[tuple(at)]}, but its space allows {box.low[tuple(at[2:])]} to "
                 f"{box.high[tuple(at[2:])]}; such observations are counted in sampler/out_of_space"
@@ -252,10 +253,3 @@ class BoundsCheck:
     def counters(self) -> dict[str, float]:
         """`sampler/out_of_space`, if any were found."""
         return {"sampler/out_of_space": self.n_outside} if self.n_outside else {}
-
-
-def _is_bounded(space: Space) -> bool:
-    """Whether it is a Box with finite bounds that a value can exceed; uint8 images cannot exceed theirs."""
-    if not isinstance(space, spaces.Box) or space.dtype == np.uint8:
-        return False
-    return bool((np.isfinite(space.low) | np.isfinite(space.high)).any())

@@ -258,7 +258,7 @@ class EnvPool:
         return [results[worker.index] for worker in workers]
 
     def _restart_until_ready(self, worker: Worker, death: ChildDied) -> None:
-        """Start processes until one is as far as the one that died: it has its environments and its task."""
+        """Start processes until one has its environments and its task."""
         while True:
             self._restart(worker, death)
             try:

@@ -166,7 +166,6 @@ class WorkersConfig(SamplerConfig):
         return chz.replace(self, n_workers=n_workers)
 
     def supervision(self) -> Supervision:
-        """When workers are killed or replaced."""
         return Supervision(self.timeout_s, self.max_restarts, self.start_method)
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:

@@ -27,10 +27,6 @@ class EvaluationStopped(Exception):
     """The `stop` function of an evaluation returned True; there is no result."""
 
 
-def _never() -> bool:
-    return False
-
-
 @chz.chz
 class EvalConfig:
     """How agents are scored."""
@@ -83,7 +79,7 @@ class Evaluator:
             self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
-    def evaluate(self, number: int = 0, stop: Callable[[], bool] = _never) -> list[Trajectory]:
+    def evaluate(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
         The seeds depend on `number` only, not on earlier evaluations. Raises EnvError if an environment fails or an
@@ -119,7 +115,7 @@ class Evaluator:
                 )
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
-    def score(self, number: int = 0, stop: Callable[[], bool] = _never) -> dict[str, float]:
+    def score(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
         trajectories = self.evaluate(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
