@@ -19,10 +19,6 @@ from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, env_error
 from rlframe.envs.gymnasium_vector import check_next_step
 
-# rlframe's own options. The ALE environment itself always runs with unclipped rewards and whole games.
-EPISODIC_LIFE = True  # a lost life is `terminated` for learning, as in the presets of CleanRL and SB3
-REWARD_CLIPPING = True  # clip the rewards used for learning to [-1, 1]; scores stay unclipped
-
 ALE_DEFAULTS: Mapping[str, Any] = {
     "frameskip": 4,  # game frames an action is repeated for
     "maxpool": True,  # maximum of the last two frames, against flicker
@@ -42,8 +38,9 @@ _OPTIONS: Mapping[str, Any] = {
     **ALE_DEFAULTS,
     "repeat_action_probability": 0.25,  # sticky actions; the default is that of the id (0.25 for v5)
     "num_threads": 1,  # default: one per environment, at most one per CPU
-    "episodic_life": EPISODIC_LIFE,
-    "reward_clipping": REWARD_CLIPPING,
+    # rlframe's own options. The ALE environment itself always runs with unclipped rewards and whole games.
+    "episodic_life": True,  # a lost life is `terminated` for learning, as in the presets of CleanRL and SB3
+    "reward_clipping": True,  # clip the rewards used for learning to [-1, 1]; scores stay unclipped
 }
 _MINIMUM = {"noop_max": 0, "thread_affinity_offset": -1}  # of integer options; 1 for the others
 
@@ -53,9 +50,7 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
     for name, value in kwargs.items():
         _check_option(spec.id, name, value)
     options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs}
-    episodic_life = options.pop("episodic_life", EPISODIC_LIFE)
-    clip = options.pop("reward_clipping", REWARD_CLIPPING)
-    n_threads = options["num_threads"]
+    episodic_life, clip = (options.pop(name, _OPTIONS[name]) for name in ("episodic_life", "reward_clipping"))
     try:
         env = gymnasium.make_vec(
             spec,
@@ -67,8 +62,8 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
         )
     except (TypeError, ValueError, RuntimeError, gymnasium.error.Error) as error:
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
-    backend = f"native {type(env.unwrapped).__name__}, {pluralize(n_threads, 'thread')}"
-    return AtariEnvs(env, list(seeds), backend, episodic_life=bool(episodic_life), clip=bool(clip))
+    backend = f"native {type(env.unwrapped).__name__}, {pluralize(options['num_threads'], 'thread')}"
+    return AtariEnvs(env, list(seeds), backend, episodic_life=episodic_life, clip=clip)
 
 
 def _check_option(id_: str, name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import Space
+from gymnasium.wrappers import TransformObservation
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
@@ -73,10 +74,7 @@ def _part_score(space: Space, given: Any, target: Any) -> float:
 
 
 class Memory(gymnasium.Env):
-    """The first observation shows a cue, and the last action must name it: without memory, only chance is left.
-
-    Observations are [cue one-hot, whether this is the last step]; the reward for the right cue is 1.
-    """
+    """The first observation [cue one-hot, last step] shows a cue; naming it in the last action gives a reward of 1."""
 
     def __init__(self, delay: int = 4, cues: int = 2) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
@@ -107,8 +105,7 @@ class Memory(gymnasium.Env):
 class TimeLimit(gymnasium.Env):
     """A reward of 1 for each of `length` steps, whatever the action. The observation is the number of steps so far.
 
-    With truncation, the value of every step is 1 / (1 - γ); with termination, that of step k is
-    (1 - γ^(length - k)) / (1 - γ).
+    The value is 1 / (1 - γ) with truncation, and (1 - γ^(length - k)) / (1 - γ) at step k with termination.
     """
 
     def __init__(self, ends: str = "truncated", length: int = 5) -> None:
@@ -130,10 +127,7 @@ class TimeLimit(gymnasium.Env):
 
 
 class DelayedReward(gymnasium.Env):
-    """Only the first action matters; its reward of 1 comes `delay` steps later, at the end of the episode.
-
-    The observation is the number of steps so far.
-    """
+    """Rewards the first action by 1, `delay` steps later, at the end. The observation is the number of steps so far."""
 
     right = 1  # the action to take first
 
@@ -177,10 +171,9 @@ class Faulty(gymnasium.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, Info]:
         self._time += 1
-        reward = 0.0
         observation: np.ndarray = np.zeros(2, np.float32)
         if self._time < self._at:
-            return observation, reward, False, False, {}
+            return observation, 0.0, False, False, {}
         self._broken = self._fault == "reset"
         if self._fault == "raise":
             raise RuntimeError("the simulator diverged")
@@ -191,35 +184,17 @@ class Faulty(gymnasium.Env):
             "dtype": np.zeros(2, np.float64),
         }
         rewards: Info = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
-        fault = self._fault
-        return observations.get(fault, observation), rewards.get(fault, reward), self._broken, False, {}
-
-
-class _PositionsOnly(gymnasium.Wrapper):
-    """CartPole's cart position and pole angle. Counts its own time limit, which saves a wrapper."""
-
-    def __init__(self, env: gymnasium.Env, limit: int) -> None:
-        super().__init__(env)
-        whole = env.observation_space
-        assert isinstance(whole, spaces.Box)
-        self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
-        self._limit, self._time = limit, 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
-        self._time = 0
-        observation, info = self.env.reset(seed=seed, options=options)
-        return observation[::2], info
-
-    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, Info]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self._time += 1
-        return observation[::2], reward, terminated, truncated or self._time >= self._limit, info
+        return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, {}
 
 
 def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.Env:
     """CartPole-v1 without velocities: [cart position, pole angle]. Needs memory."""
     env = gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
-    return _PositionsOnly(env, max_episode_steps)
+    whole = env.observation_space
+    assert isinstance(whole, spaces.Box)
+    positions = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
+    masked = TransformObservation(env, lambda observation: observation[::2], positions)
+    return gymnasium.wrappers.TimeLimit(masked, max_episode_steps)
 
 
 # Used as ids, for example env=rlframe.envs.debug_envs:identity

@@ -1,7 +1,4 @@
-"""Save and restore Python environments in the middle of an episode: by their state, or by replaying their actions.
-
-Used by PythonEnvs; `save_env` and `load_env` also by NativeEnvs.
-"""
+"""Save and restore Python environments in the middle of an episode: by their state, or by replaying their actions."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import numpy as np
 from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import object_codec
-from rlframe.envs.object_codec import Codecs, StateError, type_name
+from rlframe.envs.object_codec import Codec, Codecs, StateError, type_name
 
 _ALE = "ale_py._ale_py.ALEInterface"  # the `type_name` of ALE's games
 _MAX_STEPS = 100_000  # longer episodes cannot be replayed: they would need too much memory and time
@@ -37,7 +34,8 @@ class EpisodeStates:
     def __init__(self, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) -> None:
         self._envs, self._own_seeds = envs, list(seeds)
         self._inner = [env.unwrapped for env in envs]
-        self._ales = [ale_of(env) for env in envs]  # None for other environments
+        ales = [vars(inner).get("ale") for inner in self._inner]
+        self._ales = [ale if type_name(type(ale)) == _ALE else None for ale in ales]
         self._is_sticky = [ale is not None and stickiness(ale) > 0.0 for ale in self._ales]  # see clear_sticky_action
         self._seeds = [EpisodeSeeds(seed) for seed in seeds]
         self.episodes = [-1] * len(envs)
@@ -84,11 +82,9 @@ class EpisodeStates:
             self._seeds[index].seek(rng, self.episodes[index])
 
     def log_action(self, action: Tree) -> None:
-        """Log the actions of the coming step. Call only while `action_log` is not None.
-
-        Whether a log is needed is decided after the first step, because an environment may make its simulator then.
-        """
+        """Log the actions of the coming step. Call only while `action_log` is not None."""
         assert self.action_log is not None
+        # Decide after the first step whether a log is needed: an environment may make its simulator then.
         if self._undecided and leaves(self.action_log.actions(0)):
             self._undecided = False
             try:
@@ -127,14 +123,10 @@ class EpisodeStates:
         if all(isinstance(saved, dict) and "state" in saved for saved in states):
             self.action_log, self._undecided = None, False
 
-    def restore(
-        self, index: int, saved: dict[str, Any], play: Callable[[gymnasium.Env, Tree], None], over: bool
-    ) -> str:
+    def restore(self, index: int, saved: dict[str, Any], play: Callable[[gymnasium.Env, Tree], None]) -> str:
         """Restore environment `index`, which is newly made; returns why it is impossible, or "".
 
-        Args:
-            play: steps it through actions [k, ...]; raises StateError if the result differs from the saved episode.
-            over: the saved episode had ended.
+        `play` steps it through actions [k, ...], and raises StateError if the result differs from the saved episode.
         """
         self._seeds[index], self.episodes[index] = EpisodeSeeds(saved["seed"]), saved["episode"]
         if "restart_reason" in saved:
@@ -144,7 +136,7 @@ class EpisodeStates:
             if "state" in saved:
                 load_env(env, saved["state"])
             elif saved["start"] == ():
-                if not over:  # otherwise the next step resets it with the next episode's seed
+                if not saved["ended"]:  # otherwise the next step resets it with the next episode's seed
                     env.reset(seed=self.seed(index))
                     play(env, saved["actions"])
             else:
@@ -235,17 +227,16 @@ def _has_state_methods(layer: Any) -> bool:
     return [len(inspect.signature(method).parameters) for method in methods] == [1, 2]
 
 
-class AleCodec:
-    """An ALEInterface: its own serialization of emulator, counters and random generator."""
+def _save_ale(ale: Any) -> np.ndarray:
+    """ALE's own serialization of emulator, counters and random generator."""
+    return np.frombuffer(ale.cloneState(include_rng=True).serialize(), np.uint8)
 
-    def save(self, value: Any) -> Any:
-        return np.frombuffer(value.cloneState(include_rng=True).serialize(), np.uint8)
 
-    def load(self, value: Any, saved: Any) -> None:
-        from ale_py import ALEState
+def _load_ale(ale: Any, saved: Any) -> None:
+    from ale_py import ALEState
 
-        clear_sticky_action(value)
-        value.restoreState(ALEState(np.asarray(saved, np.uint8).tobytes()))
+    clear_sticky_action(ale)
+    ale.restoreState(ALEState(np.asarray(saved, np.uint8).tobytes()))
 
 
 def clear_sticky_action(ale: Any) -> None:
@@ -255,46 +246,39 @@ def clear_sticky_action(ale: Any) -> None:
             ale.act(0)
 
 
-def ale_of(env: Any) -> Any:
-    """The ALEInterface of an Atari environment; None for others."""
-    inner = vars(env.unwrapped).get("ale")
-    return inner if inner is not None and type_name(type(inner)) == _ALE else None
-
-
 def stickiness(ale: Any) -> float:
     """The probability that a game repeats the last action."""
     return float(ale.getFloat("repeat_action_probability"))
 
 
-class MjDataCodec:
-    """MjData. Saves all arrays: values derived from the state lag one step behind it, and rewards may read them."""
+def _save_mj_data(data: Any) -> dict[str, Any]:
+    """Saves all arrays: values derived from the state lag one step behind it, and rewards may read them."""
+    import mujoco
 
-    def save(self, value: Any) -> Any:
-        import mujoco
+    spec = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(data.model, spec))
+    mujoco.mj_getState(data.model, data, state, spec)
+    arrays = _arrays(data)
+    return {
+        "state": state,
+        "names": list(arrays),
+        "sizes": [array.nbytes for array in arrays.values()],
+        "bytes": np.concatenate([np.frombuffer(array.tobytes(), np.uint8) for array in arrays.values()]),
+    }
 
-        spec = mujoco.mjtState.mjSTATE_INTEGRATION
-        state = np.empty(mujoco.mj_stateSize(value.model, spec))
-        mujoco.mj_getState(value.model, value, state, spec)
-        arrays = _arrays(value)
-        return {
-            "state": state,
-            "names": list(arrays),
-            "sizes": [array.nbytes for array in arrays.values()],
-            "bytes": np.concatenate([np.frombuffer(array.tobytes(), np.uint8) for array in arrays.values()]),
-        }
 
-    def load(self, value: Any, saved: Any) -> None:
-        import mujoco
+def _load_mj_data(data: Any, saved: Any) -> None:
+    import mujoco
 
-        spec = mujoco.mjtState.mjSTATE_INTEGRATION
-        if len(saved["state"]) != mujoco.mj_stateSize(value.model, spec):
-            raise StateError("was saved from another MuJoCo model")
-        mujoco.mj_setState(value.model, value, np.asarray(saved["state"]), spec)
-        own, start = _arrays(value), 0
-        for name, size in zip(saved["names"], saved["sizes"], strict=True):
-            if name in own and own[name].nbytes == size:  # the number of contacts, and so their arrays, may differ
-                own[name].reshape(-1).view(np.uint8)[:] = saved["bytes"][start : start + size]
-            start += size
+    spec = mujoco.mjtState.mjSTATE_INTEGRATION
+    if len(saved["state"]) != mujoco.mj_stateSize(data.model, spec):
+        raise StateError("was saved from another MuJoCo model")
+    mujoco.mj_setState(data.model, data, np.asarray(saved["state"]), spec)
+    own, start = _arrays(data), 0
+    for name, size in zip(saved["names"], saved["sizes"], strict=True):
+        if name in own and own[name].nbytes == size:  # the number of contacts, and so their arrays, may differ
+            own[name].reshape(-1).view(np.uint8)[:] = saved["bytes"][start : start + size]
+        start += size
 
 
 def _arrays(data: Any) -> dict[str, np.ndarray]:
@@ -306,37 +290,27 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
     }
 
 
-class MjModelCodec:
-    """MjModel: only its hash is saved, to check that the model is the same."""
+def _model_hash(model: Any) -> str:
+    """A hash of an MjModel, to check that the new environment has the same model."""
+    import mujoco
 
-    def save(self, value: Any) -> Any:
-        import mujoco
-
-        buffer = np.empty(mujoco.mj_sizeModel(value), np.uint8)
-        mujoco.mj_saveModel(value, None, buffer)
-        return hashlib.sha256(buffer.tobytes()).hexdigest()
-
-    def load(self, value: Any, saved: Any) -> None:
-        if self.save(value) != saved:
-            raise StateError("is not the MuJoCo model that was saved")
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return hashlib.sha256(buffer.tobytes()).hexdigest()
 
 
-class SkipCodec:
-    """Objects that only render: not saved."""
-
-    def save(self, value: Any) -> Any:
-        return None
-
-    def load(self, value: Any, saved: Any) -> None:
-        """Leave the new object as it is."""
+def _check_model(model: Any, saved: Any) -> None:
+    if _model_hash(model) != saved:
+        raise StateError("is not the MuJoCo model that was saved")
 
 
+_SKIP = Codec(lambda value: None, lambda value, saved: None)  # for objects that only render
 CODECS: Codecs = {
-    _ALE: AleCodec(),
-    "mujoco._structs.MjModel": MjModelCodec(),
-    "mujoco._structs.MjData": MjDataCodec(),
-    "gymnasium.envs.mujoco.mujoco_rendering.MujocoRenderer": SkipCodec(),
-    "pygame.surface.Surface": SkipCodec(),
-    "pygame.Surface": SkipCodec(),
-    "pygame.time.Clock": SkipCodec(),
+    _ALE: Codec(_save_ale, _load_ale),
+    "mujoco._structs.MjModel": Codec(_model_hash, _check_model),
+    "mujoco._structs.MjData": Codec(_save_mj_data, _load_mj_data),
+    "gymnasium.envs.mujoco.mujoco_rendering.MujocoRenderer": _SKIP,
+    "pygame.surface.Surface": _SKIP,
+    "pygame.Surface": _SKIP,
+    "pygame.time.Clock": _SKIP,
 }

@@ -48,11 +48,9 @@ class NativeEnvs(Envs):
     """Owns one vector environment. Each step's observations are copied once, into the batch."""
 
     def __init__(self, env: VectorEnv, seed: Any, seeds: list[int], backend: str, first: int = 0) -> None:
-        """Args:
-            seed: for `env.reset`: an int or a list.    seeds: one for each environment, for messages.
-            first: the index of the first environment in messages.
-        Raises:
-            ConfigError: `env` does not use NEXT_STEP autoreset.    ValueError: a space is not supported.
+        """`seed` is for `env.reset`, an int or a list; `seeds` and the index `first` are for messages.
+
+        Raises ConfigError if `env` does not use NEXT_STEP autoreset, ValueError if a space is not supported.
         """
         check_next_step(env, backend)
         self.n, self.backend = env.num_envs, backend
@@ -69,9 +67,10 @@ class NativeEnvs(Envs):
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the episode
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
-        self._round = round_
+        self._round, own = round_, self._seed
+        seed: Any = [round_seed(each, round_) for each in own] if isinstance(own, list) else round_seed(own, round_)
         try:
-            observation, _ = self._env.reset(seed=self._seed_of(round_))
+            observation, _ = self._env.reset(seed=seed)
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
@@ -79,11 +78,6 @@ class NativeEnvs(Envs):
         self._means.clear(np.ones(self.n, np.bool_))
         self._ended[:], self._elapsed[:] = False, 0
         out.first[...] = True
-
-    def _seed_of(self, round_: int) -> Any:
-        if isinstance(self._seed, list):
-            return [round_seed(seed, round_) for seed in self._seed]
-        return round_seed(self._seed, round_)
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._decode(action)
@@ -111,10 +105,10 @@ class NativeEnvs(Envs):
         if self._ended.any():
             self._elapsed[self._ended] = 0
             self._means.clear(self._ended)
-            if (self._ended & (out.ended | (out.score != 0))).any():
-                index = int(np.argmax(self._ended & (out.ended | (out.score != 0))))
-                wrong = InvalidValue("a reward or an end on the step that resets (NEXT_STEP)", index)
-                raise self._error(wrong, actions)
+            wrong = self._ended & (out.ended | (out.score != 0))
+            if wrong.any():
+                text = "a reward or an end on the step that resets (NEXT_STEP)"
+                raise self._error(InvalidValue(text, int(np.argmax(wrong))), actions)
         self._ended[:] = out.ended
 
     def _error(self, error: Exception, actions: Tree) -> EnvError:
@@ -132,12 +126,11 @@ class NativeEnvs(Envs):
     def state(self) -> list[Any]:
         """The first entry is the state of the whole vector environment; the others are empty."""
         try:
-            saved = {"n": self.n, "state": save_env(self._env), "means": self._means.state()}
+            saved = {"state": save_env(self._env), "means": self._means.state()}
             saved |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
         except StateError as problem:
-            saved = {"n": self.n, "restart_reason": f"{self.backend} cannot save its state: {problem}"}
-        saved["round"] = self._round
-        return [saved] + [{"n": 0}] * (self.n - 1)
+            saved = {"restart_reason": f"{self.backend} cannot save its state: {problem}"}
+        return [{**saved, "n": self.n, "round": self._round}] + [{"n": 0}] * (self.n - 1)
 
     def restore(self, states: Sequence[Any], out: EnvStep, tick: Callable[[], None]) -> list[str]:
         reason = self._load(states[0])

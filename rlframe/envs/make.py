@@ -38,10 +38,9 @@ MIN_BATCH = 8  # smallest batch for which auto chooses a native vector environme
 def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -> Envs:
     """Make a batch of `n` environments with the fastest available backend, or with the one in `config`.
 
-    The choice depends on the id, its arguments, `n` and the installed packages, never on a measurement.
+    The choice depends on the id, its arguments, `n` and the installed packages, never on a measurement. `first` is the
+    index of the first environment in error messages.
 
-    Args:
-        seeds: one for each environment.    first: the index of the first environment in error messages.
     Raises:
         ConfigError: an unknown id, backend or argument, a missing package, or an unsupported space.
         EnvError: the environment's constructor raised.    ValueError: n < 1, or not `n` seeds.
@@ -63,10 +62,7 @@ def fixed_backend(config: EnvConfig, n: int) -> str:
 
 
 def can_split(config: EnvConfig, n: int) -> bool:
-    """Whether splitting the batch over processes leaves the samples unchanged.
-
-    It does not for Gymnasium's vector environments, which use one random generator for all their environments.
-    """
+    """Whether processes can share the batch with the same samples. Native vector environments share one generator."""
     return fixed_backend(config, n) != "native" or is_atari(resolve(config.id))
 
 
@@ -239,11 +235,9 @@ def env_maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], g
     if not isinstance(limit, int) or limit < 0:
         raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
     spec = copy.deepcopy(target)
-    spec.order_enforce, spec.disable_env_checker = False, True
+    spec.order_enforce, spec.disable_env_checker, spec.max_episode_steps = False, True, None
     if target.additional_wrappers:  # they wrap the time limit, and may change what counts as a step
         spec.max_episode_steps, limit = limit or None, 0
-    else:
-        spec.max_episode_steps = None
     return partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **options)), limit
 
 

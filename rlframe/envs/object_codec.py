@@ -1,7 +1,6 @@
 """Save the attributes of Python objects as plain data that a snapshot can store, and load them into new objects.
 
-Used by episode_state.py to save environments. Handles numbers, arrays, containers and random generators without
-pickle; other objects need a codec (see episode_state.py), or raise StateError.
+Handles numbers, arrays, containers and random generators; other objects need a codec (see episode_state.py).
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import enum
 import random
 import types
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -35,14 +34,11 @@ class StateError(Exception):
     """A value that cannot be saved as plain data, or cannot be loaded; the message says which."""
 
 
-class Codec(Protocol):
-    """Saves and loads a simulator's object, whose state is not in Python attributes."""
+class Codec(NamedTuple):
+    """Functions that save and load a simulator's object, whose state is not in Python attributes."""
 
-    def save(self, value: Any) -> Any:
-        """The state as scalars, lists, dicts with string keys, and arrays."""
-
-    def load(self, value: Any, saved: Any) -> None:
-        """Set a newly made object to a saved state; raises StateError if it does not fit."""
+    save: Callable[[Any], Any]  # (object): its state as scalars, lists, dicts with string keys, and arrays
+    load: Callable[[Any, Any], None]  # (new object, saved state); raises StateError if they do not fit
 
 
 Codecs = Mapping[str, Codec]  # by `type_name`
@@ -54,16 +50,27 @@ def type_name(kind: type) -> str:
 
 
 def save_attributes(holders: Sequence[Any], owners: Sequence[Any], codecs: Codecs) -> list[Any]:
-    """The attributes of each holder as plain data. Raises StateError if one is not plain data.
-
-    Attributes may refer to the owners, which are mostly the holders themselves.
-    """
-    return _Saver(owners, codecs).all(holders)
+    """The attributes of each holder, which may refer to the owners, as plain data. Raises StateError if one is not."""
+    saver = _Saver(owners, codecs)
+    found = [saver.attributes(holder) for holder in holders]
+    spans = sorted((array.ctypes.data, array.nbytes) for array in saver.arrays if array.nbytes)
+    for (start, n_bytes), (following, _) in pairwise(spans):
+        if following < start + n_bytes:
+            raise StateError("two of its arrays share memory, which is not supported")
+    return found
 
 
 def load_attributes(holders: Sequence[Any], owners: Sequence[Any], saved: Sequence[Any], codecs: Codecs) -> None:
     """Set saved attributes on newly made objects. Raises StateError if they do not fit; some may be set already."""
-    _Loader(owners, codecs).all(holders, saved)
+    if len(saved) != len(holders):
+        raise StateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
+    loader = _Loader(owners, codecs)
+    for holder, attributes in zip(holders, saved, strict=True):
+        new = {name: loader.attribute(holder, name, value) for name, value in attributes.items()}
+        own = vars(holder)
+        for name in (own.keys() - new.keys()).difference(_CONSTRUCTION):
+            del own[name]
+        own.update(new)
 
 
 class _Saver:
@@ -72,14 +79,6 @@ class _Saver:
         self.indices: dict[int, int] = {}  # by id(): objects that are referred to twice are saved once
         self.seen: list[Any] = []  # keeps those objects alive, so that their ids stay unique
         self.arrays: list[np.ndarray] = []
-
-    def all(self, holders: Sequence[Any]) -> list[Any]:
-        found = [self.attributes(holder) for holder in holders]
-        spans = sorted((array.ctypes.data, array.nbytes) for array in self.arrays if array.nbytes)
-        for (start, n_bytes), (following, _) in pairwise(spans):
-            if following < start + n_bytes:
-                raise StateError("two of its arrays share memory, which is not supported")
-        return found
 
     def attributes(self, holder: Any) -> dict[str, Any]:
         found = {}
@@ -98,7 +97,8 @@ class _Saver:
         if codec is not None:
             return {"simulator": codec.save(value)}
         if isinstance(value, spaces.Space):
-            return {"space": _space_state(value)}
+            rngs = [space._np_random for space in _with_parts(value)]  # None if not made yet
+            return {"space": [None if rng is None else _generator_state(rng) for rng in rngs]}
         if isinstance(value, enum.Enum):
             return {"enum": value.name}
         if (name := _constant_name(value, self.owners)) is not None:
@@ -145,16 +145,6 @@ class _Loader:
     def __init__(self, owners: Sequence[Any], codecs: Codecs) -> None:
         self.owners, self.codecs = owners, codecs
         self.loaded: list[Any] = []  # in the order in which they were saved
-
-    def all(self, holders: Sequence[Any], saved: Sequence[Any]) -> None:
-        if len(saved) != len(holders):
-            raise StateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
-        for holder, attributes in zip(holders, saved, strict=True):
-            new = {name: self.attribute(holder, name, value) for name, value in attributes.items()}
-            own = vars(holder)
-            for name in (own.keys() - new.keys()).difference(_CONSTRUCTION):
-                del own[name]
-            own.update(new)
 
     def attribute(self, holder: Any, name: str, saved: Any) -> Any:
         current = vars(holder).get(name)
@@ -293,21 +283,16 @@ def _generator(saved: Mapping[str, Any]) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def _space_state(space: spaces.Space) -> list[Any]:
-    """The generators that sample from a space and its parts; None if not made yet."""
-    rng = space._np_random
-    return [None if rng is None else _generator_state(rng), *[_space_state(part) for part in _parts(space)]]
-
-
-def _parts(space: spaces.Space) -> list[spaces.Space]:
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.values())
-    return list(space.spaces) if isinstance(space, spaces.Tuple) else []
+def _with_parts(space: spaces.Space) -> list[spaces.Space]:
+    """A space and the spaces inside it; each may have a generator."""
+    parts: Iterable[spaces.Space] = ()
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+    return [space, *(each for part in parts for each in _with_parts(part))]
 
 
 def _load_space(space: Any, saved: Sequence[Any], where: str) -> None:
-    if not isinstance(space, spaces.Space) or len(_parts(space)) != len(saved) - 1:
+    if not isinstance(space, spaces.Space) or len(_with_parts(space)) != len(saved):
         raise StateError(f"{where} is {space!r}, not the space that was saved")
-    space._np_random = _generator(saved[0]) if saved[0] is not None else None  # type: ignore[assignment]
-    for part, state in zip(_parts(space), saved[1:], strict=True):
-        _load_space(part, state, where)
+    for each, state in zip(_with_parts(space), saved, strict=True):
+        each._np_random = _generator(state) if state is not None else None  # type: ignore[assignment]

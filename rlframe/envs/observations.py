@@ -37,10 +37,7 @@ def describe(error: Exception) -> str:
 
 
 def row_writer(space: Space, name: str = "the observation") -> Write:
-    """A function (rows, index, observation) that checks one environment's observation and writes it into its row.
-
-    It does not check for NaN, Inf and values out of range: `batch_checker` does that for the whole batch at once.
-    """
+    """A function (rows, index, observation) that checks and writes one observation, except for NaN and Inf."""
     match space:
         case spaces.Dict():
             return _dict_writer({key: row_writer(sub, f"{name}[{key!r}]") for key, sub in space.spaces.items()}, name)
@@ -118,27 +115,17 @@ def _integers_writer(space: Space, name: str) -> Write:
     return write
 
 
-def batch_writer(space: Space, n: int, name: str = "the observation") -> WriteBatch:
+def batch_writer(space: Space, n: int) -> WriteBatch:
     """A function (rows, observation) that checks a vector environment's observations and copies them into the rows."""
-    match space:
-        case spaces.Dict():
-            by_key = {key: batch_writer(sub, n, f"{name}[{key!r}]") for key, sub in space.spaces.items()}
+    writers = [_batch_leaf_writer(sub, n, name) for name, sub in action_parts(space, "the observation")]
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return writers[0]
 
-            def write_dict(rows: Tree, observation: Any) -> None:
-                for key, part in by_key.items():
-                    part(rows[key], observation[key])
+    def write(rows: Tree, observation: Any) -> None:
+        following = iter(writers)
+        map_tree(lambda row, value: next(following)(row, value), rows, observation)
 
-            return write_dict
-        case spaces.Tuple():
-            each = [batch_writer(sub, n, f"{name}[{i}]") for i, sub in enumerate(space.spaces)]
-
-            def write_tuple(rows: Tree, observation: Any) -> None:
-                for part, row, value in zip(each, rows, observation, strict=True):
-                    part(row, value)
-
-            return write_tuple
-        case _:
-            return _batch_leaf_writer(space, n, name)
+    return write
 
 
 def _batch_leaf_writer(space: Space, n: int, name: str) -> WriteBatch:
@@ -226,8 +213,9 @@ class BoundsCheck:
     """Counts observations outside their Box's bounds, and warns once. They matter only to what scales by the bounds."""
 
     def __init__(self, space: Space) -> None:
-        parts = action_parts(space, "observation")
-        self._boxes = [(i, name, box) for i, (name, box) in enumerate(parts) if _is_bounded(box)]
+        parts = enumerate(action_parts(space, "observation"))
+        boxes = [(i, name, box) for i, (name, box) in parts if isinstance(box, spaces.Box) and box.dtype != np.uint8]
+        self._boxes = [each for each in boxes if np.isfinite([each[2].low, each[2].high]).any()]
         self._seen = 0  # rows
         self.n_outside = 0  # observations
 
@@ -247,9 +235,9 @@ class BoundsCheck:
         outside = (array < box.low) | (array > box.high)
         if not np.count_nonzero(outside):
             return
-        by_env = outside.reshape(*array.shape[:2], -1).any(axis=(0, 2))
         if self.n_outside == 0:
-            env, at = int(np.argmax(by_env)), np.argwhere(outside)[0]
+            at = np.argwhere(outside)[0]
+            env = int(at[1])
             _log.warning(
                 f"environment {env}: {name} is {array[tuple(at)]}, but its space allows {box.low[tuple(at[2:])]} to "
                 f"{box.high[tuple(at[2:])]}; such observations are counted in sampler/out_of_space"
@@ -257,20 +245,11 @@ class BoundsCheck:
         self.n_outside += int(outside.reshape(*array.shape[:2], -1).any(axis=2).sum())
 
     def state(self) -> dict[str, int]:
-        """The rows checked so far, and the observations found outside."""
         return {"seen": self._seen, "outside": self.n_outside}
 
     def load(self, saved: Mapping[str, int]) -> None:
-        """Continue from what `state` returned."""
         self._seen, self.n_outside = saved["seen"], saved["outside"]
 
     def counters(self) -> dict[str, float]:
         """`sampler/out_of_space`, if any were found."""
         return {"sampler/out_of_space": self.n_outside} if self.n_outside else {}
-
-
-def _is_bounded(space: Space) -> bool:
-    """Whether it is a Box with finite bounds that a value can exceed; uint8 images cannot exceed theirs."""
-    if not isinstance(space, spaces.Box) or space.dtype == np.uint8:
-        return False
-    return bool((np.isfinite(space.low) | np.isfinite(space.high)).any())

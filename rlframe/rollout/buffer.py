@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -85,14 +84,6 @@ class AgentOutputs(Struct):
     state: Tree  # [B] before row 0
     final_state: Tree  # [B] before row T
 
-    def columns(self, lo: int, hi: int) -> AgentOutputs:
-        """Views of environments lo to hi - 1."""
-        return AgentOutputs(
-            map_tree(lambda x: x[:, lo:hi], self.info),
-            map_tree(lambda x: x[lo:hi], self.state),
-            map_tree(lambda x: x[lo:hi], self.final_state),
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Batch(Struct):
@@ -103,23 +94,23 @@ class Batch(Struct):
 
     def columns(self, lo: int, hi: int) -> Batch:
         """Views of environments lo to hi - 1."""
-        return Batch(self.rows.columns(lo, hi), self.outputs.columns(lo, hi))
+        info = map_tree(lambda x: x[:, lo:hi], self.outputs.info)
+        state, final_state = map_tree(lambda x: x[lo:hi], (self.outputs.state, self.outputs.final_state))
+        return Batch(self.rows.columns(lo, hi), AgentOutputs(info, state, final_state))
 
     def inputs(self) -> AgentInputs:
         """The agent's inputs [T+1, B]; `prev_action[t+1]` is the same memory as the action of row t."""
         rows = self.rows
         return AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
 
-    def last_row(self) -> dict[str, Any]:
-        """Copies of row T and the agent's state before it, where the next batch starts, for a snapshot."""
-        row, state = self.inputs()[-1], self.outputs.final_state
-        return {"inputs": [np.copy(x) for x in leaves(row)], "state": [np.copy(x) for x in leaves(state)]}
+    def last_row(self) -> list[np.ndarray]:
+        """Row T and the agent's state before it, where the next batch starts."""
+        return leaves((self.inputs()[-1], self.outputs.final_state))
 
-    def load_last_row(self, saved: Mapping[str, Any]) -> None:
-        """Load what `last_row` returned."""
-        for name, target in (("inputs", self.inputs()[-1]), ("state", self.outputs.final_state)):
-            for leaf, value in zip(leaves(target), saved[name], strict=True):
-                leaf[...] = value
+    def load_last_row(self, saved: Sequence[np.ndarray]) -> None:
+        """Load a copy of what `last_row` returned."""
+        for leaf, value in zip(self.last_row(), saved, strict=True):
+            leaf[...] = value
 
     def samples(self) -> Samples:
         """Torch views of the same memory."""

@@ -162,7 +162,7 @@ class Collector:
 
 def running_state(batch: Batch, tracker: EpisodeTracker, bounds: BoundsCheck) -> dict[str, Any]:
     """The state that continues from one batch to the next, except the environments' own."""
-    return {"row": batch.last_row(), "episodes": tracker.state(), "bounds": bounds.state()}
+    return {"row": [np.copy(x) for x in batch.last_row()], "episodes": tracker.state(), "bounds": bounds.state()}
 
 
 def load_running_state(

@@ -15,26 +15,19 @@ from rlframe.rollout.env_pool import WorkerContext
 from rlframe.rollout.inference import BatchInference, load_noise
 from rlframe.rollout.stepper import BatchEvents, LocalStepper
 from rlframe.system.machine import retain_freed_memory
-from rlframe.system.worker_main import PROGRESS, Handler
+from rlframe.system.worker_main import PROGRESS
 
 COLLECT, COMPLETE, STATE, LOAD_STATE = range(4)  # commands
 
 
 def parameters(agent: Agent) -> Tree:
     """An agent's parameters and buffers by name; views if it is on the CPU."""
-    return {name: tensor.detach() for name, tensor in _named(agent).items()}
+    return {name: tensor.detach() for name, tensor in (*agent.named_parameters(), *agent.named_buffers())}
 
 
-def _named(agent: Agent) -> dict[str, torch.Tensor]:
-    return {**dict(agent.named_parameters()), **dict(agent.named_buffers())}
+class CollectHandler:
+    """For CpuSampler's workers: handles the commands above. CpuSampler gives the shared memory and the arguments."""
 
-
-def make_collect_handler(context: WorkerContext) -> Handler:
-    """For CpuSampler's workers: handle the commands above. CpuSampler gives the shared memory and the arguments."""
-    return _Worker(context).handle
-
-
-class _Worker:
     def __init__(self, context: WorkerContext) -> None:
         torch.set_num_threads(1)
         retain_freed_memory()
@@ -62,7 +55,7 @@ class _Worker:
                 self.progress[0] = -step  # a heartbeat
         self._save_noise()
 
-    def handle(self, command: int, argument: int) -> Any:
+    def __call__(self, command: int, argument: int) -> Any:
         if command == COLLECT:
             self._start_batch()
             return self._run(0)
@@ -70,7 +63,10 @@ class _Worker:
             return self._complete(argument)
         if command == STATE:
             return self.stepper.state()
-        return self._load_state(self.parent.receive())
+        states = self.parent.receive()  # the parent wrote noise, last row and agent's state to shared memory
+        load_noise(self.rngs, [unpack_state(words) for words in self.noise])
+        self.collector.inferences[0].load_state()
+        return self.stepper.restore(states) if states else []
 
     def _run(self, start: int) -> BatchEvents | None:
         """Take the steps from `start` on; returns the events if there are any."""
@@ -81,12 +77,6 @@ class _Worker:
     def _save_noise(self) -> None:
         """Write the generators' states to shared memory, where the parent finds them even if this process dies."""
         self.noise[...] = [pack_state(rng) for rng in self.rngs]
-
-    def _load_state(self, states: list[Any]) -> list[str]:
-        """Continue from the noise, last row and state that the parent wrote to shared memory, and restore envs."""
-        load_noise(self.rngs, [unpack_state(words) for words in self.noise])
-        self.collector.inferences[0].load_state()
-        return self.stepper.restore(states) if states else []
 
     def _start_batch(self) -> None:
         self.collector.start_batch()
@@ -104,5 +94,5 @@ class _Worker:
 
 def _share_parameters(agent: Agent, values: Tree) -> None:
     """Make the agent use the parameters in shared memory, which change only between batches."""
-    for name, tensor in _named(agent).items():
+    for name, tensor in (*agent.named_parameters(), *agent.named_buffers()):
         tensor.data = torch.from_numpy(values[name])

@@ -23,8 +23,6 @@ from rlframe.system.shared import Shared
 from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
 from rlframe.system.worker_main import Handler, ParentLink
 
-HandlerFactory = Callable[["WorkerContext"], Handler]
-
 
 @dataclass(frozen=True)
 class WorkerContext:
@@ -62,7 +60,7 @@ _log = logging.getLogger("rlframe")
 class WorkerTask:
     """What the workers of a pool do: `make_handler` is called in each, and the handler it returns handles commands."""
 
-    make_handler: HandlerFactory
+    make_handler: Callable[[WorkerContext], Handler]
     memory: tuple[Shared, ...]  # mapped in every worker
     arguments: tuple[Any, ...]  # copied to every worker
 
@@ -102,12 +100,6 @@ class Worker:
         spent, self._busy_s = max(0.0, now - self._busy_s), now
         return spent
 
-    def next_seeds(self) -> None:
-        """Derive new seeds from the current ones."""
-        self.generation += 1
-        sequences = [np.random.SeedSequence([seed, self.generation]) for seed in self.seeds]
-        self.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
-
 
 class EnvPool:
     """B environments split evenly over W worker processes. Not thread-safe.
@@ -129,11 +121,8 @@ class EnvPool:
         supervision: Supervision | None = None,
         preload: Sequence[str] = (),
     ) -> None:
-        """Start the workers and wait for their environments.
+        """Start the workers, pinned to `cpus` if given; forkserver imports the `preload` modules once for all.
 
-        Args:
-            cpus: the CPUs that each worker is pinned to; empty: not pinned.
-            preload: modules that forkserver imports once for all workers.
         Raises:
             ConfigError: invalid arguments.    WorkersFailed: too many processes died.
             EnvError: an environment could not be made, or their spaces differ.
@@ -150,9 +139,8 @@ class EnvPool:
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
-        self._restarts = RestartBudget(
-            self.supervision.max_restarts, "sampler.max_restarts", "workers", "a single step"
-        )
+        most = self.supervision.max_restarts
+        self._restarts = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
         self._preload = ("rlframe.rollout.env_pool", *preload)
         self._task: WorkerTask | None = None
         self._spaces: list[Any] = []  # spaces and backend of worker 0
@@ -166,7 +154,6 @@ class EnvPool:
         except BaseException:
             self.close()
             raise
-        backend: str
         self.observation_space, self.action_space, backend = self._spaces
         self.backend = f"{pluralize(n_workers, 'worker')} of {backend}"
 
@@ -225,12 +212,9 @@ class EnvPool:
             raise self._with_worker_name(worker, error) from error.__cause__
 
     def wait(self, workers: Sequence[Worker]) -> list[CommandResult]:
-        """Wait for the commands that were started on some workers.
+        """Wait for the commands that were started on some workers. Raises EnvError and WorkersFailed.
 
         If a process dies or hangs, its command is not done, and the process that replaced it `needs_reset`.
-
-        Raises:
-            EnvError: an environment failed.    WorkersFailed: too many processes died.
         """
         results = self._wait(workers)
         for worker, result in zip(workers, results, strict=True):
@@ -274,7 +258,7 @@ class EnvPool:
         return [results[worker.index] for worker in workers]
 
     def _restart_until_ready(self, worker: Worker, death: ChildDied) -> None:
-        """Start processes until one is as far as the one that died: it has its environments and its task."""
+        """Start processes until one has its environments and its task."""
         while True:
             self._restart(worker, death)
             try:
@@ -301,7 +285,9 @@ class EnvPool:
         if reason := self._restarts.record_death(worker.deaths_in_a_row):
             raise WorkersFailed(f"{what}; {reason}")
         self._restarts.back_off(worker.deaths_in_a_row)
-        worker.next_seeds()
+        worker.generation += 1
+        sequences = [np.random.SeedSequence([seed, worker.generation]) for seed in worker.seeds]
+        worker.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
         worker.needs_reset = worker.envs_started
         _log.warning(f"{what}; restarted with fresh seeds {worker.seeds} (restart {self.restarts})")
         self._start(worker)

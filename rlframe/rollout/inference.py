@@ -61,31 +61,21 @@ class CudaInference:
     """
 
     def __init__(self, agent: Agent, inputs: AgentInputs, state: Tree, noise: Tree) -> None:
-        """Args:
-        inputs: NumPy rows [n], as an example.    state, noise: initial rows [n] on the agent's device.
-        """
+        """Copies all arguments: `inputs` in NumPy, `state` and `noise` on the agent's device, each [n, ...]."""
         self.agent, self.device = agent, next(agent.parameters()).device
         self._on_gpu = self.device.type == "cuda"
         self._host_inputs = inputs.map(lambda x: self._host(torch.from_numpy(x)))
         self.inputs: AgentInputs = self._host_inputs.map(as_numpy)  # the caller writes the next rows here
         self._inputs = self._host_inputs.map(lambda x: x.to(self.device, copy=True))
-        self._noise, self._state = map_tree(torch.clone, noise), map_tree(torch.clone, state)
+        self._noise = map_tree(torch.clone, noise)
+        self.state: Tree = map_tree(torch.clone, state)  # after the last step; overwritten by the next
         self._graph: Any = None
         self._step = self._captured() if self._on_gpu else self._eager()
         self._output = map_tree(self._host, (self._step.action, self._step.info))
-        _copy(self._state, state)
+        _copy(self.state, state)
 
     def _host(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._on_gpu)
-
-    @property
-    def state(self) -> Tree:
-        """The agent's state after the last step, on the device; overwritten by the next step."""
-        return self._state
-
-    @state.setter
-    def state(self, value: Tree) -> None:
-        _copy(self._state, value)
 
     def __call__(self, noise: Tree) -> tuple[Tree, Tree]:
         """Act on the rows in `inputs`; returns NumPy (action, info), valid until the next call."""
@@ -103,8 +93,8 @@ class CudaInference:
     @torch.inference_mode()
     def _eager(self) -> AgentStep:
         """One step, which updates the state."""
-        step = self.agent.step(self._inputs, self._state, self._noise)
-        _copy(self._state, step.state)
+        step = self.agent.step(self._inputs, self.state, self._noise)
+        _copy(self.state, step.state)
         return step
 
     def _captured(self) -> AgentStep:
@@ -133,15 +123,13 @@ def _copy(target: Tree, source: Tree) -> None:
         to.copy_(from_, non_blocking=True)
 
 
-# Rows are padded with zeros to a multiple of this. Matrix products then give each row the same bits however the
-# environments are split over workers, groups and threads (checked with torch for 1 to 64 rows: dense, convolutional and
-# recurrent); for other numbers of rows the last bit differs.
-_BLOCK_SIZE = numpy_inference.BLOCK
-
-
 def block_size(n_envs: int) -> int:
-    """The multiple that rows are padded to: 1 for a single environment, which is never split."""
-    return _BLOCK_SIZE if n_envs > 1 else 1
+    """The multiple that rows are padded to with zeros: 1 for a single environment, which is never split.
+
+    Matrix products then give each row the same bits however the environments are split over workers, groups and threads
+    (checked with torch for 1 to 64 rows: dense, convolutional and recurrent); otherwise the last bit differs.
+    """
+    return numpy_inference.BLOCK if n_envs > 1 else 1
 
 
 class BatchInference:
@@ -150,10 +138,7 @@ class BatchInference:
     def __init__(
         self, agent: Agent, batch: Batch, lo: int, rngs: Sequence[np.random.Generator], explore: bool, block: int
     ) -> None:
-        """Args:
-        batch: the columns of these environments.    lo: the first one's index over all ranks.
-        rngs: a noise generator for each.    explore: act with noise instead of zeros.
-        """
+        """`lo` is the first environment's index over all ranks; without `explore`, the agent's noise is zero."""
         self.agent, self.batch, self.explore = agent, batch, explore
         self.n, T = batch.rows.B, batch.rows.T
         self.n_rows = -(-self.n // block) * block
@@ -188,11 +173,9 @@ class BatchInference:
         return map_tree(lambda x: torch.from_numpy(x).to(self._device), tree)
 
     def load_state(self) -> None:
-        """Continue from the final state in the batch, which was loaded from a snapshot."""
+        """Start from the final state in the batch, which was loaded from a snapshot. Call it before the first step."""
         if self.has_state:
-            state = map_tree(lambda x: x.copy() if isinstance(x, np.ndarray) else x.clone(), self._step.state)
-            write(self._real_rows(state), self.batch.outputs.final_state)
-            self._step.state = state
+            write(self._real_rows(self._step.state), self.batch.outputs.final_state)
 
     def draw_noise(self) -> None:
         """Draw the noise of the next batch."""
@@ -233,7 +216,8 @@ class CpuInference:
         numpy_step = agent.numpy_step(len(inputs.first))
         self.uses_numpy = numpy_step is not None
         self.agent_step = numpy_step or agent.step
-        self.inputs, self.state = inputs, map_tree(as_numpy, state) if self.uses_numpy else state
+        self.inputs = inputs
+        self.state = map_tree(lambda x: as_numpy(x).copy() if self.uses_numpy else x.clone(), state)
         self._view_of_inputs = self.view(inputs)
 
     def view(self, tree: Tree) -> Tree:
@@ -245,7 +229,6 @@ class CpuInference:
         return self.step_on(self._view_of_inputs, noise)
 
     def step_on(self, inputs: AgentInputs, noise: Tree) -> tuple[Tree, Tree]:
-        """Act on these inputs."""
         step = self.agent_step(inputs, self.state, noise)
         self.state = step.state
         return step.action, step.info
@@ -270,11 +253,9 @@ def empty_batch(observation_space: Space, action_space: Space, agent: Agent, T: 
 
 
 def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:
-    """The states of noise generators."""
     return [rng.bit_generator.state for rng in rngs]
 
 
 def load_noise(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
-    """Set noise generators to saved states."""
     for rng, saved in zip(rngs, states, strict=True):
         rng.bit_generator.state = saved

@@ -37,7 +37,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def start_step(self, t: int) -> None:
-        """Start step t with the actions of row t."""
+        """Start step t, whose actions are in the batch."""
 
     @abstractmethod
     def finish_step(self, t: int) -> None:
@@ -68,9 +68,7 @@ class LocalStepper(Stepper):
     """Steps environments of this process. `progress` (one number, may be shared) is the number of finished steps."""
 
     def __init__(self, envs: Envs, rows: EnvRows, lo: int, progress: np.ndarray) -> None:
-        """Args:
-        rows: the columns of these environments.    lo: the first one's column in the whole batch.
-        """
+        """`rows` are the columns of these environments; `lo` is the first one's column in the whole batch."""
         self.envs, self.rows, self.lo, self.hi, self.progress = envs, rows, lo, lo + envs.n, progress
         self._actions, self._steps = rows.actions(), rows.steps()
         self.diagnostics: Diagnostics = {}

@@ -119,18 +119,15 @@ def _readable(seconds: float) -> str:
 
 
 class TimingProcess:
-    """Times some environments in a child process, so that this process survives if one hangs or dies.
-
-    Uses spawn, because a forkserver would be started without the modules that the run preloads.
-    """
+    """Times some environments in a child process, so that this process survives if one hangs or dies."""
 
     def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
-        """Args:
-            n_all: environments in the whole batch, which determine the backend.    n: environments to make.
-        Raises:
-            EnvError, ConfigError: they cannot be made.    WorkersFailed: the process dies or hangs.
+        """Make n environments, with the backend of a batch of `n_all`.
+
+        Raises EnvError or ConfigError if they cannot be made, WorkersFailed if the process dies or hangs.
         """
         config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
+        # Spawn, because a forkserver would be started without the modules that the run preloads.
         supervision = Supervision(timeout_s, start_method="spawn")
         self._pool = EnvPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
         self.observation_space: Space = self._pool.observation_space
@@ -147,7 +144,6 @@ class TimingProcess:
         return psutil.Process(self._pool.workers[0].child.pid).memory_info().rss / 1e6
 
     def close(self) -> None:
-        """End the process."""
         self._pool.close()
 
 

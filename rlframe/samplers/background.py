@@ -1,7 +1,4 @@
-"""BackgroundSampler: a sampler in a background process that collects batches ahead of the learner, for AsyncRl.
-
-The process writes batches into the slots of a ring in shared memory, and reads new parameters before each batch.
-"""
+"""BackgroundSampler: a sampler in a background process, which collects batches ahead of the learner."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class BackgroundProcess:
 
         Args:
             config: of the sampler; its `make_envs` and `make_sampler` are called in the process.
-            cpus, worker_cpus: the CPUs that the process, and each of its workers, is pinned to; empty: not pinned.
+            cpus, worker_cpus: for the process, and for each of its workers; empty: not pinned.
             n_threads: torch threads for acting on images; otherwise one is used.
         Raises:
             ConfigError: invalid arguments.    EnvError: an environment could not be made.
@@ -120,8 +117,8 @@ class BackgroundProcess:
         while True:
             try:
                 self._start()
-                spaces_and_backend = self.child.receive(self.supervision.timeout_s)
-                self.observation_space, self.action_space, self.backend = spaces_and_backend
+                answer = self.child.receive(self.supervision.timeout_s)
+                self.observation_space, self.action_space, self.backend = answer
                 self._send_task()
             except ChildDied as death:
                 self._count_death(death)
@@ -132,8 +129,7 @@ class BackgroundProcess:
                 return
 
     def _start(self) -> None:
-        n = self.restarts.n
-        seed = seed_int(self.seed, Role.RESTART, n) if n else self.seed
+        seed = seed_int(self.seed, Role.RESTART, n) if (n := self.restarts.n) else self.seed
         arguments = (self.config, self.env, seed, self.worker_cpus, self.n_threads)
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
         preload = ("rlframe.samplers.background", *preload)
@@ -182,9 +178,7 @@ class BackgroundSampler(Sampler):
     """
 
     def __init__(self, process: BackgroundProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
-        """Args:
-        n_slots: batches in the ring.    device: where the process acts.
-        """
+        """The ring has `n_slots` batches, and the process acts on `device`."""
         self.process, self._timeout_s = process, process.supervision.timeout_s
         self.batch_spec = BatchSpec(process.config.batch_T, process.config.batch_B)
         self.shared_parameters = make_shared_parameters(parameters(agent))
@@ -350,7 +344,6 @@ class _SlotFiller:
         sampler.set_heartbeat(self.heartbeat)
 
     def fill(self, slot: Slot) -> None:
-        """Collect one batch."""
         self.n_batches += 1
         self.heartbeat[0] = -1 - self.n_batches
         self._refresh()

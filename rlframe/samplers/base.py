@@ -35,11 +35,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def collect(self) -> Samples:
-        """Step every environment T times with the agent of the last `refresh`.
-
-        Raises:
-            EnvError: an environment failed.    WorkersFailed: too many worker processes died.
-        """
+        """Step every environment T times with the agent of the last `refresh`. Raises EnvError and WorkersFailed."""
 
     @abstractmethod
     def trajectories(self) -> list[Trajectory]:
@@ -68,10 +64,7 @@ class Sampler(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Continue from the state of any sampler with as many environments. Call it before the first `collect`.
 
-        Returns:
-            For each environment the reason why its episode was restarted, or "" if it continues.
-        Raises:
-            EnvError: an environment could not be reset.
+        Returns for each environment why its episode was restarted, or "". Raises EnvError if one cannot be reset.
         """
 
     @abstractmethod
@@ -173,7 +166,6 @@ class WorkersConfig(SamplerConfig):
         return chz.replace(self, n_workers=n_workers)
 
     def supervision(self) -> Supervision:
-        """When workers are killed or replaced."""
         return Supervision(self.timeout_s, self.max_restarts, self.start_method)
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:

@@ -56,7 +56,7 @@ class CpuSampler(Sampler):
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first)
         noise = share_zeros(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
         self.noise: np.ndarray = noise.tree  # states of the workers' generators after the last batch
-        envs.assign(WorkerTask(cpu_worker.make_collect_handler, (shared, self.shared_parameters, noise), arguments))
+        envs.assign(WorkerTask(cpu_worker.CollectHandler, (shared, self.shared_parameters, noise), arguments))
 
     def collect(self) -> Samples:
         self.complete = False

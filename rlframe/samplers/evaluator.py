@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,10 +25,6 @@ _CHUNK = 16  # time steps between checks for finished episodes
 
 class EvaluationStopped(Exception):
     """The `stop` function of an evaluation returned True; there is no result."""
-
-
-def _never() -> bool:
-    return False
 
 
 @chz.chz
@@ -82,14 +79,11 @@ class Evaluator:
             self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
-    def evaluate(self, number: int = 0, stop: Callable[[], bool] = _never) -> list[Trajectory]:
+    def evaluate(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
-        The seeds depend on `number` only, not on earlier evaluations.
-
-        Raises:
-            EnvError: an environment failed, or an episode is longer than `max_length`.
-            EvaluationStopped: `stop()` returned True on some rank before its episodes were finished.
+        The seeds depend on `number` only, not on earlier evaluations. Raises EnvError if an environment fails or an
+        episode is longer than `max_length`, EvaluationStopped if `stop()` returns True on some rank.
         """
         own, complete = self._play(number, stop)
         played = self.ranks.gather((own, complete))
@@ -106,28 +100,22 @@ class Evaluator:
         while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
             if stop():
                 return [], False
-            self._collect()
+            try:
+                self.collector.collect()
+            except EnvError as error:
+                raise EnvError(f"in evaluation, {error}") from error.__cause__
             for trajectory in self.collector.tracker.pop():
                 if len(done[trajectory.env]) < self.quota[trajectory.env]:
                     done[trajectory.env].append(trajectory)
-            self._check_length()
+            length = self.collector.tracker.length
+            if length.max() > self.config.max_length:
+                raise EnvError(
+                    f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an "
+                    f"end; set a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
+                )
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
-    def _collect(self) -> None:
-        try:
-            self.collector.collect()
-        except EnvError as error:
-            raise EnvError(f"in evaluation, {error}") from error.__cause__
-
-    def _check_length(self) -> None:
-        length = self.collector.tracker.length
-        if length.max() > self.config.max_length:
-            raise EnvError(
-                f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an end; "
-                f"set a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
-            )
-
-    def score(self, number: int = 0, stop: Callable[[], bool] = _never) -> dict[str, float]:
+    def score(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
         trajectories = self.evaluate(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
@@ -137,7 +125,6 @@ class Evaluator:
         return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvPool) else {}
 
     def close(self) -> None:
-        """Close the environments."""
         self.envs.close()
 
 
@@ -146,12 +133,10 @@ def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
     if not trajectories:
         return {}
     returns = [t.return_ for t in trajectories]
-    mean = sum(returns) / len(returns)
-    variance = sum((r - mean) ** 2 for r in returns) / len(returns)
     return {
-        f"{group}/return_mean": mean,
-        f"{group}/return_std": variance**0.5,
+        f"{group}/return_mean": statistics.fmean(returns),
+        f"{group}/return_std": statistics.pstdev(returns),
         f"{group}/return_min": min(returns),
         f"{group}/return_max": max(returns),
-        f"{group}/length_mean": sum(t.length for t in trajectories) / len(returns),
+        f"{group}/length_mean": statistics.fmean(t.length for t in trajectories),
     }

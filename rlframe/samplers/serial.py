@@ -30,9 +30,6 @@ class SerialSampler(LocalInferenceSampler):
     """Steps environments of this process, one after another or on the backend's own threads."""
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
-        """Raises:
-        TypeError: `envs` run in worker processes.
-        """
         if isinstance(envs, EnvPool):
             raise TypeError("SerialSampler steps environments of this process, but got an EnvPool; pass make_envs(...)")
         first = first_env_of_rank(envs.n)
