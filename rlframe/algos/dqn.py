@@ -146,15 +146,13 @@ class DQN(OffPolicy):
         return self.descend(batch, *self.evaluate(batch))
 
     def evaluate(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss and error [n] of a batch, and the mean Q of its actions; changes nothing."""
-        values, _ = self.agent(batch.inputs, ())
-        q = self.agent.kind.q(of_actions(values.detach(), batch.action)).mean()
-        return *self.loss(values, batch), q
+        """Loss, error and Q [n] of a batch; changes nothing."""
+        return self.loss(self.agent(batch.inputs, ())[0], batch)
 
-    def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Loss [n] and error [n], by which replay may prioritize, of the head's numbers [n, A, n_atoms]."""
-        taken = of_actions(values, batch.action)
-        return self.agent.kind.loss(taken, self.next_values(batch), batch.return_, batch.bootstrap)
+    def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""
+        ends = batch.return_, batch.bootstrap
+        return self.agent.kind.loss(values, batch.action, self.next_values(batch), *ends)
 
     @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:
@@ -168,7 +166,7 @@ class DQN(OffPolicy):
         """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
         (mean := (batch.weight * loss).mean()).backward()
         norm = self.optimizer.apply_gradients(mean, batch)
-        return {"loss": loss.detach().mean(), "q": q, "grad_norm": norm, "error": error}
+        return {"loss": loss.detach().mean(), "q": q.mean(), "grad_norm": norm, "error": error}
 
     def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics:
         """Count the update; new priorities, and the target network when it is time."""

@@ -44,11 +44,13 @@ class QValue(ABC):
         """The same in NumPy."""
 
     @abstractmethod
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and error [n] (see ops.q_learning).
+    def loss(
+        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, error and Q-value [n] of the actions taken; only the loss has a gradient (see ops.q_learning).
 
         Args:
-            values: [n, n_atoms] of the action taken.    target: [n, n_atoms] of the next action.
+            values: [n, A, n_atoms].    action: [n] int64.    target: [n, n_atoms] of the next action.
             return_, bootstrap: [n].
         """
 
@@ -70,8 +72,10 @@ class Expected(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0]
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        return expected_loss(values.squeeze(-1), target.squeeze(-1), return_, bootstrap)
+    def loss(
+        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return expected_loss(values.squeeze(-1), action, target.squeeze(-1), return_, bootstrap)
 
 
 class Categorical(QValue):
@@ -99,8 +103,12 @@ class Categorical(QValue):
         weights = np.exp(values - values.max(-1, keepdims=True))
         return (weights * self.support.numpy()).sum(-1) / weights.sum(-1)
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        return categorical_loss(values, target, return_, bootstrap, self.v_min, self.v_max)
+    def loss(
+        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        taken = of_actions(values, action)
+        losses = categorical_loss(taken, target, return_, bootstrap, self.v_min, self.v_max)
+        return *losses, self.q(taken.detach())
 
 
 class Quantile(QValue):
@@ -117,8 +125,11 @@ class Quantile(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values.mean(-1)
 
-    def loss(self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-        return quantile_loss(values, target, return_, bootstrap)
+    def loss(
+        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        taken = of_actions(values, action)
+        return *quantile_loss(taken, target, return_, bootstrap), self.q(taken.detach())
 
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]

@@ -8,18 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlframe.ops.fused import quantile_huber
+from rlframe.ops.fused import quantile_huber, td_huber
 
 
-def expected_loss(q: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-    """Huber loss of the TD error δ, with the gradient clipped to ±1; the error is |δ|.
+def expected_loss(
+    q: Tensor, action: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Huber loss of the TD error δ, whose gradient is the error clipped to ±1; the error |δ|; and Q(s, a).
 
     δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
 
     Args:
-        q, target_q: [n], Q of the action taken and of the next action.
+        q: [n, A] of all actions.    action: [n] int64.    target_q: [n] of the next action.
     """
-    return td_loss(q, torch.addcmul(return_, bootstrap, target_q.detach()))
+    return td_huber(q, action, torch.addcmul(return_, bootstrap, target_q.detach()))
 
 
 def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

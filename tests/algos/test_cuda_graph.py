@@ -81,7 +81,7 @@ def assert_alike(one: Any, other: Any, **tolerance: float) -> None:
 
 
 def trained(algo: Any) -> dict[str, Any]:
-    return {name: value for name, value in algo.state_dict().items() if name not in ("replay", "generator")}
+    return {name: value for name, value in algo.state_dict().items() if name not in ("replay", "generator", "rng")}
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ def test_the_single_target_takes_the_largest_value_and_the_double_that_of_the_on
         loss, error, q = algo.evaluate(batch)
         torch.testing.assert_close(error, torch.tensor([1.0 + 0.5 * q_next, 1.0]))  # Q(0, .) = 0; row 1 terminated
         torch.testing.assert_close(loss.detach(), torch.tensor([0.5 + 0.5 * q_next, 0.5]))
-        assert q == 0
+        assert not q.any()
 
 
 @pytest.mark.parametrize("value", ["categorical", "quantile"])

@@ -14,16 +14,20 @@ def t(*numbers: float) -> torch.Tensor:
 
 def test_the_td_loss_is_quadratic_within_one_and_linear_beyond() -> None:
     q, target_q = t(1.0, 1.0, 1.0), t(2.0, 10.0, 10.0)
-    loss, error = expected_loss(q.requires_grad_(), target_q, t(0.5, 1.0, 1.0), t(0.5, 0.5, 0.0))  # targets 1.5, 6, 1
-    (gradient,) = torch.autograd.grad(loss.sum(), q)
+    values, action = torch.stack([q, q + 7], -1).requires_grad_(), torch.zeros(3, dtype=torch.int64)
+    loss, error, taken = expected_loss(values, action, target_q, t(0.5, 1.0, 1.0), t(0.5, 0.5, 0.0))  # to 1.5, 6, 1
+    (gradients,) = torch.autograd.grad(loss.sum(), values)
+    gradient = gradients[:, 0]
+    assert torch.equal(taken, q)
+    assert not gradients[:, 1].any()
     torch.testing.assert_close(loss.detach(), t(0.125, 4.5, 0.0))
     torch.testing.assert_close(error, t(0.5, 5.0, 0.0))
     torch.testing.assert_close(gradient, t(-0.5, -1.0, 0.0))  # a large error has a gradient, of size 1
 
 
 def test_no_gradient_flows_into_the_target() -> None:
-    q, target = t(1.0).requires_grad_(), t(2.0).requires_grad_()
-    expected_loss(q, target, t(0.0), t(1.0))[0].sum().backward()
+    q, target = t(1.0)[None].requires_grad_(), t(2.0).requires_grad_()
+    expected_loss(q, torch.tensor([0]), target, t(0.0), t(1.0))[0].sum().backward()
     assert target.grad is None
 
 
