@@ -108,9 +108,16 @@ class SquashedGaussian(ActorPolicy):
         return params[:, : self.size].tanh().reshape(-1, *self.shape)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [rows, *act] and their log-probability [rows]; noise [rows, d] is standard normal."""
+        """Actions [rows, *act] and their log-probability [rows] for standard normal noise [rows, d]."""
         action, log_prob = squashed_sample(params, noise, *LOG_STD)
         return action.reshape(-1, *self.shape), log_prob
+
+    def sample_with_next(self, params: Tensor, next_params: Tensor, noise: Tensor) -> Any:
+        """`sample` of a batch [n, P], and of its next rows without gradient, for noise [2 n, d] of both; at once."""
+        both = torch.cat([params, next_params])
+        action, log_prob = self.sample(both, noise)
+        n = len(params)
+        return (action[:n], log_prob[:n]), (action[n:].detach(), log_prob[n:].detach())
 
 
 class Choice(ActorPolicy):

@@ -82,12 +82,16 @@ class SoftValue(ABC):
         self.target_critics = copy.deepcopy(critics).requires_grad_(False)
 
     @abstractmethod
-    def critic_loss(self, batch: Transitions, observations: Pair, next_params: Tensor, temperature: Tensor) -> Pair:
+    def draw(self, params: Tensor, next_params: Tensor) -> Pair:
+        """What the expectations at s and s' are over, from the policy's parameters [n, P]; at s differentiable."""
+
+    @abstractmethod
+    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Any, temperature: Tensor) -> Pair:
         """Σ_i ½ mean (Q_i(s, a) - y)²,  y = r + γ V'(s')   (eq. 5-6), V' by the target critics; and Q_i(s, a)."""
 
     @abstractmethod
-    def policy_loss(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """-mean V(s), differentiable in the policy's parameters [n, P] alone (eq. 7-9); and mean log π(a|s)."""
+    def policy_loss(self, observation: Tree, drawn: Any, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """-mean V(s), differentiable in the policy alone (eq. 7-9); and mean log π(a|s)."""
 
 
 class Continuous(SoftValue):
@@ -97,29 +101,31 @@ class Continuous(SoftValue):
         super().__init__(critics)
         self.policy, self.generator = policy, generator
 
-    def _sample(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        noise = torch.randn((len(params), self.policy.size), generator=self.generator, device=params.device)
-        return self.policy.sample(params, noise)
+    def draw(self, params: Tensor, next_params: Tensor) -> Pair:
+        noise = torch.randn((2 * len(params), self.policy.size), generator=self.generator, device=params.device)
+        return self.policy.sample_with_next(params, next_params, noise)
 
-    def critic_loss(self, batch: Transitions, observations: Pair, next_params: Tensor, temperature: Tensor) -> Pair:
-        next_action, next_log_prob = self._sample(next_params)
+    def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Pair:
+        next_action, next_log_prob = next_drawn
         q, next_q = with_target(
             self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
         )
         target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
         return 0.5 * len(q) * F.mse_loss(q, target_q.expand_as(q)), q
 
-    def policy_loss(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        action, log_prob = self._sample(params)
+    def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        action, log_prob = drawn
         return (temperature * log_prob - least(self.critics, observation, action)).mean(), log_prob.mean()
 
 
 class Discrete(SoftValue):
     """The expectation is exact, a sum over all actions (Christodoulou 2019, eq. 10-12)."""
 
-    def critic_loss(self, batch: Transitions, observations: Pair, next_params: Tensor, temperature: Tensor) -> Pair:
+    def draw(self, params: Tensor, next_params: Tensor) -> Pair:
+        return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
+
+    def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Pair:
         with torch.no_grad():
-            log_prob = F.log_softmax(next_params, -1)
             next_q = self.target_critics(observations[1]).amin(0)
             next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1)
         q_all = self.critics(observations[0])  # [2, n, A]
@@ -127,10 +133,9 @@ class Discrete(SoftValue):
         target_q = batch.return_ + batch.bootstrap * next_value
         return 0.5 * len(q) * F.mse_loss(q, target_q.expand_as(q)), q
 
-    def policy_loss(self, observation: Tree, params: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         with frozen(self.critics):
             q = self.critics(observation).amin(0)
-        log_prob = F.log_softmax(params, -1)
         prob = log_prob.exp()
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()
 
@@ -208,23 +213,18 @@ class SAC(OffPolicy):
         """One step each of the critics, the policy and the temperature, then of the target critics."""
         model, temperature = self.agent.model, self.temperature.log.detach().exp()
         observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
-        params, next_params = model.params_with_next(*observations)
+        drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations))
 
-        loss, q = self.soft_value.critic_loss(batch, observations, next_params, temperature)
+        loss, q = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         loss.backward()
         self.critic_optimizer.apply_gradients(loss, batch)
-        policy_loss, log_prob = self.soft_value.policy_loss(observations[0], params, temperature)
+        policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
         policy_loss.backward()
         self.actor_optimizer.apply_gradients(policy_loss, batch)
-
-        if self.config.learn_temperature:
-            self._update_temperature(-log_prob.detach())
+        if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up while the entropy is too low
+            temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy)
+            temperature_loss.backward()
+            self.temperature_optimizer.apply_gradients(temperature_loss)
         soft_update(self.targets, self.online, self.config.tau)
         found = {"loss": loss, "q": q.mean(), "policy_loss": policy_loss, "entropy": -log_prob}
         return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}
-
-    def _update_temperature(self, entropy: Tensor) -> None:
-        """Descend log α (entropy - H): up while the entropy is below H (eq. 18, in log α as in the authors' code)."""
-        loss = self.temperature.log * (entropy - self.target_entropy)
-        loss.backward()
-        self.temperature_optimizer.apply_gradients(loss)

@@ -36,8 +36,8 @@ def drawn(algo: Any, n: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """The noise that an algorithm will draw next: for n states, and for those after them."""
     copy = torch.Generator()
     copy.set_state(algo.generator.get_state())
-    after, now = (torch.randn(n, 1, generator=copy).numpy()[:, 0].astype(np.float64) for _ in range(2))
-    return now, after
+    noise = torch.randn(2 * n, 1, generator=copy).numpy()[:, 0].astype(np.float64)
+    return noise[:n], noise[n:]
 
 
 def log_prob_at(raw: Any, noise: Any, log_std: float) -> Any:
