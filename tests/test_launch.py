@@ -94,7 +94,7 @@ REFUSED = [
     (["env=CartPole-v1", "model.memory=gru", "algo.minibatches=3"], "sampler.batch_B=8"),
     (["env=CartPole-v1", "env_kwargs.fooo=3"], "env_kwargs.fooo"),
     (["model.memory=lst"], "did you mean lstm"),
-    (["model.encoder=nature"], "there is none"),
+    (["model.encoder=nature"], "needs images"),
     (["sampler=cpuu"], "rlframe.samplers"),
     (["runner=minibatch"], "minibatch_rl"),
     (["seed=-1"], "must not be negative"),

@@ -81,7 +81,7 @@ def check_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
             n = sum(any(found.get(each) != hashes[0][each] for found in hashes) for each in tensors)
             raise RanksDiffer(
                 f"{name} on rank {', '.join(map(str, others))} differs from rank 0 ({n} of {len(tensors)} differ); "
-                f"all ranks must start from one seed or snapshot, and change parameters by Updaters only"
+                f"all ranks must start from one seed or snapshot, and change parameters by OptimizerStep only"
             )
 
 

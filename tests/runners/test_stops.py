@@ -3,6 +3,8 @@
 import math
 import os
 import signal
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm, dqn, ppo
 from rlframe.core.errors import Interrupted
+from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
@@ -85,9 +88,15 @@ def test_updates_made_after_a_resume_give_the_same_parameters(tmp_path: Path) ->
 class Asking(Evaluator):
     """Sends SIGINT to this process during an evaluation."""
 
-    def _collect(self) -> None:
-        send(signal.SIGINT)
-        super()._collect()
+    def evaluate(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> list[Trajectory]:
+        looks = count()
+
+        def stop_later() -> bool:
+            if next(looks) == 1:
+                send(signal.SIGINT)
+            return stop()
+
+        return super().evaluate(number, stop_later)
 
 
 def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> None:
