@@ -27,7 +27,13 @@ class Config(SamplerConfig):
 
 
 class SerialSampler(LocalInferenceSampler):
-    """Steps environments of this process, one after another or on the backend's own threads."""
+    """Steps `envs`, of this process, one after another or on the backend's own threads.
+
+    Each environment draws its noise and its decorrelation moves from streams of its own, keyed by `seed` and its number
+    among all ranks' environments, so that a batch does not depend on how environments are spread.
+
+    Raises TypeError for an EnvPool, whose environments are other processes'.
+    """
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
         if isinstance(envs, EnvPool):
