@@ -7,9 +7,9 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.on_policy import actor_critic_loss, values
+from rlframe.algos.on_policy import OnPolicy, actor_critic_loss, values
 from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.types import BatchSpec, Samples
@@ -40,7 +40,7 @@ class Config:
         return A2C(agent, batch_spec, n_steps, self)
 
 
-class A2C(Algorithm):
+class A2C(OnPolicy):
     """One gradient step a batch on the policy gradient, the value error and the entropy."""
 
     saved = ("progress", "optimizer")
@@ -56,19 +56,11 @@ class A2C(Algorithm):
         """`optimizer`: in place of the one that `config` names."""
         self.agent, self.config = agent, config or Config()
         c = self.config
-        self.progress = Progress()
+        super().__init__()
         make = optimizer or OPTIMIZERS[c.optimizer]
         self.optimizer = make_step(make, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent  # at where episodes begin
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
-        self.samples: list[Samples] = []  # at most one: the batch to learn from
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.device)]
-
-    def updates_due(self) -> int:
-        return len(self.samples)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()

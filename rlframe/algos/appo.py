@@ -15,8 +15,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.on_policy import Batch, check_minibatches, mean_of, minibatches
+from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.on_policy import Batch, OnPolicy, check_minibatches, mean_of, minibatches
 from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.seeding import Role, generator
@@ -54,7 +54,7 @@ class Config:
         return APPO(agent, batch_spec, n_steps, self, seed)
 
 
-class APPO(Algorithm):
+class APPO(OnPolicy):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
     saved = ("progress", "optimizer", "rng")
@@ -76,17 +76,9 @@ class APPO(Algorithm):
                 f"algo.epochs={c.epochs} must be at least 1, and algo.rho_clip={c.rho_clip} at least "
                 f"algo.c_clip={c.c_clip}, which is above 0"
             )
-        self.progress = Progress()
+        super().__init__()
         self.rng = generator(seed, Role.ALGO)
         self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
-        self.samples: list[Samples] = []  # at most one: the batch to learn from
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.device)]
-
-    def updates_due(self) -> int:
-        return len(self.samples)
 
     def update(self) -> UpdateMetrics:
         samples, c = self.samples.pop(), self.config

@@ -12,7 +12,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.on_policy import OnPolicy
 from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.types import BatchSpec, Samples
@@ -46,7 +47,7 @@ class Config:
         return IMPALA(agent, batch_spec, n_steps, self)
 
 
-class IMPALA(Algorithm):
+class IMPALA(OnPolicy):
     """One gradient step a batch, on V-trace's value targets and policy gradient."""
 
     saved = ("progress", "optimizer")
@@ -64,17 +65,9 @@ class IMPALA(Algorithm):
         c = self.config
         if not c.rho_clip >= c.c_clip > 0:
             raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
-        self.progress = Progress()
+        super().__init__()
         make = optimizer or OPTIMIZERS[c.optimizer]
         self.optimizer = make_step(make, agent.parameters(), c.epsilon, c.learning_rate, c, n_steps, self.progress)
-        self.samples: list[Samples] = []  # at most one: the batch to learn from
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.device)]
-
-    def updates_due(self) -> int:
-        return len(self.samples)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()

@@ -1,4 +1,4 @@
-"""Batches of PPO, A2C and the other on-policy algorithms: rows with advantages and returns, and minibatches."""
+"""OnPolicy, the base class of PPO, A2C and their kind; their batches, with advantages and returns; minibatches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,31 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
+from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.device import to_device
 from rlframe.ops.masked import mean_weights
 
 NO_INPUTS = AgentInputs((), (), (), ())
+
+
+class OnPolicy(Algorithm):
+    """Base class of algorithms that learn from each batch once, as it arrives; subclasses add `update`."""
+
+    optimizer: OptimizerStep
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.samples: list[Samples] = []  # at most one: the batch to learn from
+
+    def receive(self, samples: Samples) -> None:
+        self.progress.count(samples)
+        self.samples = [samples.to(self.optimizer.device)]
+
+    def updates_due(self) -> int:
+        return len(self.samples)
 
 
 @dataclass(frozen=True, eq=False)

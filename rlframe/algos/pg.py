@@ -9,11 +9,11 @@ import chz
 from gymnasium import Space
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
-from rlframe.algos.on_policy import actor_critic_loss, values
+from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.on_policy import OnPolicy, actor_critic_loss, values
 from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, fraction, option
-from rlframe.core.types import BatchSpec, Samples
+from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_normalize
@@ -39,7 +39,7 @@ class Config:
         return PolicyGradient(agent, batch_spec, n_steps, self)
 
 
-class PolicyGradient(Algorithm):
+class PolicyGradient(OnPolicy):
     """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
 
     saved = ("progress", "optimizer")
@@ -54,16 +54,8 @@ class PolicyGradient(Algorithm):
     ) -> None:
         self.agent, self.config = agent, config or Config()
         c = self.config
-        self.progress = Progress()
+        super().__init__()
         self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
-        self.samples: list[Samples] = []  # at most one: the batch to learn from
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.device)]
-
-    def updates_due(self) -> int:
-        return len(self.samples)
 
     def update(self) -> UpdateMetrics:
         samples, c = self.samples.pop(), self.config

@@ -11,9 +11,9 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.on_policy import Batch, check_minibatches, make_batch, minibatches, values
+from rlframe.algos.on_policy import Batch, OnPolicy, check_minibatches, make_batch, minibatches, values
 from rlframe.algos.optimizer_step import make_step
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
@@ -79,7 +79,7 @@ def ppo_loss(
 _loss = fused(ppo_loss, ppo_closed_form, on_cpu_only=True, n_constant=3)
 
 
-class PPO(Algorithm):
+class PPO(OnPolicy):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
     saved = ("progress", "optimizer", "rng")
@@ -98,20 +98,12 @@ class PPO(Algorithm):
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         if c.epochs < 1:
             raise ValueError(f"algo.epochs={c.epochs} must be at least 1")
-        self.progress = Progress()
+        super().__init__()
         self.rng = generator(seed, Role.ALGO)
         self.clip = annealed(c.clip_schedule, c.clip, n_steps)
         self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent or math.isfinite(c.target_kl)  # at where episodes begin, or at the KL
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
-        self.samples: list[Samples] = []  # at most one: the batch to learn from
-
-    def receive(self, samples: Samples) -> None:
-        self.progress.count(samples)
-        self.samples = [samples.to(self.optimizer.device)]
-
-    def updates_due(self) -> int:
-        return len(self.samples)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
