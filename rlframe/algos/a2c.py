@@ -78,7 +78,6 @@ class A2C(OnPolicy):
         if c.normalize_advantage:
             advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
         loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
-        loss.backward()
-        grad_norm = self.optimizer.apply_gradients(loss, samples, valid)
+        grad_norm = self.optimizer.minimize(loss, samples, valid)
         fit = explained_variance(old_value[:-1], return_, valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}

@@ -123,7 +123,6 @@ class APPO(OnPolicy):
             "clip_fraction": (weight * ((ratio - 1).abs() > c.clip)).sum(),
         }
         loss = parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"]
-        loss.backward()
-        norm = self.optimizer.apply_gradients(loss, batch, batch.valid)
+        norm = self.optimizer.minimize(loss, batch, batch.valid)
         self.progress.updates += 1
         return {**parts, "grad_norm": norm}

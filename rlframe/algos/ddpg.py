@@ -139,16 +139,14 @@ class DDPG(OffPolicy):
         )
         error = q[0] - (batch.return_ + batch.bootstrap * next_q[0])
         loss = (batch.weight * error.square()).mean()
-        loss.backward()
-        self.critic_optimizer.apply_gradients(loss, batch)
+        self.critic_optimizer.minimize(loss, batch)
         return {"loss": loss.detach(), "q": q.detach().mean()}, error.detach()
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q(s, μ(s)), along mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""
         action = self.policy.action(self.agent.model.params(observation))
         loss = -first(self.critic, observation, action).mean()
-        loss.backward()
-        self.actor_optimizer.apply_gradients(loss, observation)
+        self.actor_optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
 
     def counters(self) -> dict[str, float]:

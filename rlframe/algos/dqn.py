@@ -30,7 +30,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.encoders import has_images
-from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
+from rlframe.models.q_network import Categorical, Expected, Quantile, QValue
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
@@ -157,16 +157,15 @@ class DQN(OffPolicy):
     @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:
         """The target network's numbers [n, n_atoms] of the next action: the best one, with `double` the online's."""
-        q = self.agent.kind.q
         next_values, _ = self.target(batch.next_inputs, ())
         chooser = self.agent(batch.next_inputs, ())[0] if self.config.double else next_values
-        return of_actions(next_values, q(chooser).argmax(-1))
+        return self.agent.kind.of_best(next_values, chooser)
 
     def descend(self, batch: Transitions, loss: Tensor, error: Tensor, q: Tensor) -> dict[str, Tensor]:
         """One gradient step on the mean loss, weighted against the bias of prioritized replay."""
-        (mean := (batch.weight * loss).mean()).backward()
-        norm = self.optimizer.apply_gradients(mean, batch)
-        return {"loss": loss.detach().mean(), "q": q.mean(), "grad_norm": norm, "error": error}
+        mean = (batch.weight * loss).mean()
+        norm = self.optimizer.minimize(mean, batch)
+        return {"loss": mean.detach(), "q": q.mean(), "grad_norm": norm, "error": error}
 
     def finish(self, batch: Transitions, found: Mapping[str, Tensor]) -> UpdateMetrics:
         """Count the update; new priorities, and the target network when it is time."""

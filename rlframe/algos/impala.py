@@ -72,8 +72,7 @@ class IMPALA(OnPolicy):
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
         loss, metrics = self._loss(samples)
-        loss.backward()
-        grad_norm = self.optimizer.apply_gradients(loss, samples, samples.valid)
+        grad_norm = self.optimizer.minimize(loss, samples, samples.valid)
         self.progress.updates += 1
         self.agent.observe(samples.observation)
         return {**metrics, "grad_norm": grad_norm, "learning_rate": self.optimizer.rate}

@@ -1,4 +1,4 @@
-"""The optimizer step after `loss.backward()`: mean over ranks, clipping, scheduled rate; skipped if not finite."""
+"""One gradient step on a loss: backward, mean over ranks, clipping, scheduled rate; skipped if not finite."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rlframe.core.schedule import Linear, annealed
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host
 from rlframe.kernels.optimizers import MakeOptimizer, Optimizer
+
+_run_backward = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,13 @@ class OptimizerStep:
         self.device = device = self.parameters[0].device
         self.waits = device.type != "cuda"
         self.is_captured = False  # into a CUDA graph now: the host's part is then done around it
+        self._one = torch.ones((), device=device)
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
         self._pending: list[_Pending] = []  # at most one
 
-    @torch.no_grad()
-    def apply_gradients(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
-        """One step along the gradients that `loss.backward()` has accumulated, which are then cleared.
+    def minimize(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
+        """One step along the gradient of `loss`, and what was in `.grad` before; `.grad` is then cleared.
 
         Returns the gradient's norm before clipping. The caller counts its updates, which may be several steps each.
 
@@ -63,7 +65,13 @@ class OptimizerStep:
             valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
                 is then the mean over the rows of all ranks.
         """
-        loss = self._average(loss.detach(), valid)
+        # As loss.backward(), without the 30 us that its checks take in the update of a small network.
+        _run_backward((loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        return self._apply(loss.detach(), batch, valid)
+
+    @torch.no_grad()
+    def _apply(self, loss: Tensor, batch: Tree, valid: Tensor | None) -> Tensor:
+        loss = self._average(loss, valid)
         norm = self._step(loss, batch) if self.waits else self._launch(loss, batch)
         for parameter in self.parameters:
             parameter.grad = None
@@ -79,11 +87,12 @@ class OptimizerStep:
         return loss
 
     def _step(self, loss: Tensor, batch: Tree) -> Tensor:
-        norm = gradient_norm(self.parameters)
+        gradients = gradients_of(self.parameters)
+        norm = gradient_norm(gradients)
         numbers = loss.item(), norm.item()
         if math.isfinite(numbers[0] + numbers[1]):
             if math.isfinite(self.max_grad_norm):
-                clip_gradient(self.parameters, norm, self.max_grad_norm)
+                clip_gradient(gradients, norm, self.max_grad_norm)
             self.optimizer.advance(self.rate)
         else:
             wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
@@ -94,11 +103,12 @@ class OptimizerStep:
         """`_step` without a look at any value."""
         if not self.is_captured:
             self.before_launch()
-        norm = gradient_norm(self.parameters)
+        gradients = gradients_of(self.parameters)
+        norm = gradient_norm(gradients)
         torch.stack([loss.float(), norm.float()], out=self._numbers)
         skipped = (~(loss + norm).isfinite()).float()
         if math.isfinite(self.max_grad_norm):
-            clip_gradient(self.parameters, norm, self.max_grad_norm, waits=False)
+            clip_gradient(gradients, norm, self.max_grad_norm, waits=False)
         self.optimizer.advance(self._rate, skipped)
         if not self.is_captured:
             self.after_launch(batch)
@@ -152,18 +162,26 @@ def make_step(
     return OptimizerStep(make(list(parameters), epsilon), rate, config.max_grad_norm, progress)
 
 
-def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The global norm [] of their gradients."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Their gradients; the few tensors instead that these fill as views, as those of a small network do."""
+    gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+    memory = {id(base): base for gradient in gradients if (base := gradient._base) is not None}
+    filled = sum(map(Tensor.numel, memory.values())) == sum(map(Tensor.numel, gradients))
+    return list(memory.values()) if filled else gradients
+
+
+def gradient_norm(gradients: list[Tensor]) -> Tensor:
+    """Their global norm []."""
+    if len(gradients) == 1:
+        return torch.linalg.vector_norm(gradients[0])
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
-def clip_gradient(parameters: list[nn.Parameter], norm: Tensor, max_norm: float, waits: bool = True) -> None:
+def clip_gradient(gradients: list[Tensor], norm: Tensor, max_norm: float, waits: bool = True) -> None:
     """Scale gradients whose global norm is `norm` so that it is at most `max_norm`; without `waits` on the device.
 
     As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not waits:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
     elif (scale := max_norm / (norm.item() + 1e-6)) < 1:

@@ -66,8 +66,7 @@ class PolicyGradient(OnPolicy):
         if c.normalize_advantage:
             advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
         loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
-        loss.backward()
-        grad_norm = self.optimizer.apply_gradients(loss, samples, valid)
+        grad_norm = self.optimizer.minimize(loss, samples, valid)
         self.progress.updates += 1
         self.agent.observe(samples.observation)
         fit = explained_variance(baseline[:-1], return_, valid)

@@ -149,8 +149,7 @@ class PPO(OnPolicy):
         loss, rows = self.loss(params, value, batch, clip)
         if self._moved_too_far(rows):
             return rows, torch.zeros_like(loss), False
-        loss.backward()
-        return rows, self.optimizer.apply_gradients(loss, batch, batch.valid), True
+        return rows, self.optimizer.minimize(loss, batch, batch.valid), True
 
     def loss(self, params: Tensor, value: Tensor, batch: Batch, clip: Tensor | float) -> tuple[Tensor, Rows]:
         """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""

@@ -138,8 +138,7 @@ class R2D1(OffPolicy):
         batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
         loss, priority, q = self._loss(batch)
         weighted = (batch.weight * loss).mean()
-        weighted.backward()
-        grad_norm = self.optimizer.apply_gradients(weighted, batch)
+        grad_norm = self.optimizer.minimize(weighted, batch)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)

@@ -216,15 +216,12 @@ class SAC(OffPolicy):
         drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations))
 
         loss, q = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
-        loss.backward()
-        self.critic_optimizer.apply_gradients(loss, batch)
+        self.critic_optimizer.minimize(loss, batch)
         policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
-        policy_loss.backward()
-        self.actor_optimizer.apply_gradients(policy_loss, batch)
+        self.actor_optimizer.minimize(policy_loss, batch)
         if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up while the entropy is too low
             temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy)
-            temperature_loss.backward()
-            self.temperature_optimizer.apply_gradients(temperature_loss)
+            self.temperature_optimizer.minimize(temperature_loss)
         soft_update(self.targets, self.online, self.config.tau)
         found = {"loss": loss, "q": q.mean(), "policy_loss": policy_loss, "entropy": -log_prob}
         return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}

@@ -154,8 +154,7 @@ class TD3(OffPolicy):
         )
         target_q = batch.return_ + batch.bootstrap * next_q.amin(0)
         loss = len(q) * F.mse_loss(q, target_q.expand_as(q))
-        loss.backward()
-        self.critic_optimizer.apply_gradients(loss, batch)
+        self.critic_optimizer.minimize(loss, batch)
         return {"loss": loss.detach(), "q": q.detach().mean()}
 
     @torch.no_grad()
@@ -169,8 +168,7 @@ class TD3(OffPolicy):
         """Ascend mean Q_1(s, π(s)): the deterministic policy gradient, mean ∇_a Q_1(s, a) ∇π(s)."""
         action = self.policy.action(self.agent.model.params(observation))
         loss = -first(self.critics, observation, action).mean()
-        loss.backward()
-        self.actor_optimizer.apply_gradients(loss, observation)
+        self.actor_optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
 
     def counters(self) -> dict[str, float]:

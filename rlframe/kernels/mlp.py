@@ -246,10 +246,10 @@ class Layers:
     def _backward_in_numpy(
         self, gradient: np.ndarray, trace: numpy_mlp.Trace, learning: list[bool], with_input: bool
     ) -> Any:
-        if not self._gradients:
-            self._gradients = [
-                (tensor := torch.empty_like(each, requires_grad=False), tensor.numpy()) for each in self.flat
-            ]
+        if not self._gradients:  # in one piece, so that its norm is one call (see algos.optimizer_step)
+            memory = torch.empty(sum(each.numel() for each in self.flat)).split([each.numel() for each in self.flat])
+            views = [part.view(each.shape) for part, each in zip(memory, self.flat, strict=True)]
+            self._gradients = [(view, view.numpy()) for view in views]
         for i, of_affine in numpy_mlp.backward(gradient, self.activations, trace):
             for j, left, right in ((2 * i, of_affine.T, trace.seen[i]), (2 * i + 1, _ones(len(of_affine)), of_affine)):
                 if not learning[j]:

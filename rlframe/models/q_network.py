@@ -43,6 +43,10 @@ class QValue(ABC):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         """The same in NumPy."""
 
+    def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
+        """Values [n, n_atoms] of the action that is best in `chooser`; both [n, A, n_atoms]."""
+        return of_actions(values, self.q(chooser).argmax(-1))
+
     @abstractmethod
     def loss(
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
@@ -72,10 +76,13 @@ class Expected(QValue):
     def q_numpy(self, values: np.ndarray) -> np.ndarray:
         return values[..., 0]
 
+    def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
+        return values.amax(1) if chooser is values else super().of_best(values, chooser)
+
     def loss(
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return expected_loss(values.squeeze(-1), action, target.squeeze(-1), return_, bootstrap)
+        return expected_loss(values, action, target.squeeze(-1), return_, bootstrap)
 
 
 class Categorical(QValue):

@@ -161,28 +161,28 @@ quantile_huber = fused(_quantile_huber, _quantile_huber_closed)
 
 
 def _td_huber(values: Tensor, action: Tensor, target: Tensor) -> Tensors:
-    q = values.gather(1, action.unsqueeze(1)).squeeze(1)
+    q = values.flatten(1).gather(1, action.unsqueeze(1)).squeeze(1)
     return F.huber_loss(q, target, reduction="none"), (target - q.detach()).abs(), q.detach()
 
 
 def _td_huber_closed(values: Tensor, action: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
-    every = values.detach().numpy()
-    taken = np.arange(0, every.size, every.shape[1]) + action.numpy()  # places in the flat array
-    q = every.reshape(-1)[taken]
+    every = values.detach().numpy().reshape(-1)
+    taken = np.arange(0, every.size, values.shape[1]) + action.numpy()  # places in the flat array
+    q = every[taken]
     error = q - target.numpy()
     clipped = np.minimum(np.maximum(error, -_ONE), _ONE)
 
     def backward(of_loss: Tensor, *_: Tensor) -> tuple[Tensor]:
         found = np.zeros(every.shape, np.float32)
-        found.reshape(-1)[taken] = clipped * of_loss.numpy()
-        return (torch.from_numpy(found),)
+        found[taken] = clipped * of_loss.numpy()
+        return (torch.from_numpy(found).view_as(values),)
 
     results = clipped * (error - 0.5 * clipped), np.abs(error), q
     return tuple(map(torch.from_numpy, results)), backward
 
 
 td_huber = fused(_td_huber, _td_huber_closed, on_cpu_only=True, n_constant=2)
-"""(Q [n, A], action [n] int64, target [n] constant) to Huber loss of δ = target - Q(s, a), |δ| and Q(s, a), [n] each.
+"""(Q [n, A] or [n, A, 1], action [n] int64, target [n] constant) to Huber loss of δ = target - Q(s, a), |δ| and Q(s, a), [n] each.
 
 The loss's gradient is the error clipped to ±1 (Mnih et al. 2015, methods).
 """

@@ -19,7 +19,7 @@ def expected_loss(
     δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
 
     Args:
-        q: [n, A] of all actions.    action: [n] int64.    target_q: [n] of the next action.
+        q: [n, A] or [n, A, 1] of all actions.    action: [n] int64.    target_q: [n] of the next action.
     """
     return td_huber(q, action, torch.addcmul(return_, bootstrap, target_q.detach()))
 
