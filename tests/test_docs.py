@@ -115,7 +115,7 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert len(runs) == 6
+    assert len(runs) == 8
     assert "env/place" in (tmp_path / "runs/run_0/progress.csv").read_text()
 
 

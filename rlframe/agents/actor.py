@@ -21,7 +21,7 @@ from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
-from rlframe.ops.fused import squashed_sample
+from rlframe.ops.fused import squashed_sample, squashed_samples
 
 LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
 
@@ -114,10 +114,8 @@ class SquashedGaussian(ActorPolicy):
 
     def sample_with_next(self, params: Tensor, next_params: Tensor, noise: Tensor) -> Any:
         """`sample` of a batch [n, P], and of its next rows without gradient, for noise [2 n, d] of both; at once."""
-        both = torch.cat([params, next_params])
-        action, log_prob = self.sample(both, noise)
-        n = len(params)
-        return (action[:n], log_prob[:n]), (action[n:].detach(), log_prob[n:].detach())
+        action, log_prob, next_action, next_log_prob = squashed_samples(params, next_params, noise, *LOG_STD)
+        return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
 
 
 class Choice(ActorPolicy):

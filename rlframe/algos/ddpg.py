@@ -24,6 +24,7 @@ from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
+from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.critics import first, make_critics, with_target
@@ -145,7 +146,8 @@ class DDPG(OffPolicy):
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q(s, μ(s)), along mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""
         action = self.policy.action(self.agent.model.params(observation))
-        loss = -first(self.critic, observation, action).mean()
+        with frozen(self.critic_optimizer.parameters):
+            loss = -first(self.critic, observation, action).mean()
         self.actor_optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
 

@@ -16,7 +16,7 @@ from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host
 from rlframe.kernels.optimizers import MakeOptimizer, Optimizer
 
-_run_backward = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
 @dataclass(frozen=True)

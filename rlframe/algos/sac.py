@@ -30,7 +30,8 @@ from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
-from rlframe.models.critics import least, make_critics, make_discrete_critics, with_target
+from rlframe.models.critics import make_critics, make_discrete_critics, with_target
+from rlframe.ops.fused import soft_objective, squared_error
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
@@ -78,7 +79,7 @@ class SoftValue(ABC):
     """V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)], whose expectation depends on the kind of actions."""
 
     def __init__(self, critics: nn.Module) -> None:
-        self.critics = critics
+        self.critics, self.parameters = critics, list(critics.parameters())
         self.target_critics = copy.deepcopy(critics).requires_grad_(False)
 
     @abstractmethod
@@ -111,11 +112,13 @@ class Continuous(SoftValue):
             self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
         )
         target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
-        return 0.5 * len(q) * F.mse_loss(q, target_q.expand_as(q)), q
+        return squared_error(q, target_q)[0], q
 
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = drawn
-        return (temperature * log_prob - least(self.critics, observation, action)).mean(), log_prob.mean()
+        with frozen(self.parameters):
+            q = self.critics(observation, action)
+        return soft_objective(q, log_prob, temperature)
 
 
 class Discrete(SoftValue):
@@ -131,10 +134,10 @@ class Discrete(SoftValue):
         q_all = self.critics(observations[0])  # [2, n, A]
         q = q_all.gather(-1, batch.action.expand(len(q_all), -1).unsqueeze(-1)).squeeze(-1)
         target_q = batch.return_ + batch.bootstrap * next_value
-        return 0.5 * len(q) * F.mse_loss(q, target_q.expand_as(q)), q
+        return squared_error(q, target_q)[0], q
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        with frozen(self.critics):
+        with frozen(self.parameters):
             q = self.critics(observation).amin(0)
         prob = log_prob.exp()
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()

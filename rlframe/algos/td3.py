@@ -10,7 +10,6 @@ import math
 
 import chz
 import torch
-import torch.nn.functional as F
 from gymnasium import Space
 from torch import Tensor, nn
 
@@ -24,9 +23,11 @@ from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
+from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.critics import first, make_critics, with_target
+from rlframe.ops.fused import squared_error
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
 
@@ -153,7 +154,7 @@ class TD3(OffPolicy):
             self._smoothed_action(next_observation),
         )
         target_q = batch.return_ + batch.bootstrap * next_q.amin(0)
-        loss = len(q) * F.mse_loss(q, target_q.expand_as(q))
+        loss = 2 * squared_error(q, target_q)[0]
         self.critic_optimizer.minimize(loss, batch)
         return {"loss": loss.detach(), "q": q.detach().mean()}
 
@@ -167,7 +168,8 @@ class TD3(OffPolicy):
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q_1(s, π(s)): the deterministic policy gradient, mean ∇_a Q_1(s, a) ∇π(s)."""
         action = self.policy.action(self.agent.model.params(observation))
-        loss = -first(self.critics, observation, action).mean()
+        with frozen(self.critic_optimizer.parameters):
+            loss = -first(self.critics, observation, action).mean()
         self.actor_optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
 

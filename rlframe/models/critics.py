@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
-from rlframe.kernels.mlp import frozen, is_plain
+from rlframe.kernels.mlp import is_plain
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, feature_size, has_images
@@ -54,7 +54,7 @@ class Critics(nn.Module):
         return q.squeeze(-1), next_q.squeeze(-1)
 
     def first(self, observation: Tree, action: Tensor) -> Tensor:
-        """See the function `first`; the other networks are not evaluated."""
+        """See the function `first`; the other networks are not evaluated, this one's layers are constant."""
         return self.mlps.first(torch.cat([self.encoders[0](observation), self.action(action)], -1)).squeeze(-1)
 
 
@@ -91,15 +91,8 @@ def with_target(
 
 
 def first(critics: nn.Module, observation: Tree, action: Tensor) -> Tensor:
-    """Q_1(s, a) [rows], the critics' parameters constant."""
-    with frozen(critics):
-        return critics.first(observation, action) if isinstance(critics, Critics) else critics(observation, action)[0]
-
-
-def least(critics: nn.Module, observation: Tree, action: Tensor) -> Tensor:
-    """min_i Q_i(s, a) [rows], the critics' parameters constant."""
-    with frozen(critics):
-        return critics(observation, action).min(0).values
+    """Q_1(s, a) [rows]."""
+    return critics.first(observation, action) if isinstance(critics, Critics) else critics(observation, action)[0]
 
 
 def make_critics(observation_space: Space, action_space: Space, config: ModelConfig, n: int, seed: int) -> Critics:

@@ -217,7 +217,8 @@ class Encoder(nn.Module):
                 self.leaves.append(Vector(space))
 
     def forward(self, observation: Tree) -> Tensor:
-        return self.mlp(self.features(observation))
+        features = self.features(observation)
+        return self.mlp(features) if self.mlp.linears else features
 
     def features(self, observation: Tree) -> Tensor:
         """The input of the MLP."""

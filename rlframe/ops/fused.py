@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlframe.kernels.matmul import on_cpu
-from rlframe.kernels.mlp import is_plain
+from rlframe.kernels.mlp import as_node, is_plain
 
 Tensors = tuple[Tensor, ...]
 Backward = Callable[..., tuple[Any, ...]]  # dL/d results to dL/d arguments, the last ones left out if constants
@@ -57,11 +57,13 @@ def fused(
             found = ctx.closed_form_backward(*of_results)
             return *found, *(None,) * (ctx.n - len(found))
 
+    node = as_node(Node)
+
     @wraps(plain)
     def call(*arguments: Any) -> Any:
         if is_plain() or not torch.is_grad_enabled() or (on_cpu_only and not on_cpu(arguments[0])):
             return plain(*arguments)
-        return Node.apply(*arguments)
+        return node(*arguments)
 
     call.plain = plain  # type: ignore[attr-defined]
     return call
@@ -99,7 +101,13 @@ log_prob_entropy = fused(_log_prob_entropy, _log_prob_entropy_closed, on_cpu_onl
 """(logits [..., A], action [...] int64) to log p(action) and entropy in nats, [...] each, of a categorical."""
 
 
-def _squashed_sample(params: Tensor, noise: Tensor, low: float, high: float) -> Tensors:
+def squashed_sample(params: Tensor, noise: Tensor, low: float, high: float) -> Tensors:
+    """The tanh-squashed normal: (params [n, 2d], noise [n, d], low, high) to actions a [n, d] and log π(a) [n].
+
+    `params` are μ and log σ side by side, log σ clamped to [low, high]; `noise` is standard normal and constant.
+    u = μ + σ ε, a = tanh u, log π(a) = Σ -ε²/2 - log σ - log √(2π) - log(1 - a²), where log(1 - tanh² u) is computed as
+    2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C).
+    """
     mean, log_std = params.chunk(2, -1)
     log_std = log_std.clamp(low, high)
     raw = torch.addcmul(mean, log_std.exp(), noise)
@@ -108,28 +116,78 @@ def _squashed_sample(params: Tensor, noise: Tensor, low: float, high: float) -> 
     return raw.tanh(), -noise.shape[-1] * (_LOG_SQRT_TWO_PI + 2 * math.log(2)) - density
 
 
-def _squashed_closed(params: Tensor, noise: Tensor, low: float, high: float) -> tuple[Tensors, Backward]:
-    """dL/du = (1 - a²) dL/da + 2a dL/d log π;   dL/dμ = dL/du;   dL/d log σ = σ ε dL/du - dL/d log π, 0 if clamped."""
-    action, log_prob = _squashed_sample(params, noise, low, high)
+def _squashed_samples(params: Tensor, next_params: Tensor, noise: Tensor, low: float, high: float) -> Tensors:
+    n = len(params)
+    action, log_prob = squashed_sample(torch.cat([params, next_params.detach()]), noise, low, high)
+    return action[:n], log_prob[:n], action[n:].detach(), log_prob[n:].detach()
 
-    def backward(of_action: Tensor | None, of_log_prob: Tensor | None) -> tuple[Tensor]:
+
+def _squashed_closed(
+    params: Tensor, next_params: Tensor, noise: Tensor, low: float, high: float
+) -> tuple[Tensors, Backward]:
+    """dL/du = (1 - a²) dL/da + 2a dL/d log π;   dL/dμ = dL/du;   dL/d log σ = σ ε dL/du - dL/d log π, 0 if clamped."""
+    results = _squashed_samples(params.detach(), next_params, noise, low, high)
+    action = results[0].detach()  # another object: no reference cycle
+
+    def backward(of_action: Tensor | None, of_log_prob: Tensor | None, *_: None) -> tuple[Tensor]:
         of_action = torch.zeros_like(action) if of_action is None else of_action
-        of_log_prob = (torch.zeros_like(log_prob) if of_log_prob is None else of_log_prob).unsqueeze(-1)
+        of_log_prob = (action.new_zeros(len(action)) if of_log_prob is None else of_log_prob).unsqueeze(-1)
         of_raw = torch.ops.aten.tanh_backward(of_action, action).addcmul_(action, of_log_prob, value=2)
         given = params.detach()[:, noise.shape[-1] :]
         log_std = given.clamp(low, high)
-        of_log_std = (of_raw * log_std.exp() * noise - of_log_prob) * (given == log_std)
+        of_log_std = (of_raw * log_std.exp() * noise[: len(action)] - of_log_prob) * (given == log_std)
         return (torch.cat([of_raw, of_log_std], -1),)
 
-    return (action.detach(), log_prob.detach()), backward  # other objects: no reference cycle
+    return results, backward
 
 
-squashed_sample = fused(_squashed_sample, _squashed_closed)
-"""The tanh-squashed normal: (params [n, 2d], noise [n, d], low, high) to actions a [n, d] and log π(a) [n].
+squashed_samples = fused(_squashed_samples, _squashed_closed, n_constant=2)
+"""`squashed_sample` of a batch [n, 2d], and of its next rows without gradient, at once.
 
-`params` are μ and log σ side by side, log σ clamped to [low, high]; `noise` is standard normal and constant.
-u = μ + σ ε, a = tanh u, log π(a) = Σ -ε²/2 - log σ - log √(2π) - log(1 - a²), where log(1 - tanh² u) is computed as
-2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C).
+(params, next_params, noise [2 n, d], low, high) to actions, log π, and those of the next rows as constants.
+"""
+
+
+def _squared_error(q: Tensor, target: Tensor) -> tuple[Tensor]:
+    return (0.5 * (q - target).square().mean(-1).sum(),)
+
+
+def _squared_error_closed(q: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
+    error = q.detach().numpy() - target.numpy()
+    share = np.float32(1 / error.shape[-1])
+
+    def backward(of_loss: Tensor) -> tuple[Tensor]:
+        return (torch.from_numpy(error * (share * np.float32(of_loss.item()))),)
+
+    return (torch.from_numpy(np.asarray(0.5 * share * np.vdot(error, error))),), backward
+
+
+squared_error = fused(_squared_error, _squared_error_closed, on_cpu_only=True)
+"""(Q [k, n] of k critics, target y [n] constant) to the loss [], Σ_i ½ mean (Q_i - y)²."""
+
+
+def _soft_objective(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensors:
+    return (temperature * log_prob - q.min(0).values).mean(), log_prob.detach().mean()
+
+
+def _soft_objective_closed(q: Tensor, log_prob: Tensor, temperature: Tensor) -> tuple[Tensors, Backward]:
+    values, alpha, n = q.detach().numpy(), np.float32(temperature.item()), log_prob.numel()
+    least, mean = values.argmin(0), np.add.reduce(log_prob.detach().numpy()) / np.float32(n)
+    loss = alpha * mean - np.add.reduce(np.minimum.reduce(values)) / np.float32(n)
+
+    def backward(of_loss: Tensor, _: None) -> tuple[Tensor, Tensor]:
+        share = np.float32(of_loss.item() / n)
+        of_q = np.zeros(values.shape, np.float32)
+        of_q[least, np.arange(n)] = -share
+        return torch.from_numpy(of_q), torch.from_numpy(np.full(n, alpha * share, np.float32))
+
+    return (torch.from_numpy(np.asarray(loss)), torch.from_numpy(np.asarray(mean))), backward
+
+
+soft_objective = fused(_soft_objective, _soft_objective_closed, on_cpu_only=True, n_constant=1)
+"""(Q [k, n], log π [n], α [] constant) to mean (α log π - min_i Q_i) [], and mean log π as a constant.
+
+(Haarnoja et al. 2018, arXiv 1812.05905, eq. 9)
 """
 
 
@@ -182,7 +240,7 @@ def _td_huber_closed(values: Tensor, action: Tensor, target: Tensor) -> tuple[Te
 
 
 td_huber = fused(_td_huber, _td_huber_closed, on_cpu_only=True, n_constant=2)
-"""(Q [n, A] or [n, A, 1], action [n] int64, target [n] constant) to Huber loss of δ = target - Q(s, a), |δ| and Q(s, a), [n] each.
+"""(Q [n, A] or [n, A, 1], action [n] int64, target [n] constant) to the Huber loss of δ, |δ| and Q(s, a), [n] each.
 
-The loss's gradient is the error clipped to ±1 (Mnih et al. 2015, methods).
+δ = target - Q(s, a); the loss's gradient is the error clipped to ±1 (Mnih et al. 2015, methods).
 """

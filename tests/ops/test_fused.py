@@ -11,7 +11,15 @@ from rlframe.algos import ppo
 from rlframe.algos.on_policy import Batch
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.mlp import plain_networks
-from rlframe.ops.fused import log_prob_entropy, quantile_huber, squashed_sample, td_huber
+from rlframe.ops.fused import (
+    log_prob_entropy,
+    quantile_huber,
+    soft_objective,
+    squared_error,
+    squashed_sample,
+    squashed_samples,
+    td_huber,
+)
 
 N = 30
 
@@ -35,9 +43,16 @@ def ppo_arguments(*shape: int, value_clip: float = float("inf")) -> tuple[Any, .
 CASES: dict[str, tuple[Any, Any, int]] = {  # function, arguments, how many of them have a gradient
     "categorical": (log_prob_entropy, lambda: (randn(N, 4), torch.randint(0, 4, (N,))), 1),
     "categorical of sequences": (log_prob_entropy, lambda: (randn(5, 6, 4), torch.randint(0, 4, (5, 6))), 1),
-    "squashed normal": (squashed_sample, lambda: (0.5 * randn(N, 6), randn(N, 3), -0.6, 0.5), 1),
+    "squashed normal": (
+        squashed_samples,
+        lambda: (0.5 * randn(N, 6), 0.5 * randn(N, 6), randn(2 * N, 3), -0.6, 0.5),
+        1,
+    ),
+    "critics": (squared_error, lambda: (randn(3, N), randn(N)), 1),
+    "soft objective": (soft_objective, lambda: (randn(3, N), randn(N), torch.tensor(0.3)), 2),
     "quantiles": (quantile_huber, lambda: (randn(N, 7), 3 * randn(N, 5)), 1),
     "huber": (td_huber, lambda: (3 * randn(N, 4), torch.randint(0, 4, (N,)), randn(N)), 1),
+    "huber of one atom": (td_huber, lambda: (3 * randn(N, 4, 1), torch.randint(0, 4, (N,)), randn(N)), 1),
     "ppo": (ppo._loss, lambda: ppo_arguments(N), 3),
     "ppo with value clip": (ppo._loss, lambda: ppo_arguments(N, value_clip=0.3), 3),
     "ppo of sequences": (ppo._loss, lambda: ppo_arguments(5, 6), 3),
