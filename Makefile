@@ -27,7 +27,8 @@ train: $(VENV)/.installed-train
 
 # Three test processes for two cores: some tests wait. mypy runs beside them; its report comes last.
 workers = $$($(python) -c 'import os; print(3 * (os.cpu_count() or 1) // 2 or 1)')
-pytest = $(python) -m pytest -q -n $(workers) --dist worksteal
+# Bytecode is written, whatever the environment says: the commands that tests start would compile every file again.
+pytest = env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest -q -n $(workers) --dist worksteal
 
 test: $(VENV)/.installed-dev
 	@$(python) -m ruff check .

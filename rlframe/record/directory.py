@@ -3,7 +3,9 @@
 Used by `record.run` and, for the directories of studies, by `study`.
 """
 
+import contextlib
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -13,7 +15,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -64,19 +65,23 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def session() -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "rlframe": __version__}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "command_line": list(sys.argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": versions,
+        "versions": {"python": platform.python_version(), "rlframe": __version__, **_versions()},
         "git": _git(),
         "host": {"name": socket.gethostname(), "os": platform.platform(), "cpu_count": os.cpu_count()},
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Of the packages that results depend on, those that are installed."""
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def _git() -> dict[str, Any] | None:
@@ -193,7 +198,7 @@ class DirectoryLock:
         """Release the lock. May be called twice."""
         if self._ours:
             self._ours = False
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._descriptor)
 

@@ -37,7 +37,7 @@ def write_manifest(folder: Path, meta: Mapping[str, Any], ranks: Sequence[RankEn
         "ranks": list(ranks),
     }
     manifest["sha256"] = self_hash(manifest)
-    text = json.dumps(manifest, allow_nan=False, indent=1) + "\n"
+    text = json.dumps(manifest, allow_nan=False) + "\n"  # indented, it would take ten times as long
     write_file(folder / MANIFEST, text.encode())
 
 
