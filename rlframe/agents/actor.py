@@ -21,6 +21,7 @@ from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
+from rlframe.models.base import with_modes
 from rlframe.ops.fused import squashed_sample, squashed_samples
 
 LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
@@ -182,7 +183,7 @@ class ActorAgent(Agent):
     ) -> None:
         """`network`: the config of `model`, also used for the critics."""
         super().__init__()
-        self.model, self.policy, self.network = model, policy, network
+        self.model, self.policy, self.network = with_modes(model), policy, network
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("random", torch.zeros(()))
         self.register_buffer("exploration", torch.zeros(()))

@@ -17,6 +17,7 @@ from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import Distribution, make_distribution
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
+from rlframe.models.base import with_modes
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class PolicyAgent(Agent):
 
     def __init__(self, model: PolicyModel, distribution: Distribution) -> None:
         super().__init__()
-        self.model, self.distribution = model, distribution
+        self.model, self.distribution = with_modes(model), distribution
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:

@@ -20,6 +20,7 @@ from rlframe.core.spaces import check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
+from rlframe.models.base import with_modes
 from rlframe.models.q_network import QModel, QNetwork, QValue
 
 _NEVER = 1e-12  # smallest epsilon; rounds to 0 in float32
@@ -57,7 +58,7 @@ class QAgent(Agent):
 
     def __init__(self, model: QModel, kind: QValue, observation_space: Space, action_space: spaces.Discrete) -> None:
         super().__init__()
-        self.model, self.kind = model, kind
+        self.model, self.kind = with_modes(model), kind
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("epsilon", torch.zeros(2))  # of the first and of the last environment
         self.register_buffer("last_env", torch.ones(()))  # index of the last environment of all ranks

@@ -27,6 +27,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
+from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
 from rlframe.replay.base import Replay
@@ -94,11 +95,11 @@ class DDPG(OffPolicy):
         self.policy = agent.policy
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
-        self.critic = critic.to(self.device)
+        self.critic = with_modes(critic).to(self.device)
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
-        self.online = [*agent.model.parameters(), *critic.parameters()]
-        self.targets = [*self.target_actor.parameters(), *self.target_critic.parameters()]
+        self.online = averaged(agent.model, critic)
+        self.targets = averaged(self.target_actor, self.target_critic)
         self.actor_optimizer, self.critic_optimizer = (
             make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
             for module, rate in ((agent, c.learning_rate), (critic, c.critic_learning_rate))

@@ -29,6 +29,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
+from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.models.q_network import Categorical, Expected, Quantile, QValue
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
@@ -89,7 +90,8 @@ class Config:
         replay = self.make_replay(agent, batch_spec, seed)
         algo = DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
         # While one environment steps, a second core is idle, and the loss of images is work enough for it.
-        if agent.epsilon.device.type == "cpu" and batch_spec.B == 1 and has_images(agent.observation_space):
+        alone = agent.epsilon.device.type == "cpu" and batch_spec.B == 1
+        if alone and has_images(agent.observation_space) and not has_modes(agent.model):  # which acting would change
             return Prefetch(algo, replay)
         return algo
 

@@ -158,9 +158,9 @@ def copy_into(target: nn.Module, online: nn.Module) -> None:
 
 
 @torch.no_grad()
-def soft_update(targets: list[nn.Parameter], onlines: list[nn.Parameter], tau: float) -> None:
-    """target <- (1 - tau) target + tau online, all parameters at once (Lillicrap et al. 2016, algorithm 1)."""
-    torch._foreach_lerp_(targets, onlines, tau)  # type: ignore[arg-type]  # accepts lists of tensors
+def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float) -> None:
+    """target <- (1 - tau) target + tau online, all tensors at once (Lillicrap et al. 2016, algorithm 1)."""
+    torch._foreach_lerp_(targets, onlines, tau)
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

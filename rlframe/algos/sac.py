@@ -30,6 +30,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
+from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import make_critics, make_discrete_critics, with_target
 from rlframe.ops.fused import soft_objective, squared_error
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
@@ -182,9 +183,9 @@ class SAC(OffPolicy):
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.soft_value, default_entropy = self._soft_value(critics.to(self.device))
+        self.soft_value, default_entropy = self._soft_value(with_modes(critics).to(self.device))
         self.critics, self.target_critics = critics, self.soft_value.target_critics
-        self.online, self.targets = list(critics.parameters()), list(self.target_critics.parameters())
+        self.online, self.targets = averaged(critics), averaged(self.target_critics)
         self.temperature = Temperature(c.temperature).to(self.device)
         self.target_entropy = default_entropy if math.isnan(c.target_entropy) else c.target_entropy
         rates = ((critics, c.critic_learning_rate), (agent, c.learning_rate), (self.temperature, c.learning_rate))

@@ -26,6 +26,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
+from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
 from rlframe.ops.fused import squared_error
 from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
@@ -103,11 +104,11 @@ class TD3(OffPolicy):
         self.policy = agent.policy
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
-        self.critics = critics.to(self.device)
+        self.critics = with_modes(critics).to(self.device)
         self.target_critics = copy.deepcopy(critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
-        self.online = [*agent.model.parameters(), *critics.parameters()]
-        self.targets = [*self.target_actor.parameters(), *self.target_critics.parameters()]
+        self.online = averaged(agent.model, critics)
+        self.targets = averaged(self.target_actor, self.target_critics)
         self.actor_optimizer, self.critic_optimizer = (
             make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
             for module, rate in ((agent, c.learning_rate), (critics, c.critic_learning_rate))

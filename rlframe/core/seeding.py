@@ -21,11 +21,12 @@ class Role(IntEnum):
     REPLAY = 7
     CRITIC = 8
     RESTART = 9
+    TORCH = 10
 
 
 # Roles with a separate stream per rank. Networks start equal on all ranks, and environments are keyed by their index
 # over all ranks, so two ranks of 4 environments sample what one rank of 8 does.
-PER_RANK = (Role.ALGO, Role.REPLAY)
+PER_RANK = (Role.ALGO, Role.REPLAY, Role.TORCH)
 
 
 def seed_sequence(root: int, role: Role, *key: int) -> np.random.SeedSequence:

@@ -13,6 +13,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.seeding import Role, seed_int
 from rlframe.experiment.config import Experiment
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
@@ -82,6 +83,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         try:
             threads = torch_threads(experiment, affinity, envs.observation_space)
             torch.set_num_threads(threads)
+            torch.manual_seed(seed_int(experiment.seed, Role.TORCH))  # of users' networks: dropout
             agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
             sampler = _make_sampler(experiment, envs, agent, device)
             n_steps = experiment.runner.n_steps

@@ -1,13 +1,15 @@
-"""Interface of the models of agents, and the config of every network."""
+"""Interface of the models of agents, train and eval mode of users' networks, and the config of every network."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 import chz
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import choice, option, sizes
@@ -15,7 +17,47 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 
+Network = TypeVar("Network", bound=nn.Module)
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
+
+
+def with_modes(network: Network) -> Network:
+    """The network, from now on in train mode where its gradient is recorded, and in eval mode elsewhere.
+
+    So dropout and batch normalisation of a user's network are active in what is learned, and not in acting, evaluation,
+    targets, exports, and where its parameters are frozen. rlframe's own networks are the same in both modes.
+    """
+    if not (type(network).__module__.startswith("rlframe.") or _is_users(network)):
+        network.eval().register_forward_pre_hook(_follow_gradient)
+    return network
+
+
+def _is_users(network: nn.Module) -> bool:
+    return _follow_gradient in network._forward_pre_hooks.values()
+
+
+def has_modes(network: nn.Module) -> bool:
+    """Whether some of it is a user's network, which may differ in train and eval mode."""
+    return any(map(_is_users, network.modules()))
+
+
+def _follow_gradient(network: nn.Module, _: object) -> None:
+    if torch.compiler.is_compiling():  # exports trace it as it was last, in eval mode
+        return
+    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in network.parameters())
+    if network.training != learns:
+        network.train(learns)
+
+
+def statistics(network: nn.Module) -> list[Tensor]:
+    """Running statistics of the users' networks in it, as those of batch normalisation."""
+    buffers = {id(x): x for module in network.modules() if _is_users(module) for x in module.buffers()}
+    return [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+
+
+def averaged(*networks: nn.Module) -> list[Tensor]:
+    """What target networks follow: parameters and running statistics."""
+    return [x for network in networks for x in (*network.parameters(), *statistics(network))]
 
 
 class Model(nn.Module, ABC):

@@ -20,7 +20,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
 from rlframe.kernels.device import in_bf16
 from rlframe.kernels.mlp import layers_of
-from rlframe.models.base import ModelConfig
+from rlframe.models.base import ModelConfig, with_modes
 
 _NATURE_MINIMUM = 36  # pixels per side, below which the Nature CNN has no output
 
@@ -270,7 +270,7 @@ class CustomEncoder(nn.Module):
 
     def __init__(self, module: nn.Module, space: Space) -> None:
         super().__init__()
-        self.module = module
+        self.module = with_modes(module)
         self.ndim = leaves(zeros(space))[0].ndim
         with torch.no_grad():
             features = module(map_tree(torch.as_tensor, zeros(space, (1,))))

@@ -25,7 +25,15 @@ from rlframe.core.errors import ConfigError, Interrupted, ReadableError, Snapsho
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.report import TrainingLog, describe_resumed, save_after_error, save_skipped_update, save_snapshot
+from rlframe.runners.report import (
+    TrainingLog,
+    describe_resumed,
+    load_torch_rng,
+    save_after_error,
+    save_skipped_update,
+    save_snapshot,
+    torch_rng_states,
+)
 from rlframe.samplers import Evaluator, Sampler
 from rlframe.samplers.evaluator import EvaluationStopped
 from rlframe.system.distributed import TIMEOUT_S
@@ -342,6 +350,7 @@ class Runner(ABC):
             "algo": self.algo.state_dict(),
             "sampler": self.sampler.state_dict(),
             "runner": {"env_steps": self.env_steps, **self.log.state_dict()},
+            "torch": torch_rng_states(self.agent),
         }
         return {**state, "callbacks": self.callbacks.state_dict()} if self.callbacks.all else state
 
@@ -353,6 +362,7 @@ class Runner(ABC):
         reasons = self.sampler.load_state_dict(state["sampler"])
         self.sampler.refresh(self.agent)
         self.log.load_state_dict(state["runner"])
+        load_torch_rng(state["torch"])
         self.callbacks.load_state_dict(state.get("callbacks", []))
         return reasons
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
@@ -90,6 +91,20 @@ class TrainingLog:
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
+
+
+def torch_rng_states(agent: Agent) -> dict[str, Tensor]:
+    """States of torch's own generators, by kind of device, from which users' networks draw (dropout)."""
+    device = next(agent.parameters()).device
+    own = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **own}
+
+
+def load_torch_rng(states: Mapping[str, Tensor]) -> None:
+    """Continue from saved states; one of a device that is not here is left out."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 def save_snapshot(runner: Runner, final: bool) -> None:

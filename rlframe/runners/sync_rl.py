@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 
 import chz
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import Ranks, RanksDiffer
+from rlframe.models.base import statistics
 from rlframe.models.normalize import RunningNorm
 from rlframe.runners.base import RunnerConfig
 from rlframe.runners.minibatch_rl import MinibatchRl
@@ -25,6 +27,16 @@ class SyncRl(MinibatchRl):
     Batch sizes are per rank; env_steps and schedules count over all ranks. With an evaluator, each rank plays a part of
     the episodes. At every row of the log the ranks check that they have learned the same.
     """
+
+    def update(self) -> None:
+        """Make one update; running statistics of users' networks are then averaged over ranks."""
+        super().update()
+        if self._statistics:
+            self.ranks.average(self._statistics, 1.0)
+
+    @cached_property
+    def _statistics(self) -> list[Tensor]:
+        return statistics_of(self.agent, self.algo)
 
     def evaluate(self) -> dict[str, float]:
         """Raises:
@@ -56,6 +68,12 @@ def with_options_of(config: RunnerConfig) -> Config:
     return Config(**{name: getattr(config, name) for name in chz.chz_fields(RunnerConfig)})
 
 
+def statistics_of(agent: Agent, algo: Algorithm) -> list[Tensor]:
+    """Running statistics of all users' networks."""
+    networks = [agent, *(part for part in vars(algo).values() if isinstance(part, nn.Module))]
+    return [x for network in networks for x in statistics(network)]
+
+
 def learned(agent: Agent, algo: Algorithm) -> dict[str, Tensor]:
     """Everything that must be equal on all ranks, by name: learned parameters and running statistics."""
     found: dict[str, Tensor] = {f"agent.{name}": parameter for name, parameter in agent.named_parameters()}
@@ -65,7 +83,7 @@ def learned(agent: Agent, algo: Algorithm) -> dict[str, Tensor]:
     for name, module in agent.named_modules():
         if isinstance(module, RunningNorm):
             found |= {f"agent.{name}.{field}": x for field, x in module.named_buffers()}
-    return found
+    return found | {f"statistics {i} {tuple(x.shape)}": x for i, x in enumerate(statistics_of(agent, algo))}
 
 
 def check_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:

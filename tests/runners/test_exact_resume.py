@@ -32,6 +32,7 @@ WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the end
 LINEAR = "algo.learning_rate_schedule=linear"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
+    "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
@@ -65,7 +66,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
 
 @pytest.mark.slow
 def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = f"{CASES['dqn_begun_ahead']} threads=2"
+    case = f"{CASES['dqn_prefetched']} threads=2"
     assert launch.main(words(case, tmp_path / "whole")) == 0
     stopped_at(130, case, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
@@ -96,7 +97,7 @@ def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ppo", "dqn", "ddpg"])
+@pytest.mark.parametrize("case", ["ppo", "ppo_moded", "dqn", "ddpg"])
 def test_two_ranks_are_resumed_exactly(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch_ranks = CASES[case].replace("eval.n_episodes=1", "eval.n_episodes=2") + " world_size=2 runner=sync_rl"
     assert launch.main(words(launch_ranks, tmp_path / "whole")) == 0

@@ -1,0 +1,91 @@
+"""A user's network is in train mode where it learns and in eval mode elsewhere, in every algorithm and sampler."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlframe import export, launch
+from rlframe.deploy import load
+from rlframe.models.base import with_modes
+from rlframe.record.snapshot import load_snapshot
+from tests.models.moded import Moded
+from tests.runners.resumed import assert_runs_equal, log, stopped_at, words
+from tests.runners.test_exact_resume import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PPO, REPLAY
+
+MODED = "model.encoder=tests.models.moded:Moded"
+REPLAYED = f"{REPLAY} algo.batch_size=8 algo.replay_ratio=1"
+CASES = {
+    "ppo": f"{PPO} {CARTPOLE} {ON_POLICY}",
+    "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
+    "pg": f"algo=pg {CARTPOLE} {ON_POLICY}",
+    "impala": f"algo=impala {CARTPOLE} {ON_POLICY}",
+    "appo": f"algo=appo algo.minibatches=2 {CARTPOLE} {ON_POLICY}",
+    "dqn": f"algo=dqn algo.double=true algo.target_interval=5 {CARTPOLE} {REPLAYED}",
+    "r2d1": f"algo=r2d1 {CARTPOLE} {EACH_STEP} algo.target_interval=5 algo.burn_in=2 algo.learn_T=4 model.memory=gru {REPLAY}",
+    "sac": f"algo=sac {PENDULUM} {REPLAYED}",
+    "sac_discrete": f"algo=sac {CARTPOLE} {REPLAYED}",
+    "td3": f"algo=td3 {PENDULUM} {REPLAYED}",
+    "ddpg": f"algo=ddpg {PENDULUM} {REPLAYED}",
+}
+
+
+def running(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x for name, x in state.items() if name.endswith("running_mean")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_learning_changes_statistics_and_acting_does_not_draw(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "whole/run_0"
+    assert launch.main(words(f"{CASES[case]} {MODED}", tmp_path / "whole")) == 0
+    stopped_at(130, f"{CASES[case]} {MODED}", tmp_path / "parts", monkeypatch)
+    assert_runs_equal(run, tmp_path / "parts/run_0")
+
+    state, _ = load_snapshot(run)
+    online = running(state["agent"])
+    assert online
+    assert all(bool((x != 0).any()) for x in online.values()), "learned from batches"
+    for name in ("target", "target_critics", "target_critic"):
+        assert all(bool((x != 0).any()) for x in running(state["algo"].get(name, {})).values()), "and followed"
+
+    policy = load.load_policy(run, trust=True)
+    observation = np.full(policy.observation_space.shape or (), 0.3, np.float32)
+    actions = np.stack([np.asarray(policy.act(observation)) for _ in range(40)])
+    assert (actions == actions[0]).all()
+    if case in ("ppo", "dqn", "sac"):
+        capsys.readouterr()
+        assert export.main([str(run), "trust=true", f"out={tmp_path / 'policy.pt2'}"]) == 0
+        assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sampler", ["cpu", "gpu"])
+@pytest.mark.parametrize("case", ["ppo", "dqn"])
+def test_workers_act_with_the_learners_statistics(case: str, sampler: str, tmp_path: Path) -> None:
+    given = f"{CASES[case]} {MODED}"
+    assert launch.main(words(given, tmp_path / "serial")) == 0
+    parallel = f"{given.replace('sampler=serial', f'sampler={sampler}')} sampler.n_workers=2 eval.n_workers=0"
+    assert launch.main(words(parallel, tmp_path / "parallel")) == 0
+    serial, other = (log(tmp_path / name / "run_0") for name in ("serial", "parallel"))
+    assert {row.pop("sampler/restarts") for row in other} == {"0"}
+    assert serial == other
+
+
+def test_a_frozen_network_a_constant_one_and_one_without_gradient_are_in_eval_mode() -> None:
+    class Box:
+        shape = (3,)
+
+    network, x = with_modes(Moded(Box())), torch.randn(5, 3)  # type: ignore[arg-type]
+    assert not network.training
+    network(x)
+    assert network.layers[1].training
+    with torch.no_grad():
+        network(x)
+    assert not network.layers[1].training
+    network(x)
+    network.requires_grad_(False)
+    network(x)
+    assert not network.norm.training
