@@ -22,7 +22,7 @@ from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
-from rlframe.ops.fused import squashed_sample, squashed_samples
+from rlframe.ops.fused import squashed_samples
 
 LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
 
@@ -108,13 +108,11 @@ class SquashedGaussian(ActorPolicy):
     def mode(self, params: Tensor) -> Tensor:
         return params[:, : self.size].tanh().reshape(-1, *self.shape)
 
-    def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions [rows, *act] and their log-probability [rows] for standard normal noise [rows, d]."""
-        action, log_prob = squashed_sample(params, noise, *LOG_STD)
-        return action.reshape(-1, *self.shape), log_prob
-
     def sample_with_next(self, params: Tensor, next_params: Tensor, noise: Tensor) -> Any:
-        """`sample` of a batch [n, P], and of its next rows without gradient, for noise [2 n, d] of both; at once."""
+        """Actions [n, *act] and log-probabilities [n] of a batch [n, P]; and those of its next rows, without gradient.
+
+        `noise` [2 n, d] is standard normal.
+        """
         action, log_prob, next_action, next_log_prob = squashed_samples(params, next_params, noise, *LOG_STD)
         return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import chz
-from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.on_policy import OnPolicy, actor_critic_loss, values
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
-from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
 
 
 @chz.chz
-class Config:
+class Config(OnPolicyConfig):
     """Defaults follow the paper; n-step returns are λ = 1 over short batches (sampler.batch_T=5)."""
 
     learning_rate: float = option(7e-4, "of the optimizer")
@@ -33,32 +30,22 @@ class Config:
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
     normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
-
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> A2C:
-        return A2C(agent, batch_spec, n_steps, self)
+        return A2C(agent, n_steps, self)
 
 
 class A2C(OnPolicy):
     """One gradient step a batch on the policy gradient, the value error and the entropy."""
 
     saved = ("progress", "optimizer")
+    config: Config
 
     def __init__(
-        self,
-        agent: PolicyAgent,
-        batch_spec: BatchSpec,
-        n_steps: int,
-        config: Config | None = None,
-        optimizer: MakeOptimizer | None = None,
+        self, agent: PolicyAgent, n_steps: int, config: Config | None = None, optimizer: MakeOptimizer | None = None
     ) -> None:
         """`optimizer`: in place of the one that `config` names."""
-        self.agent, self.config = agent, config or Config()
-        c = self.config
-        super().__init__()
-        make = optimizer or OPTIMIZERS[c.optimizer]
-        self.optimizer = make_step(make, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
+        c = config or Config()
+        super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer])
         looks = agent.recurrent  # at where episodes begin
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
 

@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import chz
 import torch
-from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.on_policy import Batch, OnPolicy, check_minibatches, mean_of, minibatches
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, mean_of, minibatches
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
-from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlframe.ops.policy_gradient import clipped_surrogate, kl_from_ratio
 from rlframe.ops.returns import v_trace
 
 
 @chz.chz
-class Config:
+class Config(OnPolicyConfig):
     """Defaults are PPO's, with V-trace's for its traces."""
 
     learning_rate: float = option(2.5e-4, "Adam")
@@ -47,9 +44,6 @@ class Config:
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
-
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> APPO:
         return APPO(agent, batch_spec, n_steps, self, seed)
 
@@ -58,6 +52,7 @@ class APPO(OnPolicy):
     """Epochs of minibatches on the clipped surrogate, the value error and the entropy, towards V-trace's targets."""
 
     saved = ("progress", "optimizer", "rng")
+    config: Config
 
     def __init__(
         self,
@@ -68,17 +63,15 @@ class APPO(OnPolicy):
         seed: int = 0,
         optimizer: MakeOptimizer = Adam,
     ) -> None:
-        self.agent, self.config = agent, config or Config()
-        c = self.config
+        c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         if c.epochs < 1 or not c.rho_clip >= c.c_clip > 0:
             raise ValueError(
                 f"algo.epochs={c.epochs} must be at least 1, and algo.rho_clip={c.rho_clip} at least "
                 f"algo.c_clip={c.c_clip}, which is above 0"
             )
-        super().__init__()
+        super().__init__(agent, n_steps, c, optimizer)
         self.rng = generator(seed, Role.ALGO)
-        self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
 
     def update(self) -> UpdateMetrics:
         samples, c = self.samples.pop(), self.config

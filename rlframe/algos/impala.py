@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import chz
 import torch
-from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.on_policy import OnPolicy
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
-from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_mean
 from rlframe.ops.policy_gradient import kl_from_ratio
 from rlframe.ops.returns import v_trace
 
 
 @chz.chz
-class Config:
+class Config(OnPolicyConfig):
     """Defaults are the paper's (table D.3), for losses that are means over rows where the paper's are sums."""
 
     learning_rate: float = option(6e-4, "of the optimizer; the paper searched 5e-6 to 5e-3")
@@ -40,34 +37,24 @@ class Config:
     value_coef: float = option(0.5, "weight of the value loss")
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped; the paper: 40, of sums")
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
-
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IMPALA:
-        return IMPALA(agent, batch_spec, n_steps, self)
+        return IMPALA(agent, n_steps, self)
 
 
 class IMPALA(OnPolicy):
     """One gradient step a batch, on V-trace's value targets and policy gradient."""
 
     saved = ("progress", "optimizer")
+    config: Config
 
     def __init__(
-        self,
-        agent: PolicyAgent,
-        batch_spec: BatchSpec,
-        n_steps: int,
-        config: Config | None = None,
-        optimizer: MakeOptimizer | None = None,
+        self, agent: PolicyAgent, n_steps: int, config: Config | None = None, optimizer: MakeOptimizer | None = None
     ) -> None:
         """`optimizer`: in place of the one that `config` names."""
-        self.agent, self.config = agent, config or Config()
-        c = self.config
+        self.config = c = config or Config()
         if not c.rho_clip >= c.c_clip > 0:
             raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
-        super().__init__()
-        make = optimizer or OPTIMIZERS[c.optimizer]
-        self.optimizer = make_step(make, agent.parameters(), c.epsilon, c.learning_rate, c, n_steps, self.progress)
+        super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer], c.epsilon)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import chz
 import numpy as np
 import torch
+from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent
+from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress
-from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.optimizer_step import make_step
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.device import to_device
+from rlframe.kernels.optimizers import Adam, MakeOptimizer
+from rlframe.models import ModelConfig
 from rlframe.ops.masked import mean_weights
 
 NO_INPUTS = AgentInputs((), (), (), ())
 
 
+@chz.chz
+class OnPolicyConfig:
+    """Base of their Configs."""
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
+        return make_policy_agent(observation_space, action_space, model, seed)
+
+
 class OnPolicy(Algorithm):
     """Base class of algorithms that learn from each batch once, as it arrives; subclasses add `update`."""
 
-    optimizer: OptimizerStep
-
-    def __init__(self) -> None:
-        self.progress = Progress()
+    def __init__(
+        self, agent: PolicyAgent, n_steps: int, config: Any, optimizer: MakeOptimizer = Adam, epsilon: float = 1e-5
+    ) -> None:
+        """`n_steps`: env_steps of the run, over which the learning rate goes.    config: that of the algorithm."""
+        self.agent, self.config, self.progress = agent, config, Progress()
         self.samples: list[Samples] = []  # at most one: the batch to learn from
+        rate, parameters = config.learning_rate, agent.parameters()
+        self.optimizer = make_step(optimizer, parameters, epsilon, rate, config, n_steps, self.progress)
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)

@@ -6,22 +6,18 @@ Sutton & Barto 2018, section 13.4.
 from __future__ import annotations
 
 import chz
-from gymnasium import Space
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.on_policy import OnPolicy, actor_critic_loss, values
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import choice, fraction, option
 from rlframe.core.types import BatchSpec
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
-from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import discounted_return
 
 
 @chz.chz
-class Config:
+class Config(OnPolicyConfig):
     """The return is Monte Carlo to the episode's end, completed by the baseline where the batch ends first."""
 
     learning_rate: float = option(1e-3, "Adam")
@@ -32,30 +28,15 @@ class Config:
     max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
-
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PolicyGradient:
-        return PolicyGradient(agent, batch_spec, n_steps, self)
+        return PolicyGradient(agent, n_steps, self)
 
 
 class PolicyGradient(OnPolicy):
     """One gradient step a batch: θ <- θ + α (G - b(s)) ∇ log π(a|s), and b(s) towards G."""
 
     saved = ("progress", "optimizer")
-
-    def __init__(
-        self,
-        agent: PolicyAgent,
-        batch_spec: BatchSpec,
-        n_steps: int,
-        config: Config | None = None,
-        optimizer: MakeOptimizer = Adam,
-    ) -> None:
-        self.agent, self.config = agent, config or Config()
-        c = self.config
-        super().__init__()
-        self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
+    config: Config
 
     def update(self) -> UpdateMetrics:
         samples, c = self.samples.pop(), self.config

@@ -7,21 +7,18 @@ from typing import NamedTuple
 
 import chz
 import torch
-from gymnasium import Space
 from torch import Tensor
 
-from rlframe.agents import PolicyAgent, make_policy_agent
+from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.on_policy import Batch, OnPolicy, check_minibatches, make_batch, minibatches, values
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
 from rlframe.core.config import choice, count, fraction, option
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
-from rlframe.models import ModelConfig
 from rlframe.ops.fused import fused
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.policy_gradient import clipped_surrogate, clipped_value_error, kl_from_ratio, ppo_closed_form
@@ -37,7 +34,7 @@ class Rows(NamedTuple):  # of a minibatch, for statistics: constants
 
 
 @chz.chz
-class Config:
+class Config(OnPolicyConfig):
     """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
 
     learning_rate: float = option(2.5e-4, "Adam")
@@ -57,9 +54,6 @@ class Config:
     target_kl: float = option(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' minibatches")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")
-
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PPO:
         return PPO(agent, batch_spec, n_steps, self, seed)
@@ -83,6 +77,7 @@ class PPO(OnPolicy):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
     saved = ("progress", "optimizer", "rng")
+    config: Config
 
     def __init__(
         self,
@@ -94,14 +89,13 @@ class PPO(OnPolicy):
         optimizer: MakeOptimizer = Adam,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
-        self.agent, self.config = agent, (c := config or Config())
+        c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         if c.epochs < 1:
             raise ValueError(f"algo.epochs={c.epochs} must be at least 1")
-        super().__init__()
+        super().__init__(agent, n_steps, c, optimizer)
         self.rng = generator(seed, Role.ALGO)
         self.clip = annealed(c.clip_schedule, c.clip, n_steps)
-        self.optimizer = make_step(optimizer, agent.parameters(), 1e-5, c.learning_rate, c, n_steps, self.progress)
         looks = agent.recurrent or math.isfinite(c.target_kl)  # at where episodes begin, or at the KL
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
 

@@ -24,8 +24,7 @@ NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]
 def with_modes(network: Network) -> Network:
     """The network, from now on in train mode where its gradient is recorded, and in eval mode elsewhere.
 
-    So dropout and batch normalisation of a user's network are active in what is learned, and not in acting, evaluation,
-    targets, exports, and where its parameters are frozen. rlframe's own networks are the same in both modes.
+    So dropout is not active in acting, targets, exports, and where parameters are frozen.
     """
     if not (type(network).__module__.startswith("rlframe.") or _is_users(network)):
         network.eval().register_forward_pre_hook(_follow_gradient)

@@ -78,16 +78,7 @@ class SecondaryRankRun(BaseRun):
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def snapshot(
-        self,
-        state_fn: Callable[[], Any],
-        env_steps: int,
-        score: float = math.nan,
-        *,
-        updates: int = 0,
-        final: bool = False,
-        other_ranks: OtherRanks = no_other_ranks,
-    ) -> Path | None:
+    def snapshot(self, *_: Any, other_ranks: OtherRanks = no_other_ranks, **__: Any) -> Path | None:
         """Write this rank's state into the snapshot of rank 0."""
         other_ranks(self.directory)
         return None

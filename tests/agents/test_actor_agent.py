@@ -96,9 +96,10 @@ def test_a_gaussian_policy_acts_with_its_own_standard_deviation() -> None:
 @pytest.mark.parametrize(("log_std", "used"), [(-50.0, -20.0), (50.0, 2.0)])
 def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
     policy = SquashedGaussian(NUMBER)
-    noise, params = torch.ones(1, 1), torch.tensor([[0.1, log_std]], requires_grad=True)
-    action, log_prob = policy.sample(params, noise)
-    expected, expected_log_prob = policy.sample(torch.tensor([[0.1, used]]), noise)
+    noise, params = torch.ones(2, 1), torch.tensor([[0.1, log_std]], requires_grad=True)
+    (action, log_prob), (expected, expected_log_prob) = policy.sample_with_next(
+        params, torch.tensor([[0.1, used]]), noise
+    )
     assert torch.equal(action, expected)
     assert torch.equal(log_prob, expected_log_prob)
     (gradient,) = torch.autograd.grad(action.sum() + log_prob.sum(), params)

@@ -27,7 +27,7 @@ def stale() -> Samples:
 
 def impala_update(samples: Samples, **config: Any) -> tuple[Any, dict[str, float]]:
     agent = table_agent(samples.reward.shape[1])
-    algo = impala.IMPALA(agent, BatchSpec(*samples.reward.shape), 1000, impala.Config(**{**PLAIN, **config}))
+    algo = impala.IMPALA(agent, 1000, impala.Config(**{**PLAIN, **config}))
     algo.receive(samples)
     return agent.model, {name: float(value) for name, value in algo.update().items()}
 
@@ -133,7 +133,7 @@ def test_a_late_reward_reaches_the_action_that_earned_it(module: Any, settings: 
 def test_settings_out_of_range_are_refused() -> None:
     agent, spec = table_agent(2), BatchSpec(4, 2)
     with pytest.raises(ValueError, match=r"rho_clip=0.5 must be at least algo.c_clip=1.0"):
-        impala.IMPALA(agent, spec, 10, impala.Config(rho_clip=0.5))
+        impala.IMPALA(agent, 10, impala.Config(rho_clip=0.5))
     with pytest.raises(ValueError, match=r"algo.epochs=0 must be at least 1"):
         appo.APPO(agent, spec, 10, appo.Config(epochs=0))
     with pytest.raises(ValueError, match=r"algo.minibatches=3 must divide"):

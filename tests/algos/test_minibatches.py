@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.algos.a2c import A2C
 from rlframe.algos.a2c import Config as A2CConfig
 from rlframe.algos.on_policy import make_batch, minibatches
 from rlframe.algos.pg import Config as PGConfig
-from rlframe.algos.pg import PolicyGradient
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
 from rlframe.core.struct import leaves, map_tree
@@ -153,17 +151,16 @@ def test_recomputed_advantages_follow_the_new_values_and_the_value_clip_stays_wi
 
 
 ALL = pytest.mark.parametrize(
-    ("cls", "config"),
-    [(PPO, PPOConfig(epochs=1, minibatches=1)), (A2C, A2CConfig(optimizer="adam")), (PolicyGradient, PGConfig())],
+    "config", [PPOConfig(epochs=1, minibatches=1), A2CConfig(optimizer="adam"), PGConfig()], ids=["ppo", "a2c", "pg"]
 )
 
 
 @ALL
 @pytest.mark.parametrize("rate", [1e-3, 1e-2])
-def test_the_learning_rate_is_used_and_annealed_by_env_steps(cls: Any, config: Any, rate: float) -> None:
+def test_the_learning_rate_is_used_and_annealed_by_env_steps(config: Any, rate: float) -> None:
     config = chz.replace(config, learning_rate=rate, learning_rate_schedule="linear", normalize_advantage=False)
     agent = table_agent(5)
-    algo = cls(agent, BatchSpec(1, 5), 16, config)
+    algo = config.make_algorithm(agent, BatchSpec(1, 5), 16)
     valid = [True] * 4 + [False]
     for batch in range(4):  # 4 env_steps each
         before = agent.model.value.detach().clone()
@@ -176,9 +173,9 @@ def test_the_learning_rate_is_used_and_annealed_by_env_steps(cls: Any, config: A
 
 
 @ALL
-def test_a_run_of_one_batch_learns(cls: Any, config: Any) -> None:
+def test_a_run_of_one_batch_learns(config: Any) -> None:
     agent = table_agent(2)
-    algo = cls(agent, BatchSpec(1, 2), 2, config)
+    algo = config.make_algorithm(agent, BatchSpec(1, 2), 2)
     algo.receive(one_step_episodes([1.0, 2.0], [0.0, 0.0], [math.log(0.5)] * 2))
     algo.update()
     assert agent.model.value.detach().ne(0).all()

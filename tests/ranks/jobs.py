@@ -120,7 +120,7 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
-    algo = a2c.A2C(agent, sampler.batch_spec, n_steps)
+    algo = a2c.A2C(agent, n_steps)
     evaluator = Evaluator(CARTPOLE, agent, EvalConfig(n_envs=2, n_episodes=2, n_workers=0), 1)
     with SyncRl(sampler, agent, algo, n_steps, n_steps, evaluator) as runner:
         row = runner.train()
@@ -139,7 +139,7 @@ def stopped(n_steps: int = 10_000) -> dict[str, Any]:
     envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
-    algo = a2c.A2C(agent, sampler.batch_spec, n_steps)
+    algo = a2c.A2C(agent, n_steps)
     with SyncRl(sampler, agent, algo, n_steps, n_steps, callbacks=[StopsRank1()]) as runner:
         return {"row": runner.train(), "env_steps": runner.env_steps}
 

@@ -16,6 +16,7 @@ from tests.runners.resumed import assert_runs_equal, log, stopped_at, words
 from tests.runners.test_exact_resume import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PPO, REPLAY
 
 MODED = "model.encoder=tests.models.moded:Moded"
+SEQUENCES = "algo.target_interval=5 algo.burn_in=2 algo.learn_T=4"
 REPLAYED = f"{REPLAY} algo.batch_size=8 algo.replay_ratio=1"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} {ON_POLICY}",
@@ -24,7 +25,7 @@ CASES = {
     "impala": f"algo=impala {CARTPOLE} {ON_POLICY}",
     "appo": f"algo=appo algo.minibatches=2 {CARTPOLE} {ON_POLICY}",
     "dqn": f"algo=dqn algo.double=true algo.target_interval=5 {CARTPOLE} {REPLAYED}",
-    "r2d1": f"algo=r2d1 {CARTPOLE} {EACH_STEP} algo.target_interval=5 algo.burn_in=2 algo.learn_T=4 model.memory=gru {REPLAY}",
+    "r2d1": f"algo=r2d1 {CARTPOLE} {EACH_STEP} {SEQUENCES} model.memory=gru {REPLAY}",
     "sac": f"algo=sac {PENDULUM} {REPLAYED}",
     "sac_discrete": f"algo=sac {CARTPOLE} {REPLAYED}",
     "td3": f"algo=td3 {PENDULUM} {REPLAYED}",
