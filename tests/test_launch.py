@@ -97,7 +97,7 @@ REFUSED = [
     (["model.encoder=nature"], "needs images"),
     (["sampler=cpuu"], "rlframe.samplers"),
     (["runner=minibatch"], "minibatch_rl"),
-    (["seed=-1"], "must not be negative"),
+    (["seed=-1"], "seed=-1 must be at least 0"),
     (["sampler.batch_T=0"], "sampler.batch_T=0"),
     (["sampler.batch_B=-1"], "sampler.batch_B=-1"),
     (["sampler.decorrelation_steps=-1"], "sampler.decorrelation_steps=-1"),

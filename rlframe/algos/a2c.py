@@ -9,7 +9,7 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
-from rlframe.core.config import choice, fraction, option
+from rlframe.core.config import choice, fraction, number, option, positive
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_normalize
@@ -20,14 +20,14 @@ from rlframe.ops.returns import generalized_advantage
 class Config(OnPolicyConfig):
     """Defaults follow the paper; n-step returns are λ = 1 over short batches (sampler.batch_T=5)."""
 
-    learning_rate: float = option(7e-4, "of the optimizer")
+    learning_rate: float = number(7e-4, "of the optimizer")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
     optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper uses RMSProp")
     discount: float = fraction(0.99, "gamma, per env step")
     gae_lambda: float = fraction(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end")
-    entropy_coef: float = option(0.01, "beta: weight of the entropy bonus")
-    value_coef: float = option(0.5, "weight of the value loss")
-    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
+    entropy_coef: float = number(0.01, "beta: weight of the entropy bonus")
+    value_coef: float = number(0.5, "weight of the value loss")
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
     normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> A2C:

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, mean_of, minibatches
-from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
@@ -30,18 +30,18 @@ from rlframe.ops.returns import v_trace
 class Config(OnPolicyConfig):
     """Defaults are PPO's, with V-trace's for its traces."""
 
-    learning_rate: float = option(2.5e-4, "Adam")
+    learning_rate: float = number(2.5e-4, "Adam")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
     discount: float = fraction(0.99, "gamma, per env step")
-    rho_clip: float = option(1.0, "rho-bar: most that the ratio of receiving to sampling policy weighs a TD error")
-    c_clip: float = option(1.0, "c-bar: most of a trace; at most rho_clip")
+    rho_clip: float = positive(1.0, "rho-bar: most that an importance ratio weighs a TD error", infinite=True)
+    c_clip: float = positive(1.0, "c-bar: most of a trace; at most rho_clip", infinite=True)
     trace_lambda: float = fraction(0.95, "lambda: also shortens traces")
-    clip: float = option(0.2, "epsilon: the ratio of learned to receiving policy stays within 1 ± clip")
+    clip: float = positive(0.2, "epsilon: the ratio of learned to receiving policy stays within 1 ± clip")
     epochs: int = count(2, "passes over each batch; each keeps the sampler's parameters waiting")
     minibatches: int = count(2, "gradient steps an epoch; of rows, or of whole sequences with memory")
-    entropy_coef: float = option(0.01, "weight of the entropy bonus")
-    value_coef: float = option(0.5, "weight of the value loss")
-    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
+    entropy_coef: float = number(0.01, "weight of the entropy bonus")
+    value_coef: float = number(0.5, "weight of the value loss")
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> APPO:
@@ -65,11 +65,8 @@ class APPO(OnPolicy):
     ) -> None:
         c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
-        if c.epochs < 1 or not c.rho_clip >= c.c_clip > 0:
-            raise ValueError(
-                f"algo.epochs={c.epochs} must be at least 1, and algo.rho_clip={c.rho_clip} at least "
-                f"algo.c_clip={c.c_clip}, which is above 0"
-            )
+        if c.rho_clip < c.c_clip:
+            raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}")
         super().__init__(agent, n_steps, c, optimizer)
         self.rng = generator(seed, Role.ALGO)
 

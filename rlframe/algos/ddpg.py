@@ -20,7 +20,7 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, priorities, soft_update
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.schedule import Linear
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
@@ -40,18 +40,18 @@ class Config:
     """
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: float = option(1e-4, "Adam, of the actor")
-    critic_learning_rate: float = option(1e-3, "Adam, of the critic")
+    learning_rate: float = number(1e-4, "Adam, of the actor")
+    critic_learning_rate: float = number(1e-3, "Adam, of the critic")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
-    max_grad_norm: float = option(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
+    max_grad_norm: float = positive(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critic takes over")
     tau: float = fraction(0.001, "how far targets move to the online networks at each update")
     batch_size: int = count(64, "rows of an update")
-    replay_ratio: float = option(64.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(10_000, "env_steps, over all environments, of random actions before the first update")
-    exploration: float = option(0.2, "standard deviation of the noise on actions in [-1, 1]")
-    exploration_final: float = option(0.2, "the same at the end of runner.n_steps, reached linearly")
+    replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
+    learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
+    exploration: float = number(0.2, "standard deviation of the noise on actions in [-1, 1]")
+    exploration_final: float = number(0.2, "the same at the end of runner.n_steps, reached linearly")
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
     beta: float = fraction(0.4, "exponent of the importance weights")

@@ -8,6 +8,7 @@ value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import chz
@@ -22,8 +23,7 @@ from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.prefetch import Prefetch
-from rlframe.core.config import choice, count, fraction, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
@@ -40,15 +40,15 @@ from rlframe.replay.base import Replay
 class Config:
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
-    learning_rate: float = option(1e-4, "Adam; the paper: RMSProp, 2.5e-4")
+    learning_rate: float = number(1e-4, "Adam; the paper: RMSProp, 2.5e-4")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    adam_epsilon: float = option(1.5e-4, "of Adam, as in Rainbow")
-    max_grad_norm: float = option(10.0, "global norm at which gradients are clipped; inf: never")
+    adam_epsilon: float = number(1.5e-4, "of Adam, as in Rainbow")
+    max_grad_norm: float = positive(10.0, "global norm at which gradients are clipped; inf: never", infinite=True)
     discount: float = fraction(0.99, "gamma, per env step")
     batch_size: int = count(32, "rows an update")
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    replay_ratio: float = option(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
-    learn_from: int = count(50_000, "env_steps before the first update")
+    replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
+    learn_from: int = count(50_000, "env_steps before the first update", low=0)
     target_interval: int = count(10_000, "updates between copies to the target network")
     epsilon_initial: float = fraction(1.0, "probability of a random action, at first")
     epsilon_final: float = fraction(0.1, "and after epsilon_fraction of the run")
@@ -60,8 +60,8 @@ class Config:
     noisy: bool = option(False, "noisy layers in the head explore; epsilon may then be 0")
     value: str = choice("expected", ("expected", "categorical", "quantile"), "what is learned of the return")
     n_atoms: int = count(51, "atoms of categorical, or quantiles")
-    v_min: float = option(-10.0, "least return that categorical knows")
-    v_max: float = option(10.0, "largest return that categorical knows")
+    v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)
+    v_max: float = number(10.0, "largest return that categorical knows", low=-math.inf)
     prioritized: bool = option(False, "replay chooses by TD error")
     alpha: float = fraction(0.5, "exponent of the priorities")
     beta_initial: float = fraction(0.4, "exponent of the importance weights, linearly to 1 over runner.n_steps")
@@ -119,8 +119,6 @@ class DQN(OffPolicy):
         """
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c = self.config
-        if c.target_interval < 1:
-            raise ConfigError(f"algo.target_interval={c.target_interval} must be at least 1")
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
         self.beta = Linear(c.beta_initial, 1.0, n_steps)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig
-from rlframe.core.config import choice, fraction, option
+from rlframe.core.config import choice, fraction, number, positive
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_mean
@@ -25,17 +25,17 @@ from rlframe.ops.returns import v_trace
 class Config(OnPolicyConfig):
     """Defaults are the paper's (table D.3), for losses that are means over rows where the paper's are sums."""
 
-    learning_rate: float = option(6e-4, "of the optimizer; the paper searched 5e-6 to 5e-3")
+    learning_rate: float = number(6e-4, "of the optimizer; the paper searched 5e-6 to 5e-3")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
     optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper: RMSProp without momentum")
-    epsilon: float = option(5e-4, "of the optimizer; the paper: 0.1 under the root, for sums over 640 rows")
+    epsilon: float = number(5e-4, "of the optimizer; the paper: 0.1 under the root, for sums over 640 rows")
     discount: float = fraction(0.99, "gamma, per env step")
-    rho_clip: float = option(1.0, "rho-bar: most that an importance ratio weighs a TD error, or a gradient")
-    c_clip: float = option(1.0, "c-bar: most of a trace; at most rho_clip")
+    rho_clip: float = positive(1.0, "rho-bar: most that a ratio weighs a TD error, or a gradient", infinite=True)
+    c_clip: float = positive(1.0, "c-bar: most of a trace; at most rho_clip", infinite=True)
     trace_lambda: float = fraction(1.0, "lambda: also shortens traces (remark 2)")
-    entropy_coef: float = option(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
-    value_coef: float = option(0.5, "weight of the value loss")
-    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped; the paper: 40, of sums")
+    entropy_coef: float = number(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
+    value_coef: float = number(0.5, "weight of the value loss")
+    max_grad_norm: float = positive(0.5, "norm at which gradients are clipped; the paper: 40, of sums", infinite=True)
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IMPALA:
         return IMPALA(agent, n_steps, self)
@@ -52,8 +52,8 @@ class IMPALA(OnPolicy):
     ) -> None:
         """`optimizer`: in place of the one that `config` names."""
         self.config = c = config or Config()
-        if not c.rho_clip >= c.c_clip > 0:
-            raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}, which is above 0")
+        if c.rho_clip < c.c_clip:
+            raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}")
         super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer], c.epsilon)
 
     def update(self) -> UpdateMetrics:

@@ -13,7 +13,7 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
-from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.schedule import annealed
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
@@ -37,21 +37,21 @@ class Rows(NamedTuple):  # of a minibatch, for statistics: constants
 class Config(OnPolicyConfig):
     """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
 
-    learning_rate: float = option(2.5e-4, "Adam")
+    learning_rate: float = number(2.5e-4, "Adam")
     learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
     discount: float = fraction(0.99, "gamma, per env step")
     gae_lambda: float = fraction(0.95, "lambda of GAE")
-    clip: float = option(0.1, "epsilon: the ratio stays within 1 ± clip")
+    clip: float = positive(0.1, "epsilon: the ratio stays within 1 ± clip")
     clip_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    value_clip: float = option(
+    value_clip: float = positive(
         math.inf, "largest move of the value from that when acting, in units of return; inf: none"
     )
     epochs: int = count(4, "passes over each batch")
     minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
-    entropy_coef: float = option(0.01, "weight of the entropy bonus")
-    value_coef: float = option(0.5, "weight of the value loss")
-    max_grad_norm: float = option(0.5, "global norm at which gradients are clipped")
-    target_kl: float = option(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
+    entropy_coef: float = number(0.01, "weight of the entropy bonus")
+    value_coef: float = number(0.5, "weight of the value loss")
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
+    target_kl: float = positive(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' minibatches")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")
 
@@ -91,8 +91,6 @@ class PPO(OnPolicy):
         """`n_steps`: env_steps of the run, over which schedules go."""
         c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
-        if c.epochs < 1:
-            raise ValueError(f"algo.epochs={c.epochs} must be at least 1")
         super().__init__(agent, n_steps, c, optimizer)
         self.rng = generator(seed, Role.ALGO)
         self.clip = annealed(c.clip_schedule, c.clip, n_steps)

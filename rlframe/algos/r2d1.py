@@ -21,7 +21,7 @@ from rlframe.agents.q import EpsilonSchedule
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
@@ -37,20 +37,20 @@ from rlframe.replay import FixedSequence, ReplayBuffer, ReplayConfig, Sequences,
 class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
 
-    learning_rate: float = option(1e-4, "Adam")
+    learning_rate: float = number(1e-4, "Adam")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    adam_epsilon: float = option(1e-3, "of Adam")
-    max_grad_norm: float = option(40.0, "global norm at which gradients are clipped; inf: never")
+    adam_epsilon: float = number(1e-3, "of Adam")
+    max_grad_norm: float = positive(40.0, "global norm at which gradients are clipped; inf: never", infinite=True)
     discount: float = fraction(0.997, "gamma, per env step")
     n_step: int = count(5, "rewards a return sums before it bootstraps")
     batch_size: int = count(64, "sequences an update")
-    burn_in: int = count(40, "rows of a sequence that only warm up the state")
+    burn_in: int = count(40, "rows of a sequence that only warm up the state", low=0)
     learn_T: int = count(80, "rows of a sequence, after those, that are learned from")
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    replay_ratio: float = option(
+    replay_ratio: float = positive(
         1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
     )
-    learn_from: int = count(50_000, "env_steps before the first update")
+    learn_from: int = count(50_000, "env_steps before the first update", low=0)
     target_interval: int = count(2_500, "updates between copies to the target network")
     epsilon_initial: float = fraction(1.0, "probability of a random action, at first")
     epsilon_final: float = fraction(0.4, "and after epsilon_fraction of the run, of the first environment")
@@ -113,11 +113,6 @@ class R2D1(OffPolicy):
         """
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c = self.config
-        if c.target_interval < 1 or c.learn_T < 1 or c.burn_in < 0:
-            raise ConfigError(
-                f"algo.target_interval={c.target_interval} and algo.learn_T={c.learn_T} must be at least 1, "
-                f"algo.burn_in={c.burn_in} at least 0"
-            )
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
         learned = agent.model.parameters()

@@ -23,7 +23,7 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
@@ -42,20 +42,22 @@ class Config:
     """Defaults are those of the second paper (appendix D)."""
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: float = option(3e-4, "Adam, of the actor and the temperature")
-    critic_learning_rate: float = option(3e-4, "Adam, of the critics")
+    learning_rate: float = number(3e-4, "Adam, of the actor and the temperature")
+    critic_learning_rate: float = number(3e-4, "Adam, of the critics")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
-    max_grad_norm: float = option(math.inf, "norm at which the gradient of each loss is clipped; inf: never")
+    max_grad_norm: float = positive(math.inf, "norm at which the gradient of each loss is clipped; inf: never")
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
     tau: float = fraction(0.005, "how far the target critics move to the online ones at each update")
     batch_size: int = count(256, "rows of an update")
-    replay_ratio: float = option(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(10_000, "env_steps, over all environments, of random actions before the first update")
-    temperature: float = option(1.0, "alpha: the weight of the entropy, at first")
+    replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
+    learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
+    temperature: float = positive(1.0, "alpha: the weight of the entropy, at first")
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
-    target_entropy: float = option(
-        math.nan, "nats; nan: -dim(A), or for discrete actions target_entropy_fraction of the most there can be"
+    target_entropy: float = number(
+        math.nan,
+        "nats; nan: -dim(A), or for discrete actions target_entropy_fraction of the most there can be",
+        low=-math.inf,
     )
     target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions")
 
@@ -178,8 +180,6 @@ class SAC(OffPolicy):
         """
         self.agent, self.replay, self.config = agent, replay, config or Config()
         c, self.device = self.config, agent.random.device
-        if c.temperature <= 0:
-            raise ValueError(f"algo.temperature={c.temperature} must be above 0; a small one is nearly greedy")
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))

@@ -18,7 +18,7 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, option
+from rlframe.core.config import choice, count, fraction, number, positive
 from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
@@ -38,20 +38,20 @@ class Config:
     """Defaults are those of the paper (sections 5.2 and 6.1, and its code)."""
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: float = option(3e-4, "Adam, of the actor; the paper's first version used 1e-3")
-    critic_learning_rate: float = option(3e-4, "Adam, of the critics")
+    learning_rate: float = number(3e-4, "Adam, of the actor; the paper's first version used 1e-3")
+    critic_learning_rate: float = number(3e-4, "Adam, of the critics")
     learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
-    max_grad_norm: float = option(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
+    max_grad_norm: float = positive(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
     tau: float = fraction(0.005, "how far targets move to the online networks at each of the actor's updates")
     batch_size: int = count(256, "rows of an update")
-    replay_ratio: float = option(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(25_000, "env_steps, over all environments, of random actions before the first update")
-    exploration: float = option(0.1, "standard deviation of the noise on actions in [-1, 1]")
-    exploration_final: float = option(0.1, "the same at the end of runner.n_steps, reached linearly")
-    target_noise: float = option(0.2, "standard deviation of the noise that smooths the target policy")
-    target_noise_clip: float = option(0.5, "its largest magnitude")
+    replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
+    learn_from: int = count(25_000, "env_steps of random actions before the first update", low=0)
+    exploration: float = number(0.1, "standard deviation of the noise on actions in [-1, 1]")
+    exploration_final: float = number(0.1, "the same at the end of runner.n_steps, reached linearly")
+    target_noise: float = number(0.2, "standard deviation of the noise that smooths the target policy")
+    target_noise_clip: float = number(0.5, "its largest magnitude")
     policy_delay: int = count(2, "updates of the critics for each of the actor and the targets")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
@@ -99,8 +99,6 @@ class TD3(OffPolicy):
         c, self.device = self.config, agent.random.device
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(f"TD3 needs an agent with a deterministic policy, got {type(agent.policy).__name__}")
-        if c.policy_delay < 1:
-            raise ValueError(f"algo.policy_delay={c.policy_delay} must be at least 1")
         self.policy = agent.policy
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)

@@ -1,8 +1,9 @@
-"""Fields of config classes: counts written as 1e6, lists written as [64,64], and parts named by their module."""
+"""Fields of config classes: numbers with their range, lists written as [64,64], and parts named by their module."""
 
 import difflib
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,12 +40,46 @@ def _count(text: str) -> int:
     return int(value)
 
 
-def count(default: int, doc: str) -> Any:
-    """A field for a whole number that may be written 1e6 or 1_000_000."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count)
-
-
 AUTO = -1  # value of a `count_or_auto` field that is `auto`
+_LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
+_KEYS = {  # what comes before the name of a field on the command line, by the package of its config
+    "rlframe.algos": "algo.",
+    "rlframe.models": "model.",
+    "rlframe.replay": "algo.replay.",
+    "rlframe.runners": "runner.",
+    "rlframe.samplers": "sampler.",
+    "rlframe.samplers.evaluator": "eval.",
+}
+
+
+def key_of(config: Any, name: str) -> str:
+    """The key of a field on the command line; its name alone in a config of the user's own."""
+    module = type(config).__module__
+    return _KEYS.get(module, _KEYS.get(module.rpartition(".")[0], "")) + name.removeprefix("X_")  # chz adds X_
+
+
+def _within(low: float, high: float, above: bool = False, default: float = 0.5) -> Callable[[Any, str], None]:
+    """A validator of a number, or of each of several: `default`, which may be infinite or NaN, or in this range."""
+    least = f"above {low:g}" if above else f"at least {low:g}"
+    text = "a number" if low == -math.inf else f"from {low:g} to {high:g}" if high < _LARGEST else least
+    text += "" if high <= _LARGEST else f", or {default}" if not math.isfinite(default) else " and finite"
+
+    def check(config: Any, name: str) -> None:
+        given = getattr(config, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            is_default = value == default or (math.isnan(value) and math.isnan(default))
+            fits = math.isfinite(value) and (low < value if above else low <= value) and value <= high
+            if not (is_default or fits):
+                shown = list(given) if isinstance(given, tuple) else given
+                raise ConfigError(f"{key_of(config, name)}={shown} must be {text}")
+
+    return check
+
+
+def count(default: int, doc: str, low: int | None = None) -> Any:
+    """A field for a whole number that may be written 1e6 or 1_000_000: at least `low`, by default min(default, 1)."""
+    check = _within(min(default, 1) if low is None else low, _LARGEST)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count, validator=check)
 
 
 def _count_or_auto(text: str) -> int:
@@ -53,12 +88,24 @@ def _count_or_auto(text: str) -> int:
 
 def count_or_auto(doc: str, default: int = AUTO) -> Any:
     """A field for a whole number or `auto`, which is resolved once the hardware is known."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count_or_auto)
+    check = _within(AUTO, _LARGEST)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check)
 
 
 def option(default: Any, doc: str) -> Any:
     """A field with its documentation."""
     return chz.field(meta_factory=_value(), default=default, doc=doc)
+
+
+def number(default: float, doc: str, low: float = 0.0) -> Any:
+    """A field for a number that is at least `low`; infinite or NaN only if that is the default."""
+    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=_within(low, math.inf, False, default))
+
+
+def positive(default: float, doc: str, infinite: bool = False) -> Any:
+    """A field for a number above 0; `infinite`, or with such a default, also inf."""
+    check = _within(0.0, math.inf, True, math.inf if infinite else default)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -70,7 +117,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def sizes(default: tuple[int, ...], doc: str) -> Any:
     """A field for a list of whole numbers, written [64,64]."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_sizes)
+    check = _within(1, _LARGEST)
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
 
 
 def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
@@ -78,21 +126,17 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
 
     def check(config: Any, name: str) -> None:
         value = getattr(config, name)
-        name = name.removeprefix("X_")  # chz stores the given value as X_<name>
         if value not in choices:
-            raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}{nearest(value, choices)}")
+            raise ConfigError(
+                f"{key_of(config, name)}={value!r} is not one of {', '.join(choices)}{nearest(value, choices)}"
+            )
 
     return chz.field(meta_factory=_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
 
 def fraction(default: float, doc: str) -> Any:
-
-    def check(config: Any, name: str) -> None:
-        value = getattr(config, name)
-        if not 0 <= value <= 1:
-            raise ConfigError(f"{name.removeprefix('X_')}={value} must be from 0 to 1")
-
-    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
+    """A field for a number from 0 to 1."""
+    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=_within(0, 1))
 
 
 def nearest(name: str, known: Any) -> str:

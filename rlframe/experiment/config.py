@@ -11,7 +11,7 @@ from typing import Any
 import chz
 import yaml
 
-from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, nearest, option
+from rlframe.core.config import choice, count, count_or_auto, module_part, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
@@ -59,21 +59,13 @@ class Experiment:
 
     @chz.validate
     def _check(self) -> None:
-        if self.world_size < 1:
-            raise ConfigError(f"world_size={self.world_size} must be at least 1")
         n_episodes = self.eval.n_episodes
-        if n_episodes < 0:
-            raise ConfigError(f"eval.n_episodes={n_episodes} must be at least 0")
         if self.runner.evaluates(n_episodes) and n_episodes < self.world_size:
             raise ConfigError(
                 f"eval.n_episodes={n_episodes} must be at least world_size={self.world_size}: each rank plays some"
             )
-        if self.seed < 0 or self.threads < AUTO or self.run_ID < 0:
-            raise ConfigError(f"seed={self.seed}, threads={self.threads}, run_ID={self.run_ID} must not be negative")
         if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
             raise ConfigError(f"snapshot_mode=gap needs snapshot_gap=N env_steps, got {self.snapshot_gap}")
-        if self.snapshot_keep < 1:
-            raise ConfigError(f"snapshot_keep={self.snapshot_keep} must be at least 1")
         if self.snapshot_errors == "continue" and self.world_size > 1:
             raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
 

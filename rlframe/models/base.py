@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import choice, option, sizes
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import choice, count, number, option, sizes
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 
@@ -99,19 +98,9 @@ class ModelConfig:
     image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
     activation: str = choice("tanh", ("tanh", "relu", "elu", "silu"), "between fully connected layers")
     memory: str = choice("none", ("none", "lstm", "gru"), "recurrent layer after the encoder")
-    memory_size: int = option(64, "width of the recurrent layer")
+    memory_size: int = count(64, "width of the recurrent layer")
     feed_back: bool = option(False, "also feed the previous action and reward to the network")
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
     squash: bool = option(False, "tanh-squashed instead of plain Gaussian for bounded Box actions")
-    log_std: float = option(0.0, "initial log standard deviation of Gaussian policies")
-
-    @chz.validate
-    def _check(self) -> None:
-        if min(*self.hidden, *self.image_hidden, self.memory_size, 1) < 1:
-            raise ConfigError(
-                f"model.hidden={list(self.hidden)}, model.image_hidden={list(self.image_hidden)} and "
-                f"model.memory_size={self.memory_size} are widths, at least 1 each"
-            )
-        if not math.isfinite(self.log_std):
-            raise ConfigError(f"model.log_std={self.log_std} must be finite")
+    log_std: float = number(0.0, "initial log standard deviation of Gaussian policies", low=-math.inf)

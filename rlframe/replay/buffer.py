@@ -133,8 +133,6 @@ class ReplayConfig:
 
     @chz.validate
     def _check(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"algo.replay.size={self.size} must be at least 1")
         if self.compress and self.memory != "cpu":
             raise ConfigError(f"algo.replay.compress=true needs algo.replay.memory=cpu, not {self.memory}")
 

@@ -9,8 +9,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.config import choice, count, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import choice, count, option, positive
 from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
 from rlframe.runners.callbacks import Callback
 from rlframe.samplers import BackgroundSampler, Evaluator
@@ -29,21 +28,9 @@ class Config(RunnerConfig):
         False, "true: sampling waits for updates, and replay_ratio is exact; false: replay_ratio is an upper bound"
     )
     learner_cores: int = count(0, "cores of the run for learning; 0: one if it learns on a GPU, else half of them")
-    timeout_s: float = option(120.0, "seconds without progress before the sampler's process is killed and replaced")
-    max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends")
+    timeout_s: float = positive(120.0, "seconds without progress before the sampler's process is killed and replaced")
+    max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends", low=0)
     start_method: str = choice("forkserver", START_METHODS, "how the process starts")
-
-    @chz.validate
-    def _check(self) -> None:
-        if self.n_slots < 1 or self.learner_cores < 0:
-            raise ConfigError(
-                f"runner.n_slots={self.n_slots} must be at least 1, "
-                f"runner.learner_cores={self.learner_cores} at least 0"
-            )
-        if not self.timeout_s > 0 or self.max_restarts < 0:
-            raise ConfigError(
-                f"runner.timeout_s={self.timeout_s} must be above 0, runner.max_restarts={self.max_restarts} at least 0"
-            )
 
     def supervision(self) -> Supervision:
         return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")

@@ -20,8 +20,8 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
-from rlframe.core.config import choice, count, option
-from rlframe.core.errors import ConfigError, Interrupted, ReadableError, SnapshotError
+from rlframe.core.config import choice, count, number
+from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Callbacks
@@ -86,18 +86,13 @@ class RunnerConfig:
 
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
-    max_time_s: float = option(0.0, "seconds after which this start saves a snapshot and ends; 0: no limit")
-    target_score: float = option(
-        math.inf, "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never"
+    max_time_s: float = number(0.0, "seconds after which this start saves a snapshot and ends; 0: no limit")
+    target_score: float = number(
+        math.inf,
+        "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never",
+        low=-math.inf,
     )
     nonfinite: str = choice("stop", NONFINITE, "what to do if a loss or gradient is NaN or Inf; skip skips the update")
-
-    @chz.validate
-    def _check_limits(self) -> None:
-        try:
-            self.limits()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
 
     def limits(self) -> Limits:
         return Limits(self.max_time_s, self.nonfinite, self.target_score)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.config import option
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import positive
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.base import statistics
 from rlframe.models.normalize import RunningNorm
@@ -52,12 +51,7 @@ class Config(RunnerConfig):
 
     runner_class = SyncRl
     trains_in_ranks = True
-    timeout_s: float = option(600.0, "seconds that a rank waits for the others before the run ends")
-
-    @chz.validate
-    def _check(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError(f"runner.timeout_s={self.timeout_s} must be above 0")
+    timeout_s: float = positive(600.0, "seconds that a rank waits for the others before the run ends")
 
     def ranks_timeout_s(self) -> float:
         return self.timeout_s

@@ -10,7 +10,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, choice, count, count_or_auto, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
@@ -84,14 +84,6 @@ class SamplerConfig:
     batch_B: int = count(8, "environments")
     decorrelation_steps: int = count(0, "random steps before training, so that episodes do not all start together")
 
-    @chz.validate
-    def _check_sizes(self) -> None:
-        if self.batch_T < 1 or self.batch_B < 1 or self.decorrelation_steps < 0:
-            raise ConfigError(
-                f"sampler.batch_T={self.batch_T} and sampler.batch_B={self.batch_B} must be at least 1, "
-                f"sampler.decorrelation_steps={self.decorrelation_steps} at least 0"
-            )
-
     def worker_count(self) -> int:
         """Worker processes: their number, 0 without any, or AUTO."""
         return 0
@@ -147,8 +139,8 @@ class WorkersConfig(SamplerConfig):
     """Settings of samplers whose environments run in worker processes."""
 
     n_workers: int = count_or_auto("worker processes, or auto: one per core, at most one per environment")
-    timeout_s: float = option(60.0, "seconds without a finished step after which a worker is killed and replaced")
-    max_restarts: int = count(100, "workers that may be replaced within an hour before the run fails")
+    timeout_s: float = positive(60.0, "seconds without a finished step after which a worker is killed and replaced")
+    max_restarts: int = count(100, "workers that may be replaced within an hour before the run fails", low=0)
     start_method: str = choice("forkserver", START_METHODS, "how worker processes start")
 
     @chz.validate
@@ -157,7 +149,6 @@ class WorkersConfig(SamplerConfig):
             raise ConfigError(
                 f"sampler.n_workers={self.n_workers} must be from 1 to sampler.batch_B={self.batch_B}, or auto"
             )
-        self.supervision()
 
     def worker_count(self) -> int:
         return self.n_workers

@@ -32,7 +32,7 @@ class EvalConfig:
     """How agents are scored."""
 
     n_envs: int = count(8, "environments, which step together")
-    n_episodes: int = count(20, "episodes per evaluation, split evenly over n_envs; 0: none (runner=sync_rl, async_rl)")
+    n_episodes: int = count(20, "episodes per evaluation, split evenly over n_envs; 0: none (sync_rl, async_rl)", low=0)
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
     n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise as in training, instead of greedily")
@@ -56,14 +56,10 @@ class Evaluator:
         supervision: Supervision | None = None,
     ) -> None:
         """`cpus` and `supervision` are for the worker processes, if there are any."""
-        if config.n_workers < AUTO:
-            raise ConfigError(f"eval.n_workers={config.n_workers} must be at least 0, or auto")
-        if config.n_episodes < 1 or config.n_envs < 1:
-            raise ConfigError(f"eval.n_episodes={config.n_episodes} and eval.n_envs={config.n_envs} must be at least 1")
         self.config, self.ranks = config, current_ranks()
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:
-            raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least world_size={world_size}")
+            raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least {world_size}, one for each rank")
         n = max(min(config.n_envs, config.n_episodes), world_size)
         self.lo, hi = split(n, world_size)[rank]
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]

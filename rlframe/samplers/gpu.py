@@ -24,7 +24,7 @@ class Config(WorkersConfig):
 
     @chz.validate
     def _check_groups(self) -> None:
-        if self.n_groups < 1 or (self.n_workers != AUTO and self.n_groups > self.n_workers):
+        if self.n_workers != AUTO and self.n_groups > self.n_workers:
             raise ConfigError(
                 f"sampler.n_groups={self.n_groups} must be from 1 to sampler.n_workers={self.n_workers}: "
                 f"each group needs a worker"

@@ -134,7 +134,5 @@ def test_settings_out_of_range_are_refused() -> None:
     agent, spec = table_agent(2), BatchSpec(4, 2)
     with pytest.raises(ValueError, match=r"rho_clip=0.5 must be at least algo.c_clip=1.0"):
         impala.IMPALA(agent, 10, impala.Config(rho_clip=0.5))
-    with pytest.raises(ValueError, match=r"algo.epochs=0 must be at least 1"):
-        appo.APPO(agent, spec, 10, appo.Config(epochs=0))
     with pytest.raises(ValueError, match=r"algo.minibatches=3 must divide"):
         appo.APPO(agent, spec, 10, appo.Config(minibatches=3))

@@ -135,7 +135,7 @@ def test_ppo_without_value_clip_learns_from_the_whole_error() -> None:
 
 def single(cls: Any, config: Any, samples: Samples, **settings: Any) -> tuple[Table, dict[str, float]]:
     agent = table_agent(samples.reward.shape[1])
-    algo = cls(agent, BatchSpec(*samples.reward.shape), 1000, config(**PLAIN | settings))
+    algo = config(**PLAIN | settings).make_algorithm(agent, BatchSpec(*samples.reward.shape), 1000)
     algo.receive(samples)
     assert algo.updates_due() == 1
     metrics = algo.update()

@@ -89,18 +89,12 @@ def test_advantages_are_prepared_part_by_part(n: int, recurrent: bool) -> None:
     [
         ("none", 5, r"algo.minibatches=5 .*batch_T \* batch_B=24 rows; use one of 1, 2, 3, 4, 6, 8, 12, 24"),
         ("lstm", 3, r"algo.minibatches=3 .*sampler.batch_B=4 sequences.*; use one of 1, 2, 4"),
-        ("none", 0, r"algo.minibatches=0"),
     ],
 )
 def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(memory: str, n: int, message: str) -> None:
     _, agent = sampler_for(T=6, B=4, model_memory=memory)
     with pytest.raises(ValueError, match=message):
         PPO(agent, BatchSpec(6, 4), 100, PPOConfig(minibatches=n))
-
-
-def test_no_epochs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"algo.epochs=0 must be at least 1"):
-        PPO(table_agent(1), BatchSpec(6, 4), 100, PPOConfig(epochs=0))
 
 
 def ppo(n_steps: int = 1000, **config: Any) -> tuple[PPO, Samples]:

@@ -169,8 +169,6 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
     assert algo.agent.model.mlp.layers.flat[1].grad.tolist() == pytest.approx(gradient.tolist(), rel=1e-4)
 
 
-def test_a_deterministic_agent_and_a_temperature_of_zero_are_refused() -> None:
+def test_a_deterministic_agent_is_refused() -> None:
     with pytest.raises(TypeError, match="SAC needs an agent with a stochastic policy, got Deterministic"):
         sac.SAC(learner(td3).agent, learner(sac).critics, learner(sac).replay, 100)
-    with pytest.raises(ValueError, match=r"algo.temperature=0.0 must be above 0"):
-        learner(sac, temperature=0.0)

@@ -122,8 +122,3 @@ def test_exploration_is_annealed_by_env_steps_and_warm_up_ends_at_learn_from() -
         algo.explore()
         found.append((algo.agent.random.item(), round(algo.agent.exploration.item(), 5)))
     assert found == [(1.0, 0.4), (1.0, 0.302), (0.0, 0.3), (0.0, 0.2), (0.0, 0.2)]
-
-
-def test_a_delay_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"algo.policy_delay=0 must be at least 1"):
-        learner(td3, policy_delay=0)

@@ -1,0 +1,87 @@
+"""Every number of every config refuses what means nothing, by name, before anything starts."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import chz
+import pytest
+
+from rlframe.core.config import AUTO, module_names
+from rlframe.core.errors import ConfigError
+from rlframe.experiment.config import PARTS, Experiment, from_flat
+
+BAD = ["nan", "-nan", "inf", "-inf", "-1", "-1e-9", "-1e300", "1e300", "1e999", "0x10", "1,5", "ten", "", "None"]
+SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
+INFINITE = {"max_grad_norm", "rho_clip", "c_clip"}  # inf: never
+WITH_AUTO = {"threads", "n_workers"}  # -1 is what auto is in params.json
+
+
+def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    """Key, type and default of every field, and of those of configs inside."""
+    hints = typing.get_type_hints(config)
+    for name, field in chz.chz_fields(config).items():
+        kind = hints.get(name)
+        if isinstance(kind, type) and chz.is_chz(kind):
+            yield from fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind, field._default
+
+
+def numbers() -> list[tuple[dict[str, str], str, type, Any]]:
+    """Every int and float that the command line takes: what names its part, key, type and default."""
+    found: dict[tuple[str, str], tuple[dict[str, str], str, type, Any]] = {}
+    for key, kind, default in fields(Experiment, ""):
+        if kind in (int, float):
+            found["", key] = {}, key, kind, default
+    for part, package in PARTS.items():
+        for name in module_names(package):
+            for key, kind, default in fields(type(getattr(from_flat({part: name}), part)), f"{part}."):
+                if kind in (int, float):
+                    found[name, key] = {part: name}, key, kind, default
+    return list(found.values())
+
+
+def may_be_meant(key: str, kind: type, default: Any, value: str) -> bool:
+    name = key.rpartition(".")[2]
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    if kind is int:
+        return number == AUTO and name in WITH_AUTO
+    if not math.isfinite(number):
+        return (
+            number == default
+            or (number > 0 and name in INFINITE)
+            or (math.isnan(number) and isinstance(default, float) and math.isnan(default))
+        )
+    return number >= 0 or name in SIGNED
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_number_that_means_nothing_is_refused_with_its_key(bad: str) -> None:
+    known = numbers()
+    assert len(known) > 120
+    for part, key, kind, default in known:
+        if may_be_meant(key, kind, default, bad):
+            continue
+        said = ""
+        try:
+            from_flat({**part, key: bad})
+        except ConfigError as error:
+            said = str(error)
+        assert key.rpartition(".")[2] in said, f"{part} {key}={bad}: {said or 'accepted'}"
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("ppo", "max_grad_norm"), ("ppo", "clip"), ("dqn", "batch_size"), ("sac", "temperature"), ("td3", "policy_delay")],
+)
+def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"algo.{key}=0"):
+        from_flat({"algo": part, f"algo.{key}": "0"})
