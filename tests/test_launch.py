@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import chz
 import pytest
 import yaml
 
@@ -117,6 +118,8 @@ REFUSED = [
     (["resume=/nowhere"], "name a run directory"),
     (["dry_run=maybe"], "true or false"),
     (["algo=./nothere.py"], "does not exist"),
+    (["resume="], "resume= is empty, perhaps an unset shell variable"),
+    (["experiment=", "seed=1"], "experiment= is empty, perhaps an unset shell variable"),
 ]
 
 
@@ -250,10 +253,23 @@ def test_a_users_own_algorithm_file_is_launched_by_path(tmp_path):
     assert config["algo"] == str(mine)
 
 
-def test_another_part_on_the_command_line_drops_the_presets_fields_of_that_part():
-    experiment = from_flat(load_preset("classic/ppo_cartpole"), {"algo": "a2c"})
+def test_another_algorithm_keeps_the_presets_fields_that_it_has_and_the_others_are_told(tmp_path, capsys):
+    preset = load_preset("classic/ppo_cartpole")
+    experiment = from_flat(preset, {"algo": "a2c"})
     assert type(experiment.algo).__module__ == "rlframe.algos.a2c"
-    assert experiment.sampler.batch_T == load_preset("classic/ppo_cartpole")["sampler.batch_T"]
+    assert experiment.sampler.batch_T == preset["sampler.batch_T"]
+    assert experiment.algo.discount == preset["algo.discount"] != type(experiment.algo)().discount
+    mine = tmp_path / "ablated_ppo.py"
+    mine.write_text("import chz\nfrom rlframe.algos import ppo\n\n\n@chz.chz\nclass Config(ppo.Config):\n    pass\n")
+    ablated = from_flat(preset, {"algo": str(mine)}).algo
+    original = from_flat(preset).algo
+    assert all(getattr(ablated, name) == getattr(original, name) for name in chz.chz_fields(original))
+
+    words = ["experiment=classic/ppo_cartpole", "algo=a2c", "runner.n_steps=64", "eval.n_episodes=1"]
+    assert launch(tmp_path / "runs", *words) == 0
+    log = (tmp_path / "runs/run_0/debug.log").read_text()
+    assert "left out, as unknown now: " in log
+    assert "algo.epochs=" in log
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import chz
 import yaml
 
-from rlframe.core.config import choice, count, count_or_auto, module_part, nearest, option
+from rlframe.core.config import choice, count, count_or_auto, find_module, module_part, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
@@ -112,6 +112,27 @@ def to_flat(experiment: Experiment) -> dict[str, Any]:
     return flatten(**{field: getattr(experiment, field) for field in chz.chz_fields(experiment)})
 
 
+def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """All layers as one, and the keys that were dropped: a later layer names another part, which has no such field."""
+    merged: dict[str, Any] = {}
+    dropped: list[str] = []
+    for layer in layers:
+        for part in PARTS:
+            if part in layer and part in merged and merged[part] != layer[part]:
+                known = {*_SIZES, *_keys_of(part, str(layer[part]))}
+                dropped += [key for key in merged if key.startswith(f"{part}.") and key not in known]
+        merged = {key: value for key, value in merged.items() if key not in dropped} | dict(layer)
+    return merged, dropped
+
+
+def _keys_of(part: str, name: str) -> dict[str, Any]:
+    """The keys of the fields of algo, sampler or runner `name`; none if there is no such part."""
+    try:
+        return flatten(**{part: find_module(name, PARTS[part]).Config()})
+    except (ConfigError, AttributeError, TypeError):  # reported when the config is made
+        return {}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # not in JSON; the command line reads the text as the same number
@@ -121,18 +142,10 @@ def _plain(value: Any) -> Any:
 def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     """The experiment that layers of key: value describe; later layers override earlier ones.
 
-    A layer that names another algo, sampler or runner than the layers before it drops their fields of that part, except
-    the sizes of the sampler's batch.
-
     Raises:
         ConfigError: an unknown key or name (with the nearest), a wrong type or value.
     """
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for part in PARTS:
-            if part in layer and part in merged and merged[part] != layer[part]:
-                merged = {k: v for k, v in merged.items() if not k.startswith(f"{part}.") or k in _SIZES}
-        merged |= layer
+    merged, _ = merge(*layers)
     arguments: dict[str, Any] = {}
     for key, value in merged.items():
         free = next((prefix for prefix in _FREE if key.startswith(prefix)), "")

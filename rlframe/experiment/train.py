@@ -19,7 +19,7 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
-from rlframe.experiment.config import Experiment, for_ranks, from_flat, to_flat
+from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, to_flat
 from rlframe.experiment.presets import load_preset, presets_for
 from rlframe.experiment.trust import check_trusted, read_config
 from rlframe.record import current_run, logger_context
@@ -62,9 +62,14 @@ def read_job(keys: Mapping[str, Any]) -> Job:
         ConfigError: an unknown key or a wrong value; a preset or run that does not exist or needs trust=true.
     """
     control = KeyValues(f"{key}={keys[key]}" for key in _CONTROL if key in keys)
+    for key in ("resume", "experiment"):
+        if keys.get(key) == "":
+            raise ConfigError(f"{key}= is empty, perhaps an unset shell variable; give a value, or leave {key} out")
     keys = {key: value for key, value in keys.items() if key not in _CONTROL}
     resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
     base, notes = _resumed(resume, keys, trust) if resume else _preset(preset, keys, trust)
+    if dropped := merge(base, keys)[1]:
+        notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={base[key]}' for key in dropped)}")
     return Job(from_flat(base, keys), resume, control.flag("tune_sampler"), notes)
 
 
