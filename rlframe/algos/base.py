@@ -87,6 +87,9 @@ class Algorithm(ABC):
         replay, makes all its gradient steps in one call.
         """
 
+    def check_run(self, n_steps: int) -> None:  # noqa: B027
+        """Raise ConfigError if nothing would be learned in a run of so many env_steps."""
+
     @abstractmethod
     def update(self) -> UpdateMetrics:
         """Learn once; returns statistics by name."""

@@ -50,6 +50,10 @@ class ReplayRatio:
         self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
         self._pending = self._dropped = 0
 
+    def updates_until(self, env_steps: int) -> int:
+        """Whole updates due until then."""
+        return self._share * max(env_steps - self.learn_from, 0) // self._whole
+
     def receive(self, before: int, after: int) -> None:
         """Count a batch, given the env_steps before and after it."""
         more = self._share * max(after - max(before, self.learn_from), 0)
@@ -105,6 +109,7 @@ class OffPolicy(Algorithm):
     agent: Agent
     replay: Replay
     ratio: ReplayRatio
+    config: Any
     saved: Sequence[str] = ("progress", "ratio", "replay")
 
     @abstractmethod
@@ -120,6 +125,14 @@ class OffPolicy(Algorithm):
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)
+
+    def check_run(self, n_steps: int) -> None:
+        c: Any = self.config
+        if not self.ratio.updates_until(n_steps):
+            raise ConfigError(
+                f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} "
+                f"and algo.learn_from={c.learn_from}, runner.n_steps={n_steps} are too few for one update"
+            )
 
     def drop_updates(self) -> None:
         self.ratio.drop()

@@ -70,6 +70,9 @@ class Prefetch(Algorithm):
             self._discard()
         return due
 
+    def check_run(self, n_steps: int) -> None:
+        self.algo.check_run(n_steps)
+
     def update(self) -> UpdateMetrics:
         ready, self._next = self._next, None
         if ready is None:

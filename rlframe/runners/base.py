@@ -21,7 +21,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, number
-from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Callbacks
@@ -153,6 +153,7 @@ class Runner(ABC):
             raise ValueError(
                 f"runner.n_steps={n_steps} and runner.log_interval_steps={log_interval_steps} must be at least 1"
             )
+        algo.check_run(n_steps)
         self.sampler, self.agent, self.algo, self.evaluator = sampler, agent, algo, evaluator
         self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
         self.ranks = algo.progress.ranks
@@ -222,6 +223,11 @@ class Runner(ABC):
             save_snapshot(self, final=True)
             if request:
                 self._end_early(request)
+            elif not self.algo.progress.updates:
+                raise ConfigError(
+                    f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
+                    f"to learn from; look at algo.learn_from, and at the lengths of batches and sequences"
+                )
             elif self.now < self.n_steps:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")
         return row

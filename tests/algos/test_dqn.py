@@ -1,5 +1,6 @@
 """DQN and its options: targets by hand, when updates and copies happen, exact resume, and learning in seconds."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlframe import launch
 from rlframe.agents import make_q_agent
 from rlframe.algos import dqn
 from rlframe.algos.base import Progress
@@ -311,3 +313,24 @@ def copied(state: Any) -> Any:
         case list() | tuple():
             return type(state)(copied(value) for value in state)
     return state
+
+
+@pytest.mark.parametrize("word", ["algo.batch_size=1e9", "algo.learn_from=1e9", "algo.replay_ratio=1e-18"])
+def test_a_run_without_one_update_is_refused_before_it_starts(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["algo=dqn", "env=CartPole-v1", "sampler=serial", "runner.n_steps=1000", "algo.learn_from=100"]
+    words = [each for each in words if each.partition("=")[0] != word.partition("=")[0]]
+    assert launch.main([*words, word, f"log_dir={tmp_path / 'run'}", "affinity=none"]) == 2
+    assert "nothing would be learned" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_replay_never_had_a_row_to_learn_from_ends_with_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "algo=r2d1 env=CartPole-v1 model.memory=gru sampler=serial sampler.batch_T=8 sampler.batch_B=1 "
+    words += "runner.n_steps=300 runner.log_interval_steps=300 algo.learn_from=10 algo.batch_size=2 algo.learn_T=4 "
+    words += "algo.burn_in=1000 algo.replay.size=5000 eval.n_episodes=1 affinity=none"
+    assert launch.main([*words.split(), f"log_dir={tmp_path}"]) == 2
+    assert "nothing was learned in 3" in capsys.readouterr().err
