@@ -90,6 +90,12 @@ def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
             f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
         )
     available = backends(target)
+    if config.backend == "auto" and isinstance(target, EnvSpec) and _gives_raw_frames(target):
+        game = str(target.kwargs.get("game", "pong")).title().replace("_", "")
+        raise ConfigError(
+            f"env={env_name(config.id)} gives raw frames, 210x160 pixels in colour; use env=ALE/{game}-v5 with the "
+            f"usual preprocessing, or set env_backend=python to have the raw frames"
+        )
     if config.backend == "auto":
         return _fastest(config, target, n, available)
     if config.backend not in available:
@@ -136,6 +142,11 @@ def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
     return all(name in known and name != "render_mode" for name in config.kwargs)
 
 
+def _gives_raw_frames(spec: EnvSpec) -> bool:
+    """Whether it is an Atari game under one of its old ids, such as PongNoFrameskip-v4."""
+    return str(spec.entry_point).startswith("ale_py") and spec.namespace != "ALE"
+
+
 def is_atari(target: Target) -> bool:
     """Whether ALE's vector environment supports this environment."""
     return isinstance(target, EnvSpec) and target.namespace == "ALE" and target.vector_entry_point is not None
@@ -166,7 +177,8 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
             raise ConfigError(_install_message(id_, "atari"))
         register_atari()
     if rest not in gymnasium.registry:
-        register_atari()  # for `nearest`
+        register_atari()
+    if rest not in gymnasium.registry:
         raise ConfigError(
             f"env={id_} is not registered with Gymnasium{nearest(rest, gymnasium.registry)}; "
             f"write package:Id-v0 for another package's id"

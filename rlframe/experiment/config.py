@@ -22,6 +22,21 @@ from rlframe.samplers.base import SamplerConfig
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
 PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
+_DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}
+_OTHER_WORDS = {  # of other frameworks, and what they are called here
+    "lr": "learning_rate",
+    "gamma": "discount",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_coef",
+    "clip_range": "clip",
+    "clip_coef": "clip",
+    "n_epochs": "epochs",
+    "buffer_size": "size",
+    "learning_starts": "learn_from",
+    "total_timesteps": "n_steps",
+    "num_envs": "batch_B",
+    "net_arch": "hidden",
+}
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
 _FREE = ("env_kwargs.", "eval.env_kwargs.")  # prefixes of keys that the environment defines
 # Keys of the command line that are not fields of Experiment.
@@ -64,8 +79,11 @@ class Experiment:
             raise ConfigError(
                 f"eval.n_episodes={n_episodes} must be at least world_size={self.world_size}: each rank plays some"
             )
-        if self.snapshot_mode == "gap" and self.snapshot_gap < 1:
-            raise ConfigError(f"snapshot_mode=gap needs snapshot_gap=N env_steps, got {self.snapshot_gap}")
+        if (self.snapshot_mode == "gap") != (self.snapshot_gap > 0):
+            raise ConfigError(
+                f"snapshot_mode=gap and snapshot_gap=N env_steps need each other, "
+                f"got snapshot_mode={self.snapshot_mode} and snapshot_gap={self.snapshot_gap}"
+            )
         if self.snapshot_errors == "continue" and self.world_size > 1:
             raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
 
@@ -161,23 +179,33 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     try:
         return chz.Blueprint(Experiment).apply(arguments).make()
     except chz.blueprint._entrypoint.EntrypointException as error:
-        raise ConfigError(_readable(str(error).strip())) from None
+        raise ConfigError(_readable(str(error).strip(), merged)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None
 
 
-def _readable(message: str) -> str:
-    """The relevant line of an error message of chz."""
+def _readable(message: str, given: Mapping[str, Any]) -> str:
+    """The relevant line of an error message of chz about these settings."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown:
         near = re.search(r"Did you mean '([^']+)'", message)
-        hint = f"; did you mean {near[1]}?" if near else nearest(unknown[1], _COMMAND_KEYS)
+        name = unknown[1].rpartition(".")[2]
+        named = _keys_named(_OTHER_WORDS.get(name, name), given) or ([near[1]] if near else [])
+        hint = f"; did you mean {' or '.join(named)}?" if named else nearest(unknown[1], _COMMAND_KEYS)
         return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
     bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
     if not bad or len(reasons) != 2:
         return message
     return f"{bad[2]}={bad[1]}: {reasons[bad[2] in PARTS]}"
+
+
+def _keys_named(name: str, given: Mapping[str, Any]) -> list[str]:
+    """The keys that end in .name, with the algo, sampler and runner that are given."""
+    parts = {part: str(given.get(part, default)) for part, default in _DEFAULT_PARTS.items()}
+    known = [key for part, value in parts.items() for key in _keys_of(part, value)]
+    known += [*flatten(model=ModelConfig(), eval=EvalConfig())]
+    return [key for key in known if key.rpartition(".")[2] == name]
 
 
 def _parse(key: str, value: Any) -> Any:

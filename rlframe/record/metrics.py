@@ -37,7 +37,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "time/fraction_sampler_waiting": "share of this interval in which AsyncRl's sampler waited (0 to 1)",
         "memory/resident_mb": "resident memory of the main process and all workers, shared pages counted in each (MB)",
         "sampler/restarts": "worker processes replaced since the start, because they died or hung (processes)",
-        "sampler/slowest_worker": "compute time of the busiest worker in this interval over the mean of all",
+        "time/slowest_worker": "compute time of the busiest worker in this interval over the mean of all",
         "sampler/out_of_space": "observations outside their space's bounds, of those checked (docs/guides/sampling.md)",
         "replay/ratio": "rows sampled from replay per row received since learning started",
         "replay/rows": "valid rows in replay",
@@ -72,7 +72,7 @@ def metrics_table() -> str:
 
 
 _SUMMED = ("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows", "memory/resident_mb")
-_LARGEST = ("sampler/slowest_worker",)
+_LARGEST = ("time/slowest_worker",)
 
 
 def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -183,11 +183,11 @@ class Prioritized(Selector):
 
 
 def _check_priority(priority: np.ndarray) -> np.ndarray:
-    """The priorities as float64; raises ValueError if one is negative, NaN or infinite."""
-    if len(priority) and not (priority.min() >= 0 and priority.max() < _MAX_PRIORITY):  # false with NaN
-        wrong = priority[~((priority >= 0) & (priority < _MAX_PRIORITY))]
+    """The priorities as float64, at most _MAX_PRIORITY; raises ValueError if one is negative, NaN or infinite."""
+    if len(priority) and not (priority.min() >= 0 and priority.max() < np.inf):  # false with NaN
+        wrong = priority[~((priority >= 0) & (priority < np.inf))]
         raise ValueError(
             f"{len(wrong)} of {len(priority)} priorities are negative, NaN or infinite (the first is {wrong[0]}); "
             f"is the loss finite?"
         )
-    return priority.astype(np.float64)
+    return np.minimum(priority, _MAX_PRIORITY, dtype=np.float64)

@@ -296,7 +296,7 @@ class EnvPool:
         """Restarts since the start, and since the last call the busiest worker's working time over the mean."""
         busy = [worker.busy_s() for worker in self.workers]
         mean = sum(busy) / len(busy)
-        return {"sampler/restarts": self.restarts, "sampler/slowest_worker": max(busy) / mean if mean else 1.0}
+        return {"sampler/restarts": self.restarts, "time/slowest_worker": max(busy) / mean if mean else 1.0}
 
     def close(self) -> None:
         """Stop all workers, and kill those that do not end within 2 s. May be called twice."""
