@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rlframe.core.errors import RecordError
 from rlframe.core.files import read_csv as read_csv
 from rlframe.record.directory import replace_file
 
@@ -35,12 +36,22 @@ class CsvWriter(Writer):
     """progress.csv: complete lines only, one column per metric in order of first appearance."""
 
     def __init__(self, path: Path) -> None:
-        """Continue an existing file; an incomplete last line, left by a crash, is dropped."""
+        """Continue an existing file; an incomplete last line, left by a crash, is dropped.
+
+        Raises:
+            RecordError: its first line is damaged; the file is left as it is.
+        """
         self._path = path
         self._columns: list[str] = []
         self._waiting: list[dict[str, str]] = []  # rows not yet written because of a disk error
         if os.path.lexists(path):
-            self._replace(*read_csv(path))
+            columns, rows = read_csv(path)
+            if columns and "env_steps" not in columns:
+                raise RecordError(
+                    f"{path} is damaged: its first line names no column env_steps; mend that line, or move the file "
+                    f"away, and a new one is begun"
+                )
+            self._replace(columns, rows)
         self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, float]) -> None:

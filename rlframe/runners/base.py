@@ -47,6 +47,12 @@ NONFINITE = ("stop", "skip")
 _logger = logging.getLogger("rlframe")
 
 
+class Exited(ReadableError):
+    """User code called sys.exit during a run."""
+
+    shows_cause = True
+
+
 class Clock(Enum):
     """What a runner counts n_steps and log_interval_steps in."""
 
@@ -218,6 +224,11 @@ class Runner(ABC):
                 self._check_parameters(error)
                 if self.ranks.world_size == 1:  # a snapshot needs all ranks, and the others may not save now
                     save_after_error(self)
+                if isinstance(error, SystemExit):  # which would end the run midway without a word
+                    raise Exited(
+                        f"sys.exit({error.code}) was called at env_steps {self.env_steps:,} of {self.n_steps:,}, by "
+                        f"the environment, a callback or a network; raise an exception instead"
+                    ) from error
                 raise
             self._check_parameters()
             save_snapshot(self, final=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlframe.core.errors import RecordError
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, read_csv
 
 
@@ -42,6 +43,14 @@ def test_an_incomplete_last_line_is_dropped_and_the_file_continued(tmp_path: Pat
     writer.write({"env_steps": 20, "a": 0.75})
     writer.close()
     assert file.read_text() == "env_steps,a\n10,0.5\n20,0.75\n"
+
+
+def test_a_damaged_header_is_an_error_and_loses_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text('"env_steps,loss\n10,0.5\n20,0.25\n')
+    with pytest.raises(RecordError, match=r"progress.csv is damaged: its first line names no column env_steps"):
+        CsvWriter(path)
+    assert path.read_text().endswith("20,0.25\n")
 
 
 def test_a_file_torn_in_its_header_starts_anew(tmp_path: Path) -> None:

@@ -126,6 +126,12 @@ def test_an_invalid_priority_raises_an_error(wrong: float, alpha: float) -> None
         replay.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
 
 
+def test_a_priority_as_large_as_a_float_is_is_drawn_almost_always() -> None:
+    replay, _ = filled(alpha=1.0)
+    replay.update_priorities(np.array([2]), np.array([3e38], np.float32))
+    assert (replay.sample(50).index == 2).all()
+
+
 def test_priorities_may_be_tensors_and_need_the_shape_of_the_index() -> None:
     replay, _ = filled()
     replay.update_priorities(np.array([0, 1]), torch.tensor([3.0, 5.0]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlframe import launch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm, dqn, ppo
 from rlframe.core.errors import Interrupted
@@ -150,3 +151,19 @@ def test_impossible_limits_are_refused_with_their_numbers() -> None:
         Limits(max_time_s=-1)
     with pytest.raises(ValueError, match=r"runner.nonfinite='ignore' one of stop, skip"):
         Limits(nonfinite="ignore")
+
+
+def test_sys_exit_in_an_environment_is_an_error_and_a_snapshot_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaves_halfway.py").write_text(
+        "import sys, gymnasium\n\n\nclass Leaves(gymnasium.Wrapper):\n    n = 0\n\n    def step(self, action):\n"
+        "        self.n += 1\n        return sys.exit(0) if self.n == 40 else super().step(action)\n\n\n"
+        "def make():\n    return Leaves(gymnasium.make('CartPole-v1'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "env=leaves_halfway:make runner=minibatch_rl sampler=serial affinity=none algo.minibatches=1"
+    sizes = ["sampler.batch_B=1", "sampler.batch_T=16"]
+    assert launch.main([*words.split(), *sizes, "runner.n_steps=400", f"log_dir={tmp_path / 'runs'}"]) == 1
+    assert "sys.exit(0) was called at env_steps 32 of 400" in capsys.readouterr().err
+    assert load_snapshot(resolve_snapshot(tmp_path / "runs/run_0"))[1]["env_steps"] == 32
