@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import chz
+import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, count, count_or_auto, option
@@ -27,6 +29,9 @@ class EvaluationStopped(Exception):
     """The `stop` function of an evaluation returned True; there is no result."""
 
 
+_logger = logging.getLogger("rlframe")
+
+
 @chz.chz
 class EvalConfig:
     """How agents are scored."""
@@ -36,7 +41,7 @@ class EvalConfig:
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
     n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise as in training, instead of greedily")
-    max_length: int = count(200_000, "env steps after which an episode that has not ended is an error")
+    max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
 
 
 class Evaluator:
@@ -78,8 +83,9 @@ class Evaluator:
     def evaluate(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
-        The seeds depend on `number` only, not on earlier evaluations. Raises EnvError if an environment fails or an
-        episode is longer than `max_length`, EvaluationStopped if `stop()` returns True on some rank.
+        The seeds depend on `number` only, not on earlier evaluations. An episode longer than `max_length` counts as
+        it is then, and its environment plays no other. Raises EnvError if an environment fails, EvaluationStopped if
+        `stop()` returns True on some rank.
         """
         own, complete = self._play(number, stop)
         played = self.ranks.gather((own, complete))
@@ -93,22 +99,26 @@ class Evaluator:
         for env, rng in enumerate(self.rngs):
             rng.bit_generator.state = generator(self.seed, Role.EVAL_NOISE, self.lo + env, number).bit_generator.state
         done: list[list[Trajectory]] = [[] for _ in self.quota]
-        while any(len(found) < quota for found, quota in zip(done, self.quota, strict=True)):
+        quotas, tracker = list(self.quota), self.collector.tracker
+        while any(len(found) < quota for found, quota in zip(done, quotas, strict=True)):
             if stop():
                 return [], False
             try:
                 self.collector.collect()
             except EnvError as error:
                 raise EnvError(f"in evaluation, {error}") from error.__cause__
-            for trajectory in self.collector.tracker.pop():
-                if len(done[trajectory.env]) < self.quota[trajectory.env]:
+            for trajectory in tracker.pop():
+                if len(done[trajectory.env]) < quotas[trajectory.env]:
                     done[trajectory.env].append(trajectory)
-            length = self.collector.tracker.length
-            if length.max() > self.config.max_length:
-                raise EnvError(
-                    f"in evaluation, environment {int(length.argmax())} has run {int(length.max())} steps without an "
-                    f"end; set a time limit (env_kwargs.max_episode_steps=...) or raise eval.max_length"
-                )
+            for env in np.flatnonzero(tracker.length > self.config.max_length).tolist():
+                if len(done[env]) < quotas[env]:
+                    _logger.warning(
+                        f"in evaluation, environment {self.lo + env} ran {tracker.length[env]:,} steps without an end: "
+                        f"the episode counts as it is, and is its last; set a time limit "
+                        f"(env_kwargs.max_episode_steps=...) or another eval.max_length"
+                    )
+                    done[env].append(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
+                    quotas[env] = len(done[env])
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
     def score(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:

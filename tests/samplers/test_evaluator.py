@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
-from rlframe.envs import EnvConfig, EnvError, debug_envs
+from rlframe.envs import EnvConfig, debug_envs
 from rlframe.samplers import EvalConfig, Evaluator
 from rlframe.samplers.evaluator import summarize
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
@@ -115,10 +115,13 @@ def test_every_evaluation_resets_episodes_and_memory() -> None:
     assert_equal(evaluator.collector.samples.info.value[:6], values)  # type: ignore[attr-defined]
 
 
-def test_an_episode_without_end_is_an_error_with_the_remedy() -> None:
-    evaluator = evaluator_for(debug_envs.time_limit, EvalConfig(n_envs=2, n_episodes=2, max_length=30), length=1000)
-    with pytest.raises(EnvError, match=r"has run \d+ steps without an end.*max_episode_steps.*eval\.max_length"):
-        evaluator.evaluate()
+def test_an_episode_without_end_is_cut_and_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    evaluator = evaluator_for(debug_envs.time_limit, EvalConfig(n_envs=2, n_episodes=4, max_length=30), length=1000)
+    found = evaluator.evaluate()
+    assert [(each.env, each.terminated, each.length > 30) for each in found] == [(0, False, True), (1, False, True)]
+    assert all(each.return_ == each.length for each in found), "the environment gives 1 a step"
+    assert caplog.text.count("steps without an end: the episode counts as it is, and is its last") == 2
+    assert len(evaluator.evaluate(1)) == 2
 
 
 def test_an_evaluation_without_episodes_is_an_error() -> None:
