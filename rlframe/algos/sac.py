@@ -54,11 +54,7 @@ class Config:
     learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
     temperature: float = positive(1.0, "alpha: the weight of the entropy, at first")
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
-    target_entropy: float = number(
-        math.nan,
-        "nats; nan: -dim(A), or for discrete actions target_entropy_fraction of the most there can be",
-        low=-math.inf,
-    )
+    target_entropy: float = number(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
     target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
