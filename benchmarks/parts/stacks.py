@@ -38,6 +38,7 @@ PARTS: Sequence[Part] = (
     Part("optimizer", "torch/optim/"),
     Part("optimizer", "rlframe/algos/optimizer_step.py", ("_step", "_launch")),
     Part("backward", "torch/_tensor.py", ("backward",)),
+    Part("backward", "rlframe/algos/optimizer_step.py", ("minimize",)),
     Part("backward", "torch/autograd/"),
     Part("waiting for processes", "rlframe/rollout/env_pool.py"),
     Part("waiting for processes", "rlframe/samplers/background.py"),

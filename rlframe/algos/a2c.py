@@ -27,7 +27,7 @@ class Config(OnPolicyConfig):
     gae_lambda: float = fraction(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end")
     entropy_coef: float = number(0.01, "beta: weight of the entropy bonus")
     value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
     normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> A2C:

@@ -41,7 +41,7 @@ class Config(OnPolicyConfig):
     minibatches: int = count(2, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: float = number(0.01, "weight of the entropy bonus")
     value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> APPO:

@@ -35,7 +35,9 @@ class Config(OnPolicyConfig):
     trace_lambda: float = fraction(1.0, "lambda: also shortens traces (remark 2)")
     entropy_coef: float = number(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
     value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "norm at which gradients are clipped; the paper: 40, of sums", infinite=True)
+    max_grad_norm: float = positive(
+        0.5, "norm at which gradients are clipped; inf: never; paper: 40, of sums", infinite=True
+    )
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IMPALA:
         return IMPALA(agent, n_steps, self)
@@ -51,7 +53,7 @@ class IMPALA(OnPolicy):
         self, agent: PolicyAgent, n_steps: int, config: Config | None = None, optimizer: MakeOptimizer | None = None
     ) -> None:
         """`optimizer`: in place of the one that `config` names."""
-        self.config = c = config or Config()
+        c = config or Config()
         if c.rho_clip < c.c_clip:
             raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}")
         super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer], c.epsilon)

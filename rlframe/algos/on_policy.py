@@ -27,7 +27,7 @@ NO_INPUTS = AgentInputs((), (), (), ())
 
 @chz.chz
 class OnPolicyConfig:
-    """Base of their Configs."""
+    """Base class of the Configs of on-policy algorithms."""
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)

@@ -56,7 +56,7 @@ class OptimizerStep:
         self._pending: list[_Pending] = []  # at most one
 
     def minimize(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
-        """One step along the gradient of `loss`, and what was in `.grad` before; `.grad` is then cleared.
+        """Add the gradient of `loss` to `.grad`, make one step along it, and clear `.grad`.
 
         Returns the gradient's norm before clipping. The caller counts its updates, which may be several steps each.
 
@@ -165,7 +165,11 @@ def make_step(
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
     """Their gradients; the few tensors instead that these fill as views, as those of a small network do."""
     gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
-    memory = {id(base): base for gradient in gradients if (base := gradient._base) is not None}
+    memory: dict[int, Tensor] = {}
+    for gradient in gradients:
+        if (base := gradient._base) is None:
+            return gradients
+        memory[id(base)] = base
     filled = sum(map(Tensor.numel, memory.values())) == sum(map(Tensor.numel, gradients))
     return list(memory.values()) if filled else gradients
 

@@ -25,7 +25,7 @@ class Config(OnPolicyConfig):
     discount: float = fraction(0.99, "gamma, per env step")
     entropy_coef: float = number(0.0, "weight of the entropy bonus")
     value_coef: float = number(0.5, "weight of the baseline's squared error")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PolicyGradient:

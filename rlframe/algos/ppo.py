@@ -50,7 +50,7 @@ class Config(OnPolicyConfig):
     minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: float = number(0.01, "weight of the entropy bonus")
     value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped", infinite=True)
+    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
     target_kl: float = positive(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' minibatches")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")

@@ -58,18 +58,19 @@ def key_of(config: Any, name: str) -> str:
     return _KEYS.get(module, _KEYS.get(module.rpartition(".")[0], "")) + name.removeprefix("X_")  # chz adds X_
 
 
-def _within(low: float, high: float, above: bool = False, default: float = 0.5) -> Callable[[Any, str], None]:
-    """A validator of a number, or of each of several: `default`, which may be infinite or NaN, or in this range."""
+def _within(
+    low: float, high: float, above: bool = False, infinite: bool = False, nan: bool = False
+) -> Callable[[Any, str], None]:
+    """A validator of a number, or of each of several, from `low` to `high`; `infinite`, `nan`: also inf, nan."""
     least = f"above {low:g}" if above else f"at least {low:g}"
     text = "a number" if low == -math.inf else f"from {low:g} to {high:g}" if high < _LARGEST else least
-    text += "" if high <= _LARGEST else f", or {default}" if not math.isfinite(default) else " and finite"
+    text += "" if high <= _LARGEST else ", or inf" if infinite else ", or nan" if nan else " and finite"
 
     def check(config: Any, name: str) -> None:
         given = getattr(config, name)
         for value in given if isinstance(given, tuple) else (given,):
-            is_default = value == default or (math.isnan(value) and math.isnan(default))
-            fits = math.isfinite(value) and (low < value if above else low <= value) and value <= high
-            if not (is_default or fits):
+            inside = math.isfinite(value) and (low < value if above else low <= value) and value <= high
+            if not (inside or (infinite and value == math.inf) or (nan and math.isnan(value))):
                 shown = list(given) if isinstance(given, tuple) else given
                 raise ConfigError(f"{key_of(config, name)}={shown} must be {text}")
 
@@ -99,12 +100,13 @@ def option(default: Any, doc: str) -> Any:
 
 def number(default: float, doc: str, low: float = 0.0) -> Any:
     """A field for a number that is at least `low`; infinite or NaN only if that is the default."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=_within(low, math.inf, False, default))
+    check = _within(low, math.inf, infinite=default == math.inf, nan=math.isnan(default))
+    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
 
 
 def positive(default: float, doc: str, infinite: bool = False) -> Any:
     """A field for a number above 0; `infinite`, or with such a default, also inf."""
-    check = _within(0.0, math.inf, True, math.inf if infinite else default)
+    check = _within(0.0, math.inf, above=True, infinite=infinite or default == math.inf)
     return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
 
 

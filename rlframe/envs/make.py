@@ -91,7 +91,7 @@ def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
         )
     available = backends(target)
     if config.backend == "auto" and isinstance(target, EnvSpec) and _gives_raw_frames(target):
-        game = str(target.kwargs.get("game", "pong")).title().replace("_", "")
+        game = str(target.kwargs.get("game", "Game")).title().replace("_", "")
         raise ConfigError(
             f"env={env_name(config.id)} gives raw frames, 210x160 pixels in colour; use env=ALE/{game}-v5 with the "
             f"usual preprocessing, or set env_backend=python to have the raw frames"
@@ -143,8 +143,9 @@ def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
 
 
 def _gives_raw_frames(spec: EnvSpec) -> bool:
-    """Whether it is an Atari game under one of its old ids, such as PongNoFrameskip-v4."""
-    return str(spec.entry_point).startswith("ale_py") and spec.namespace != "ALE"
+    """Whether it is an Atari game under one of its old ids for images, such as PongNoFrameskip-v4."""
+    images = str(spec.entry_point).startswith("ale_py") and spec.namespace != "ALE"
+    return images and spec.kwargs.get("obs_type") != "ram"
 
 
 def is_atari(target: Target) -> bool:

@@ -22,7 +22,7 @@ from rlframe.samplers.base import SamplerConfig
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
 PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
-_DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}
+_DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}  # of `Experiment`
 _OTHER_WORDS = {  # of other frameworks, and what they are called here
     "lr": "learning_rate",
     "gamma": "discount",

@@ -25,18 +25,18 @@ def with_modes(network: Network) -> Network:
 
     So dropout is not active in acting, targets, exports, and where parameters are frozen.
     """
-    if not (type(network).__module__.startswith("rlframe.") or _is_users(network)):
+    if not (type(network).__module__.startswith("rlframe.") or _has_hook(network)):
         network.eval().register_forward_pre_hook(_follow_gradient)
     return network
 
 
-def _is_users(network: nn.Module) -> bool:
+def _has_hook(network: nn.Module) -> bool:
     return _follow_gradient in network._forward_pre_hooks.values()
 
 
 def has_modes(network: nn.Module) -> bool:
     """Whether some of it is a user's network, which may differ in train and eval mode."""
-    return any(map(_is_users, network.modules()))
+    return any(map(_has_hook, network.modules()))
 
 
 def _follow_gradient(network: nn.Module, _: object) -> None:
@@ -49,7 +49,7 @@ def _follow_gradient(network: nn.Module, _: object) -> None:
 
 def statistics(network: nn.Module) -> list[Tensor]:
     """Running statistics of the users' networks in it, as those of batch normalisation."""
-    buffers = {id(x): x for module in network.modules() if _is_users(module) for x in module.buffers()}
+    buffers = {id(x): x for module in network.modules() if _has_hook(module) for x in module.buffers()}
     return [buffer for buffer in buffers.values() if buffer.is_floating_point()]
 
 

@@ -21,7 +21,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.core.config import choice, count, number
-from rlframe.core.errors import ConfigError, Interrupted, ReadableError, SnapshotError
+from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
 from rlframe.runners.callbacks import Callback, Callbacks
@@ -124,6 +124,10 @@ class RunnerConfig:
         return self.runner_class(sampler, agent, algo, *steps, evaluator, limits=self.limits(), callbacks=callbacks)
 
 
+class NothingLearned(ReadableError):
+    """A training came to its end without one update."""
+
+
 class Diverged(ReadableError):
     """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
@@ -201,6 +205,7 @@ class Runner(ABC):
             Interrupted: SIGINT, SIGTERM or SIGHUP stopped it; a snapshot was written if there was time.
             EnvError, CallbackError: an environment or a callback failed; a snapshot was written.
             Diverged: a parameter became NaN or Inf; no snapshot has it.
+            NothingLearned: it came to its end without one update.    Exited: code of the user's called sys.exit.
         """
         retain_freed_memory()
         row: dict[str, float] = {}
@@ -234,8 +239,8 @@ class Runner(ABC):
             save_snapshot(self, final=True)
             if request:
                 self._end_early(request)
-            elif not self.algo.progress.updates:
-                raise ConfigError(
+            elif not self.algo.progress.updates and self.now >= self.n_steps:
+                raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
                     f"to learn from; look at algo.learn_from, and at the lengths of batches and sequences"
                 )
@@ -374,7 +379,7 @@ class Runner(ABC):
         reasons = self.sampler.load_state_dict(state["sampler"])
         self.sampler.refresh(self.agent)
         self.log.load_state_dict(state["runner"])
-        load_torch_rng(state["torch"])
+        load_torch_rng(state["torch"], self.agent)
         self.callbacks.load_state_dict(state.get("callbacks", []))
         return reasons
 

@@ -100,11 +100,12 @@ def torch_rng_states(agent: Agent) -> dict[str, Tensor]:
     return {"cpu": torch.get_rng_state(), **own}
 
 
-def load_torch_rng(states: Mapping[str, Tensor]) -> None:
-    """Continue from saved states; one of a device that is not here is left out."""
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def load_torch_rng(states: Mapping[str, Tensor], agent: Agent) -> None:
+    """Continue from saved states; a GPU's is left out if the agent is not on one now."""
+    torch.set_rng_state(states["cpu"].cpu())
+    device = next(agent.parameters()).device
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
 
 
 def save_snapshot(runner: Runner, final: bool) -> None:

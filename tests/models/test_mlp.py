@@ -10,6 +10,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from rlframe.algos.optimizer_step import gradients_of
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import map_tree
 from rlframe.kernels import mlp, numpy_mlp
@@ -200,6 +201,15 @@ def test_gradients_lie_in_memory_as_their_parameters() -> None:
         for parameter in network.parameters():
             assert parameter.grad is not None
             assert parameter.grad.stride() == parameter.stride()
+
+
+def test_gradients_in_one_piece_of_memory_are_taken_together_only_if_they_fill_it() -> None:
+    memory = torch.ones(5)
+    part, rest, other = (nn.Parameter(torch.zeros(n)) for n in (3, 2, 2))
+    part.grad, rest.grad, other.grad = memory[:3], memory[3:], torch.full((2,), 7.0)
+    assert gradients_of([part, rest])[0] is memory
+    assert gradients_of([part])[0] is part.grad
+    assert [gradient.tolist() for gradient in gradients_of([part, other])] == [[1, 1, 1], [7, 7]]
 
 
 @pytest.mark.parametrize("hidden", [(), (7, 6)])
