@@ -1,6 +1,10 @@
-"""Exceptions whose message is enough for the user, and formatting of messages."""
+"""Exceptions whose message is enough for the user, warnings, and formatting of messages."""
 
+import functools
+import logging
 import signal
+
+ONCE = {"once": True}  # attributes of a log record that is not repeated
 
 
 class ReadableError(Exception):
@@ -46,3 +50,9 @@ def pluralize(n: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Escape all characters that a terminal would interpret, except line ends. For text from untrusted files."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning unless this process has logged it before; one from a worker process counts as its parent's."""
+    logging.getLogger("rlframe").warning(text, extra=ONCE)

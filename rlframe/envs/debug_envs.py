@@ -149,7 +149,7 @@ class DelayedReward(gymnasium.Env):
         return self._time, float(over and self._first == self.right), over, False, {}
 
 
-FAULTS = ("raise", "nan", "inf", "shape", "dtype", "reward_nan", "reward_inf", "reward_type", "reset")
+FAULTS = ("raise", "nan", "inf", "shape", "dtype", "info", "reward_nan", "reward_inf", "reward_type", "reset")
 
 
 class Faulty(gymnasium.Env):
@@ -181,10 +181,11 @@ class Faulty(gymnasium.Env):
             "nan": np.array([0, np.nan], np.float32),
             "inf": np.array([np.inf, 0], np.float32),
             "shape": np.zeros(3, np.float32),
-            "dtype": np.zeros(2, np.float64),
+            "dtype": np.zeros(2, np.complex64),
         }
         rewards: Info = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
-        return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, {}
+        info: Any = None if self._fault == "info" else {}
+        return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, info
 
 
 def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.Env:

@@ -17,6 +17,7 @@ from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import object_codec
 from rlframe.envs.object_codec import Codec, Codecs, StateError, type_name
+from rlframe.envs.observations import check_info
 
 _ALE = "ale_py._ale_py.ALEInterface"  # the `type_name` of ALE's games
 _MAX_STEPS = 100_000  # longer episodes cannot be replayed: they would need too much memory and time
@@ -62,10 +63,11 @@ class EpisodeStates:
         env, episode = self._envs[index], self.episodes[index]
         self._starts[index] = ()
         if episode == 0 or self._seeded_each_episode(index):
-            observation, _ = env.reset(seed=self._seeds[index][episode])
+            observation, info = env.reset(seed=self._seeds[index][episode])
         else:
             self._prepare_reset(index)
-            observation, _ = env.reset()
+            observation, info = env.reset()
+        check_info(info)
         if self.action_log is not None:
             self.action_log.start_episode(index)
         return observation

@@ -12,13 +12,13 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core import spaces
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, env_error
 from rlframe.envs.episode_state import load_env, save_env
 from rlframe.envs.object_codec import StateError
-from rlframe.envs.observations import InvalidValue, batch_checker, batch_writer, describe, external_cause
+from rlframe.envs.observations import InvalidValue, batch_checker, batch_writer, check_info, describe, external_cause
 
 _REMEDY = "compare with backend=python, and fix the environment"
 
@@ -59,7 +59,7 @@ class NativeEnvs(Envs):
         spaces.check_action_space(self.action_space)
         self._env, self._seed, self._seeds, self._first = env, seed, seeds, first
         self._decode = spaces.action_decoder(self.action_space)
-        self._write = batch_writer(self.observation_space, self.n)
+        self._write = batch_writer(self.observation_space, self.n, lambda text: warn_once(f"{backend}: {text}"))
         self._check = batch_checker(self.observation_space)
         self._means = VectorInfoMeans(self.n)
         self._round = 0
@@ -70,7 +70,8 @@ class NativeEnvs(Envs):
         self._round, own = round_, self._seed
         seed: Any = [round_seed(each, round_) for each in own] if isinstance(own, list) else round_seed(own, round_)
         try:
-            observation, _ = self._env.reset(seed=seed)
+            observation, infos = self._env.reset(seed=seed)
+            check_info(infos)
             self._write(out.observation, observation)
             self._check(out.observation)
         except Exception as error:
@@ -83,6 +84,7 @@ class NativeEnvs(Envs):
         actions = self._decode(action)
         try:
             observation, reward, terminated, truncated, infos = self._env.step(actions)
+            check_info(infos)
             self._write(out.observation, observation)
             self._check(out.observation)
             out.score[...] = reward

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
@@ -180,6 +181,8 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     if rest not in gymnasium.registry:
         register_atari()
     if rest not in gymnasium.registry:
+        _register_plugins(rest.partition("/")[0])
+    if rest not in gymnasium.registry:
         raise ConfigError(
             f"env={id_} is not registered with Gymnasium{nearest(rest, gymnasium.registry)}; "
             f"write package:Id-v0 for another package's id"
@@ -212,6 +215,16 @@ def register_atari() -> None:
     """Register Atari's ids with Gymnasium, if ale_py is installed."""
     if importlib.util.find_spec("ale_py") is not None and "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(importlib.import_module("ale_py"))
+
+
+def _register_plugins(namespace: str) -> None:
+    """Register the ids of installed packages that declare them for this namespace, as MinAtar does.
+
+    They do so by an entry point of the group gymnasium.envs, which Gymnasium reads no more since 1.0.
+    """
+    for entry in entry_points(group="gymnasium.envs"):
+        if entry.name in (namespace, "__root__"):
+            entry.load()()
 
 
 def _install_message(what: str, extra: str) -> str:

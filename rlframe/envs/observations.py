@@ -14,6 +14,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 
 Write = Callable[[Tree, int, Any], None]
 WriteBatch = Callable[[Tree, Any], None]
+Warn = Callable[[str], None]  # of values that are converted
 
 
 class InvalidValue(Exception):
@@ -36,15 +37,25 @@ def describe(error: Exception) -> str:
     return f"raised: {type(error).__name__}: {error}"
 
 
-def row_writer(space: Space, name: str = "the observation") -> Write:
-    """A function (rows, index, observation) that checks and writes one observation, except for NaN and Inf."""
+def check_info(info: Any) -> None:
+    """Raise InvalidValue if an environment's info is not a dict."""
+    if not isinstance(info, dict):
+        raise InvalidValue(f"`info` is not a dict but {_kind(info)}")
+
+
+def row_writer(space: Space, warn: Warn, name: str = "the observation") -> Write:
+    """A function (rows, index, observation) that checks and writes one observation, except for NaN and Inf.
+
+    A Box's observation of the right shape and another dtype is converted, with a warning (see `convert`).
+    """
     match space:
         case spaces.Dict():
-            return _dict_writer({key: row_writer(sub, f"{name}[{key!r}]") for key, sub in space.spaces.items()}, name)
+            parts = {key: row_writer(sub, warn, f"{name}[{key!r}]") for key, sub in space.spaces.items()}
+            return _dict_writer(parts, name)
         case spaces.Tuple():
-            return _tuple_writer([row_writer(sub, f"{name}[{i}]") for i, sub in enumerate(space.spaces)], name)
+            return _tuple_writer([row_writer(sub, warn, f"{name}[{i}]") for i, sub in enumerate(space.spaces)], name)
         case spaces.Box():
-            return _box_writer(space, name)
+            return _box_writer(space, warn, name)
         case spaces.Discrete():
             return _discrete_writer(space, name)
         case _:
@@ -74,7 +85,7 @@ def _tuple_writer(parts: list[Write], name: str) -> Write:
     return write
 
 
-def _box_writer(space: spaces.Box, name: str) -> Write:
+def _box_writer(space: spaces.Box, warn: Warn, name: str) -> Write:
     shape, dtype = space.shape, space.dtype
     arrays = (np.ndarray, np.generic)  # a NumPy scalar is an array of shape ()
 
@@ -82,9 +93,29 @@ def _box_writer(space: spaces.Box, name: str) -> Write:
         if isinstance(observation, arrays) and observation.shape == shape and observation.dtype == dtype:
             rows[index] = observation
         else:
-            raise InvalidValue(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(observation)}")
+            rows[index] = convert(observation, shape, dtype, warn, name)
 
     return write
+
+
+def convert(value: Any, shape: tuple[int, ...], dtype: Any, warn: Warn, name: str) -> np.ndarray:
+    """The value as an array of this dtype, with a warning: floats are rounded, integers must stay exact.
+
+    Raises InvalidValue: it is no array or list of numbers of this shape, or the dtype cannot hold it.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.empty(0, object)
+    if array.shape != shape or array.dtype.kind not in "biuf":
+        raise InvalidValue(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(value)}")
+    with np.errstate(all="ignore"):  # Inf and NaN are found by batch_checker
+        converted = array.astype(dtype)
+    if converted.dtype.kind != "f" and not np.array_equal(converted, array):
+        raise InvalidValue(f"{name} is not of dtype {dtype}, which cannot hold it, but {_kind(value)}")
+    given = f"has dtype {array.dtype}" if isinstance(value, np.ndarray | np.generic) else f"is a {type(value).__name__}"
+    warn(f"{name} {given} and is converted to {dtype}, the dtype of its space")
+    return converted
 
 
 def _discrete_writer(space: spaces.Discrete, name: str) -> Write:
@@ -115,9 +146,9 @@ def _integers_writer(space: Space, name: str) -> Write:
     return write
 
 
-def batch_writer(space: Space, n: int) -> WriteBatch:
+def batch_writer(space: Space, n: int, warn: Warn) -> WriteBatch:
     """A function (rows, observation) that checks a vector environment's observations and copies them into the rows."""
-    writers = [_batch_leaf_writer(sub, n, name) for name, sub in action_parts(space, "the observation")]
+    writers = [_batch_leaf_writer(sub, n, warn, name) for name, sub in action_parts(space, "the observation")]
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return writers[0]
 
@@ -128,7 +159,7 @@ def batch_writer(space: Space, n: int) -> WriteBatch:
     return write
 
 
-def _batch_leaf_writer(space: Space, n: int, name: str) -> WriteBatch:
+def _batch_leaf_writer(space: Space, n: int, warn: Warn, name: str) -> WriteBatch:
     shape, dtype = (n, *(space.shape or ())), space.dtype
     integers = not isinstance(space, spaces.Box)  # any integer dtype is accepted: EnvPool returns int32 for int64
     start = np.asarray(space.start) if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else np.asarray(0)
@@ -138,7 +169,7 @@ def _batch_leaf_writer(space: Space, n: int, name: str) -> WriteBatch:
     def write(rows: Tree, observation: Any) -> None:
         fits = isinstance(observation, np.ndarray) and observation.shape == shape
         if not fits or not (observation.dtype == dtype or (integers and observation.dtype.kind in "biu")):
-            raise InvalidValue(f"{name} is not an array of shape {shape} and dtype {dtype} but {_kind(observation)}")
+            observation = convert(observation, shape, dtype, warn, name)
         if shifted:
             np.subtract(observation, start, out=rows, casting="unsafe")
         else:

@@ -11,12 +11,12 @@ import numpy as np
 from gymnasium.wrappers import FrameStackObservation
 
 from rlframe.core import spaces
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, env_error
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.object_codec import StateError
-from rlframe.envs.observations import InvalidValue, batch_checker, describe, external_cause, row_writer
+from rlframe.envs.observations import InvalidValue, batch_checker, check_info, describe, external_cause, row_writer
 
 _FLAGS = frozenset({bool, np.bool_})
 _REMEDY = "reproduce it with one environment of this seed, and fix the environment"
@@ -45,12 +45,14 @@ class PythonEnvs(Envs):
         self._steps = [env.step for env in self._envs]
         self._time_limit = np.full(self.n, time_limit or np.iinfo(np.int64).max)
         self._means = [InfoMeans() for _ in self._envs]
-        self._write, self._check = row_writer(self.observation_space), batch_checker(self.observation_space)
+        self._write = row_writer(self.observation_space, self._warn)
+        self._check = batch_checker(self.observation_space)
         self._decode, self._split = spaces.action_decoder(self.action_space), spaces.unbatch(self.action_space)
         self._reward_types: set[type] = {float}  # accepted so far
         self._rewards: list[Any] = [0.0] * self.n
         self._terminated: list[Any] = [False] * self.n
         self._truncated: list[Any] = [False] * self.n
+        self._flags = (("terminated", self._terminated), ("truncated", self._truncated))
         self._ended = [False] * self.n  # the next step is a reset
         self._ended_rows = np.zeros(self.n, np.bool_)  # the same as an array
         self._elapsed = np.zeros(self.n, np.int64)  # steps of the running episode
@@ -110,6 +112,8 @@ class PythonEnvs(Envs):
                     continue
                 observation, rewards[index], terminated[index], truncated[index], info = step(actions[index])
                 write(rows, index, observation)
+                if type(info) is not dict:
+                    check_info(info)
                 if info:
                     self._means[index].add(info)
         except Exception as error:
@@ -151,16 +155,30 @@ class PythonEnvs(Envs):
             return
         for index in range(self.n):
             try:
+                for name, values in (("reward", self._rewards), *self._flags):
+                    values[index] = self._element(name, values[index])
                 self._check_reward(self._rewards[index])
-                _check_flag("terminated", self._terminated[index])
-                _check_flag("truncated", self._truncated[index])
+                for name, values in self._flags:
+                    _check_flag(name, values[index])
             except InvalidValue as invalid:
                 raise self._error(invalid, index, actions[index]) from None
+
+    def _element(self, name: str, value: Any) -> Any:
+        """The element of an array that has only one; another value as it is."""
+        if not isinstance(value, np.ndarray) or value.size != 1:
+            return value
+        if value.shape:
+            self._warn(f"`{name}` is an array of shape {value.shape}, not a number; its only element is taken")
+        return value.item()
+
+    def _warn(self, text: str) -> None:
+        spec, inner = self._envs[0].spec, type(self._envs[0].unwrapped)
+        warn_once(f"env={spec.id if spec else f'{inner.__module__}:{inner.__qualname__}'}: {text}")
 
     def _check_reward(self, reward: Any) -> None:
         if isinstance(reward, int | float | np.bool_ | np.integer | np.floating):
             self._reward_types.add(type(reward))
-        elif not isinstance(reward, np.ndarray) or reward.shape != () or reward.dtype.kind not in "biuf":
+        else:
             raise InvalidValue(f"the reward is not a real number but {reward!r} of type {type(reward).__name__}")
         if not abs(float(reward)) <= np.finfo(np.float32).max:
             raise InvalidValue(f"the reward is not finite: {reward}")

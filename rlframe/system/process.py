@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, warn_once
 from rlframe.system import worker_main as child_side
 from rlframe.system.shared import Shared, WakeUp, share_zeros
 
@@ -236,8 +236,11 @@ class ChildProcess:
         if kind == child_side.VALUE:
             self._values.append(value)
         elif kind == child_side.LOG:
-            level, text = value
-            _log.log(level, f"{self.name}: {text}")
+            level, text, once = value
+            if once:
+                warn_once(text)
+            else:
+                _log.log(level, f"{self.name}: {text}")
         else:
             self._raise(*value)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlframe.core.errors import ReadableError
+from rlframe.core.errors import ONCE, ReadableError
 from rlframe.system.affinity import pin
 from rlframe.system.parent_death import die_with_writer
 from rlframe.system.shared import Shared, WakeUp
@@ -92,8 +92,8 @@ class ParentLink:
         self._message(ERROR, (pickled, summary, text))
         self._done.post()
 
-    def log(self, level: int, text: str) -> None:
-        self._message(LOG, (level, text))
+    def log(self, level: int, text: str, once: bool = False) -> None:
+        self._message(LOG, (level, text, once))
         self.control[LINES] += 1
 
     def show_warning(
@@ -109,7 +109,7 @@ class _ParentLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._parent.log(record.levelno, self.format(record))
+            self._parent.log(record.levelno, self.format(record), ONCE.keys() <= vars(record).keys())
         except Exception:  # a message that fails to format must not stop the work
             self.handleError(record)
 

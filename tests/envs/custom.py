@@ -1,5 +1,6 @@
 """Environments that tests make by name: scripted spaces, rewards and infos."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -34,6 +35,22 @@ SPACES: dict[str, spaces.Space] = {
 }
 
 
+class Converted(gymnasium.Env):
+    """An observation of its space's shape, as `make` gives it."""
+
+    def __init__(self, space: spaces.Space, make: Callable[[], Any], length: int = 4) -> None:
+        self.observation_space, self.action_space = space, spaces.Discrete(2)
+        self.make, self.length, self.time = make, length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.time = 0
+        return self.make(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.time += 1
+        return self.make(), 1.0, self.time >= self.length, False, {}
+
+
 class Scripted(gymnasium.Env):
     """Random observations; records its actions and observations; ends and reports as its script says."""
 
@@ -64,8 +81,10 @@ class Scripted(gymnasium.Env):
                 return self._observe(), np.float64(reward), np.bool_(flag), np.bool_(False), {}
             case "array_reward":
                 return self._observe(), np.array(reward), flag, False, {}
-            case "vector_reward":
-                return self._observe(), np.array([reward]), flag, False, {}
+            case "one_element":
+                return self._observe(), np.array([reward]), np.array([[flag]]), np.array([False]), {}
+            case "two_elements":
+                return self._observe(), np.array([reward, reward]), flag, False, {}
             case "flag_none":
                 return self._observe(), reward, None, False, {}
             case "outside":

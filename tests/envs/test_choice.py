@@ -4,7 +4,9 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
+import gymnasium
 import pytest
 
 from rlframe.core.errors import ConfigError
@@ -155,3 +157,24 @@ def test_environments_need_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+PLUGIN = """
+import gymnasium
+def register_envs():
+    gymnasium.register("Boards/Row-v0", entry_point="rlframe.envs.debug_envs:identity")
+"""
+
+
+def test_ids_of_installed_packages_that_declare_them_need_no_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "boards-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: boards\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[gymnasium.envs]\nBoards = boards_envs:register_envs\n")
+    (tmp_path / "boards_envs.py").write_text(PLUGIN)
+    assert "not registered" in refused("Boards/Row-v0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert made("Boards/Row-v0", 1).backend.startswith("python")
+    del gymnasium.registry["Boards/Row-v0"]

@@ -1,9 +1,13 @@
 """Errors name the environment's index, seed, step and action; infos never crash a run."""
 
 import copy
+import logging
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -11,10 +15,16 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rlframe.core.errors import ConfigError
-from rlframe.envs import EnvError, Envs
+from rlframe.core.errors import ConfigError, warn_once
+from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.envs.base import InfoMeans
 from rlframe.envs.gymnasium_vector import NativeEnvs
+from rlframe.envs.python import PythonEnvs
+from rlframe.rollout.buffer import empty_rows
+from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.stepper import worker_steppers
+from rlframe.system.shared import share_zeros
+from tests.envs.custom import Converted
 from tests.envs.rows import made, rows_for, walk
 
 
@@ -39,7 +49,8 @@ def step_through(envs: Envs, actions: Iterable[list[int]]) -> None:
         ("nan", "not finite"),
         ("inf", "not finite"),
         ("shape", r"shape \(3,\)"),
-        ("dtype", "float64"),
+        ("dtype", "dtype complex64"),
+        ("info", "`info` is not a dict but a NoneType"),
         ("reward_nan", "reward is not finite"),
         ("reward_inf", "reward is not finite"),
         ("reward_type", "reward is not a real number but 'a lot'"),
@@ -79,11 +90,98 @@ def test_numpy_numbers_are_real_numbers(script: str) -> None:
 
 @pytest.mark.parametrize(
     ("script", "what"),
-    [("vector_reward", "reward is not a real number"), ("flag_none", "`terminated` is not True or False but None")],
+    [("two_elements", "reward is not a real number"), ("flag_none", "`terminated` is not True or False but None")],
 )
 def test_rewards_and_flags_of_other_types_are_an_error(script: str, what: str) -> None:
     with pytest.raises(EnvError, match=what):
         walk(made("tests.envs.custom:scripted", 2, script=script), 1)
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings so far; those of earlier tests are forgotten, and appear again."""
+    warn_once.cache_clear()
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+SMALL = spaces.Box(-9, 9, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "seen", "what"),
+    [
+        (SMALL, np.array([1 / 3, 2.0]), np.float32([1 / 3, 2]), "has dtype float64 and is converted to float32"),
+        (SMALL, np.array([3, 4]), np.float32([3, 4]), "has dtype int64 and is converted to float32"),
+        (SMALL, [5.0, 6], np.float32([5, 6]), "is a list and is converted to float32"),
+        (spaces.Box(0, 9, (), np.float32), 0.5, np.float32(0.5), "is a float and is converted to float32"),
+        (spaces.Box(0, 255, (1, 2), np.uint8), np.array([[0.0, 255.0]]), np.uint8([[0, 255]]), "float64 .* to uint8"),
+    ],
+)
+def test_observations_of_another_dtype_are_converted_with_one_warning(
+    space: spaces.Box, given: Any, seen: Any, what: str, warned: Callable[[], list[str]]
+) -> None:
+    nested = spaces.Dict({"a": space, "b": spaces.Discrete(2)})
+    for makes, name in ((lambda: given, "the observation"), (lambda: {"a": given, "b": 1}, r"the observation\['a'\]")):
+        warn_once.cache_clear()
+        envs = make_envs(EnvConfig(partial(Converted, nested if "'a'" in name else space, makes)), 2, [1, 2])
+        rows = walk(envs, 6).steps[-1].observation
+        found = rows["a"] if isinstance(rows, dict) else rows
+        assert found.dtype == space.dtype
+        np.testing.assert_array_equal(found, np.stack([seen, seen]))
+        assert re.fullmatch(rf"env=tests.envs.custom:Converted: {name} .*{what}.*", warned()[-1])
+    assert len(warned()) == 2
+
+
+@pytest.mark.parametrize("given", [np.array([[0.5, 1.0]]), np.array([[300, 1]]), np.array([[np.nan, 1]]), [[-1, 0]]])
+def test_what_integers_cannot_hold_is_an_error(given: Any) -> None:
+    space = spaces.Box(0, 255, (1, 2), np.uint8)
+    envs = make_envs(EnvConfig(partial(Converted, space, lambda: given)), 1, [1])
+    with pytest.raises(EnvError, match="not of dtype uint8, which cannot hold it"):
+        envs.reset(rows_for(envs))
+
+
+@pytest.mark.parametrize("given", [[1.0, np.nan], np.array([np.inf, 1]), np.array([1e39, 1])])
+def test_conversion_keeps_nan_and_inf_an_error(given: Any) -> None:
+    envs = make_envs(EnvConfig(partial(Converted, SMALL, lambda: given)), 1, [1])
+    with pytest.raises(EnvError, match="the observation is not finite"):
+        envs.reset(rows_for(envs))
+
+
+@pytest.mark.parametrize("given", [[1.0], [[1.0, 2.0]], [1.0, [2.0]], ["1", "2"], None, "two", {"a": 1}, (1.0, 2j)])
+def test_other_shapes_and_types_are_an_error(given: Any) -> None:
+    envs = make_envs(EnvConfig(partial(Converted, SMALL, lambda: given)), 1, [1])
+    with pytest.raises(EnvError, match=r"not an array of shape \(2,\) and dtype float32"):
+        envs.reset(rows_for(envs))
+
+
+def test_rewards_and_flags_of_one_element_are_taken_with_one_warning_each(warned: Callable[[], list[str]]) -> None:
+    seen = walk(made("tests.envs.custom:scripted", 2, script="one_element"), 9)
+    np.testing.assert_array_equal(seen.reward[:4, 0], [1, 2, 3, 4])
+    np.testing.assert_array_equal(seen.terminated[:, 0], [False] * 3 + [True] + [False] * 4 + [True])
+    assert [text.partition(";")[0] for text in warned()] == [
+        f"env=tests.envs.custom:Scripted: `{name}` is an array of shape {shape}, not a number"
+        for name, shape in (("reward", "(1,)"), ("terminated", "(1, 1)"), ("truncated", "(1,)"))
+    ]
+
+
+def test_conversions_in_workers_and_evaluation_are_one_warning(warned: Callable[[], list[str]]) -> None:
+    config = EnvConfig(partial(Converted, SMALL, lambda: np.zeros(2)), backend="python")
+    pool = EnvPool(config, 4, [1, 2, 3, 4], 2)
+    with closing(pool):
+        (stepper,) = worker_steppers(pool, share_zeros(empty_rows(SMALL, spaces.Discrete(2), 3, 4), "rows"), 1)
+        stepper.reset()
+        evaluated = make_envs(config, 1, [5])
+        evaluated.reset(rows_for(evaluated))
+    assert len(warned()) == 1
+
+
+@pytest.mark.parametrize("info", [None, [], 0.5, "x"])
+def test_an_info_that_is_not_a_dict_is_an_error_in_resets_too(info: Any) -> None:
+    env = Converted(SMALL, lambda: np.zeros(2, np.float32))
+    env.reset = lambda **_: (np.zeros(2, np.float32), info)  # type: ignore[method-assign]
+    envs = PythonEnvs([lambda: env], [0], 0)
+    with pytest.raises(EnvError, match="`info` is not a dict but"):
+        envs.reset(rows_for(envs))
 
 
 def test_a_choice_out_of_range_is_an_error() -> None:
@@ -163,7 +261,9 @@ class Vector(VectorEnv):
             if self.fault == "reward":
                 reward[1] = np.inf
             if self.fault == "dtype":
-                observation = observation.astype(np.float64)
+                observation = observation.astype(np.complex64)
+            if self.fault == "info":
+                infos = None  # type: ignore[assignment]
         return observation, reward, end, np.zeros(2, np.bool_), infos
 
 
@@ -186,7 +286,9 @@ def test_a_fault_of_a_vector_environment_names_its_row(fault: str, what: str) ->
         walk(native(fault), 3)
 
 
-@pytest.mark.parametrize(("fault", "what"), [("raise", "RuntimeError: diverged"), ("dtype", "float64")])
+@pytest.mark.parametrize(
+    ("fault", "what"), [("raise", "RuntimeError: diverged"), ("dtype", "complex64"), ("info", "not a dict")]
+)
 def test_a_fault_of_a_whole_vector_environment_names_all_seeds(fault: str, what: str) -> None:
     with pytest.raises(EnvError, match=rf"native Vector .*{what}.*seeds \[7, 8\]"):
         walk(native(fault), 3)

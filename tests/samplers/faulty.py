@@ -131,7 +131,7 @@ def invalid_values(observation: np.ndarray, reward: float) -> dict[str, tuple[An
         "nan": (nan, reward),
         "nan_reward": (observation, float("nan")),
         "shape": (observation[:2], reward),
-        "dtype": (observation.astype(np.float64), reward),
+        "dtype": (observation.astype(np.complex64), reward),
     }
 
 
