@@ -13,7 +13,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.command_line import KeyValues, run_command
+from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
@@ -144,4 +144,4 @@ def _write(out: Path, facts: Mapping[str, Any], episodes: Sequence[Trajectory]) 
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main(sys.argv[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlframe.core.command_line import KeyValues, run_command
+from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, Greedy, compare, require_onnx, save_onnx, save_torch, trace
 from rlframe.deploy.load import load_trained
@@ -53,4 +53,4 @@ def _export(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlframe.core.command_line import KeyValues, run_command
+from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.experiment.presets import competing_work, preset_names
 from rlframe.system.machine import gc_paused, limit_threads
 
@@ -103,4 +103,4 @@ def _print_next_commands(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main(sys.argv[1:]))

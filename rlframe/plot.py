@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.analysis.curves import Curve, PlotError, choose_y, find_experiments, make_curve
-from rlframe.core.command_line import run_command
+from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import pluralize, printable
 
@@ -147,4 +147,4 @@ def _plot(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main(sys.argv[1:]))

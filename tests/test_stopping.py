@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,3 +84,51 @@ def test_a_run_at_its_time_limit_exits_with_0_and_can_be_resumed(
 def test_impossible_limits_are_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["env=CartPole-v1", word]) == 2
     assert word.partition("=")[0].removeprefix("runner.") in capsys.readouterr().err
+
+
+LEAVES = """
+import sys, threading
+import rlframe.core.command_line as commands
+commands.EXIT_S = 0.2
+threading.Thread(target=threading.Event().wait, name="viewer", daemon=len(sys.argv) > 1).start()
+print("done")
+commands.exit_with(3)
+"""
+
+
+def test_a_command_ends_with_its_status_although_a_thread_of_an_environment_runs_on() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stdout) == (3, "done\n")
+    assert ended.stderr == "warning: ended although threads still run after 0.2 s: viewer\n"
+    ended = subprocess.run([sys.executable, "-c", LEAVES, "daemon"], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stderr) == (3, "")
+
+
+CLINGS = """
+import threading, time, gymnasium
+
+class Clings(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        threading.Thread(target=threading.Event().wait, name="viewer").start()
+
+    def close(self):
+        time.sleep(1000)
+
+def make():
+    return Clings(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_ends_well_although_an_environment_never_closes_and_its_thread_never_ends(tmp_path: Path) -> None:
+    (tmp_path / "clings.py").write_text(CLINGS)
+    words = ["env=clings:make", "runner=minibatch_rl", "sampler=serial", "affinity=none", "runner.n_steps=64"]
+    words += ["algo.minibatches=1", "sampler.batch_T=16", "sampler.batch_B=1", f"log_dir={tmp_path}"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "rlframe.launch", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "environment 0 did not close within 5 s" in ended.stderr
+    assert "threads still run after 5 s: viewer" in ended.stderr
+    assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] >= 64

@@ -2,11 +2,16 @@
 
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
+
+EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
 class KeyValues:
@@ -48,6 +53,23 @@ class KeyValues:
         """Raise ConfigError for a key that no getter has removed."""
         for key in self.remaining:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
+
+
+def exit_with(status: int) -> NoReturn:
+    """Exit with `status`. Threads that an environment or other code of the user's left running get EXIT_S to end."""
+    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
+    if threads:
+        names = ", ".join(sorted(thread.name for thread in threads))
+        threading.Thread(target=_end_process, args=(status, names), daemon=True).start()
+    sys.exit(status)  # waits for the threads
+
+
+def _end_process(status: int, threads: str) -> None:
+    time.sleep(EXIT_S)
+    print(f"warning: ended although threads still run after {EXIT_S:g} s: {printable(threads)}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:

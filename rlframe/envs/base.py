@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,9 @@ from gymnasium import Space
 
 from rlframe.core.errors import ReadableError
 from rlframe.core.struct import Struct, Tree
+from rlframe.system.signals import DeadlinePassed, deadline
+
+_log = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,25 @@ class Envs(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the environments. May be called twice."""
+
+
+CLOSE_S = 5.0  # for environments of this process to close
+
+
+def close_envs(envs: Sequence[Any], first: int = 0) -> None:
+    """Close environments; one whose `close` does not return within CLOSE_S is left as it is, with a warning.
+
+    An error in closing must not hide the error that led to it.
+    """
+    last = time.monotonic() + CLOSE_S
+    for index, env in enumerate(envs, first):
+        try:
+            with deadline(max(0.1, last - time.monotonic())):
+                env.close()
+        except DeadlinePassed:
+            _log.warning(f"environment {index} did not close within {CLOSE_S:g} s and is left open; fix its close()")
+        except (Exception, SystemExit):
+            continue
 
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)  # bool is an int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from rlframe.core import spaces
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
-from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, env_error
+from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import load_env, save_env
 from rlframe.envs.object_codec import StateError
 from rlframe.envs.observations import InvalidValue, batch_checker, batch_writer, check_info, describe, external_cause
@@ -157,5 +156,4 @@ class NativeEnvs(Envs):
         raise EnvError(f"{self.backend} cannot render; use backend=python with env_kwargs.render_mode=rgb_array")
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # an error in closing must not hide the error that led to it
-            self._env.close()
+        close_envs([self._env], self._first)

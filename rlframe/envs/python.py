@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from gymnasium.wrappers import FrameStackObservation
 from rlframe.core import spaces
 from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, env_error
+from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.object_codec import StateError
 from rlframe.envs.observations import InvalidValue, batch_checker, check_info, describe, external_cause, row_writer
@@ -266,9 +265,7 @@ class PythonEnvs(Envs):
 
     def close(self) -> None:
         envs, self._envs = self._envs, []
-        for env in envs:
-            with contextlib.suppress(Exception):  # an error in closing must not hide the error that led to it
-                env.close()
+        close_envs(envs, self._first)
 
 
 def _check_flag(name: str, flag: Any) -> None:

@@ -1,4 +1,4 @@
-"""Requests to stop a run, by a signal or a time limit. A second signal interrupts the current work."""
+"""Requests to stop a run, by a signal or a time limit, and deadlines. A second signal interrupts the current work."""
 
 import math
 import os
@@ -97,6 +97,29 @@ def stop_request(
         done.set()
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+class DeadlinePassed(BaseException):
+    """The block of `deadline` took too long; no Exception, so that the code inside does not catch it by accident."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise DeadlinePassed in the block after `seconds`, in blocking calls too. Only works in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise DeadlinePassed
+
+    start, handler = time.monotonic(), signal.signal(signal.SIGALRM, end)
+    before, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, max(1e-3, before - time.monotonic() + start) if before else 0.0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _leave_terminal() -> None:

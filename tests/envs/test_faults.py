@@ -4,6 +4,9 @@ import copy
 import logging
 import pickle
 import re
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
@@ -16,7 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlframe.core.errors import ConfigError, warn_once
-from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
+from rlframe.envs import EnvConfig, EnvError, Envs, base, make_envs
 from rlframe.envs.base import InfoMeans
 from rlframe.envs.gymnasium_vector import NativeEnvs
 from rlframe.envs.python import PythonEnvs
@@ -26,6 +29,7 @@ from rlframe.rollout.stepper import worker_steppers
 from rlframe.system.shared import share_zeros
 from tests.envs.custom import Converted
 from tests.envs.rows import made, rows_for, walk
+from tests.samplers.faulty import hang_in_c
 
 
 def fault_of(fault: str, **kwargs: object) -> EnvError:
@@ -313,3 +317,27 @@ def test_gymnasium_is_left_as_it_was() -> None:
     before = copy.deepcopy(gymnasium.registry["CartPole-v1"])
     made("CartPole-v1", 1, backend="python", max_episode_steps=7)
     assert gymnasium.registry["CartPole-v1"] == before
+
+
+class NeverCloses(gymnasium.Env):
+    """Its close blocks, in Python or in C, or calls sys.exit."""
+
+    def __init__(self, how: Callable[[], Any]) -> None:
+        self.observation_space, self.action_space, self.how = SMALL, spaces.Discrete(2), how
+
+    def close(self) -> None:
+        self.how()
+
+
+@pytest.mark.parametrize("how", [lambda: time.sleep(1000), threading.Event().wait, hang_in_c])
+def test_a_close_that_hangs_is_left_after_some_seconds_and_the_others_are_closed(
+    how: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(base, "CLOSE_S", 0.2)
+    closed: list[str] = []
+    begin = time.monotonic()
+    for last in (lambda: closed.append("last"), lambda: sys.exit(0)):
+        PythonEnvs([lambda: NeverCloses(how), lambda last=last: NeverCloses(last)], [0, 1], 0, first=6).close()  # type: ignore[misc]
+    assert closed == ["last"]
+    assert time.monotonic() - begin < 60
+    assert warned() == ["environment 6 did not close within 0.2 s and is left open; fix its close()"] * 2
