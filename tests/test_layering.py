@@ -36,7 +36,9 @@ ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__init__"] = {"deploy", "experiment", "system"}  # inside functions
 
-OF_LEARNERS = {"rlframe.system.distributed"}  # of system, what stands on torch: no environment's process loads it
+OF_LEARNERS = {
+    f"rlframe.system.{name}" for name in ("distributed", "collectives", "shared_ranks")
+}  # of system, what stands on torch: no environment's process loads it
 STEPPING = {f"rlframe.rollout.{name}" for name in ("env_pool", "stepper", "buffer")}  # loaded by workers that only step
 
 HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, when they are used

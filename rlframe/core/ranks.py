@@ -1,17 +1,15 @@
 """Ranks: the processes that train one agent together, each on its own samples. Usually there is only one.
 
-`system.distributed` implements them over torch.distributed; `current_ranks` is used wherever ranks must agree.
+`system.shared_ranks` and `system.collectives` implement them; `current_ranks` is used wherever ranks must agree.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 from rlframe.core.errors import ReadableError
-
-_T = TypeVar("_T")
 
 
 class RankLost(ReadableError):
@@ -52,16 +50,16 @@ class Ranks(ABC):
         """Replace tensors in place by their mean over ranks, weighted by `weight`: a number or tensor [] per rank."""
 
     @abstractmethod
-    def gather(self, value: _T) -> list[_T]:
-        """The picklable values of all ranks in rank order, on every rank."""
-
-    @abstractmethod
-    def broadcast(self, value: _T) -> _T:
-        """The value of rank 0."""
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks in rank order, on every rank. JSON must hold them; its tuples come back as lists."""
 
     @abstractmethod
     def forward_signal(self, signum: int) -> None:
         """Send a signal on to ranks that are children of this process."""
+
+    def broadcast(self, value: Any) -> Any:
+        """The value of rank 0 (see `gather`)."""
+        return self.gather(value if self.rank == 0 else None)[0]
 
     def all(self, condition: bool) -> bool:
         """Whether the condition holds on all ranks."""
@@ -88,11 +86,8 @@ class SingleRank(Ranks):
     def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
         pass
 
-    def gather(self, value: _T) -> list[_T]:
+    def gather(self, value: Any) -> list[Any]:
         return [value]
-
-    def broadcast(self, value: _T) -> _T:
-        return value
 
     def forward_signal(self, signum: int) -> None:
         """Do nothing: there are no other ranks."""

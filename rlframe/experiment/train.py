@@ -200,7 +200,7 @@ def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManage
     device = resolved.experiment.device
     own_gpu = device == "auto" and torch.cuda.device_count() >= place.local_world_size
     chosen = choose_device(device, resolved.affinity.gpus) if own_gpu else torch.device("cpu")
-    return join(place, resolved.experiment.runner.ranks_timeout_s(), chosen)
+    return join(place, resolved.experiment.runner.timeout_s, chosen)
 
 
 _Found = tuple[Path, Any, Mapping[str, Any]]  # a snapshot, its state, its facts

@@ -20,7 +20,7 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
-from rlframe.core.config import choice, count, number
+from rlframe.core.config import choice, count, number, positive
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
@@ -98,6 +98,7 @@ class RunnerConfig:
         "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never",
         low=-math.inf,
     )
+    timeout_s: float = positive(TIMEOUT_S, "seconds that a rank waits for the others before the run ends (world_size)")
     nonfinite: str = choice("stop", NONFINITE, "what to do if a loss or gradient is NaN or Inf; skip skips the update")
 
     def limits(self) -> Limits:
@@ -106,10 +107,6 @@ class RunnerConfig:
     def evaluates(self, n_episodes: int) -> bool:
         """Whether the runner evaluates, given eval.n_episodes."""
         return n_episodes > 0
-
-    def ranks_timeout_s(self) -> float:
-        """Seconds that a rank waits for the others."""
-        return TIMEOUT_S
 
     def make_runner(
         self,

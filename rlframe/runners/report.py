@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class TrainingLog:
         return over_ranks(self.ranks.gather(own))
 
     def _episodes(self) -> dict[str, float]:
-        recent = [trajectory for of_rank in self.ranks.gather(list(self.recent)) for trajectory in of_rank]
+        recent = [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, self.recent)]) for row in rows]
         row = summarize(recent, "episode")
         if n_episodes := self.ranks.sum(self.n_episodes):
             row["episode/count"] = n_episodes
@@ -83,7 +83,7 @@ class TrainingLog:
             "metrics": self.metrics.state_dict(),
             "n_episodes": self.n_episodes,
             "elapsed_s": self.timers.elapsed_s(),
-            "recent": [[t.return_, t.length, t.terminated, t.env, dict(t.diagnostics)] for t in self.recent],
+            "recent": [list(astuple(trajectory)) for trajectory in self.recent],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ def save_snapshot(runner: Runner, final: bool) -> None:
 
     def write_others(folder: Path) -> list[RankEntry]:
         """Every rank but the first writes its state into the folder of the snapshot."""
-        folder = ranks.broadcast(folder)
+        folder = Path(ranks.broadcast(str(folder)))
         own = [write_rank_state(folder, ranks.rank, runner.state_dict())] if ranks.rank else []
         return [part for parts in ranks.gather(own) for part in parts]
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.config import positive
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.base import statistics
 from rlframe.models.normalize import RunningNorm
@@ -51,10 +50,6 @@ class Config(RunnerConfig):
 
     runner_class = SyncRl
     trains_in_ranks = True
-    timeout_s: float = positive(600.0, "seconds that a rank waits for the others before the run ends")
-
-    def ranks_timeout_s(self) -> float:
-        return self.timeout_s
 
 
 def with_options_of(config: RunnerConfig) -> Config:
@@ -97,6 +92,6 @@ def check_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
             )
 
 
-def _hash(tensor: Tensor) -> bytes:
+def _hash(tensor: Tensor) -> str:
     flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(flat.numpy().data, digest_size=16).digest()
+    return hashlib.blake2b(flat.numpy().data, digest_size=16).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import chz
@@ -88,10 +88,9 @@ class Evaluator:
         `stop()` returns True on some rank.
         """
         own, complete = self._play(number, stop)
-        played = self.ranks.gather((own, complete))
-        if not all(complete for _, complete in played):
+        if not self.ranks.all(complete):
             raise EvaluationStopped
-        return [trajectory for of_rank, _ in played for trajectory in of_rank]
+        return [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, own)]) for row in rows]
 
     def _play(self, number: int, stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
         """This rank's episodes, and whether they are complete."""

@@ -99,7 +99,7 @@ def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) 
         (["world_size=3"], "eval.n_episodes=2 must be at least world_size=3"),
         (["world_size=2", "affinity=1cpu"], "1 cores are too few for world_size=2 ranks"),
         (["world_size=2", "runner=tests.ranks.own_runner"], "needs runner=sync_rl"),
-        (["runner=sync_rl", "runner.timeout_s=0"], "runner.timeout_s=0"),
+        (["world_size=2", "runner.timeout_s=0"], "runner.timeout_s=0"),
     ],
     ids=lambda words: words[-1] if isinstance(words, list) else "",
 )
@@ -119,9 +119,10 @@ def test_another_number_of_ranks_does_not_resume_a_run(tmp_path: Path, capsys: p
     assert "world_size cannot change" in capsys.readouterr().err
 
 
-def test_ctrl_c_saves_and_ends_all_ranks(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_ends_all_ranks_none_of_which_can_be_reached_by_others(tmp_path: Path) -> None:
     with launched(tmp_path, "world_size=2", *LONG) as process:
         ranks = descendants(process)
+        assert not [each for pid in [process.pid, *ranks] for each in psutil.Process(pid).net_connections("inet")]
         os.kill(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130, printed

@@ -1,0 +1,173 @@
+"""SharedRanks: the ranks of one machine exchange through memory that no other process can reach."""
+
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlframe.core.ranks import RankLost
+from rlframe.system.collectives import ExchangingRanks, first_line
+from rlframe.system.process import ChildProcess
+from rlframe.system.shared import Shared, share_zeros
+
+_YIELD_S = 1e-4  # of waiting for another rank, before sleeping
+_LONGEST_SLEEP_S = 0.01
+_CHECK_S = 0.2  # between looks at the processes of the others
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What the ranks of a machine share; rank 0 makes it, and the others receive it at their start."""
+
+    words: Shared  # arrived [world_size, 8] int64: exchanges begun, one cache line a rank; number [2, world_size]
+    data: Shared  # [2, world_size, n_bytes] uint8, which grows with need; the exchanges use its halves in turns
+
+    @classmethod
+    def make(cls, world_size: int) -> "RankMemory":
+        words = {"arrived": np.zeros((world_size, 8), np.int64), "number": np.zeros((2, world_size), np.int64)}
+        return cls(share_zeros(words, "ranks"), share_zeros(np.zeros(1, np.uint8), "exchange"))
+
+    def send(self, child: ChildProcess) -> None:
+        """Send it to a rank, which receives `words` and `data` in this order."""
+        child.send_memory(self.words)
+        child.send_memory(self.data)
+
+    def close(self) -> None:
+        """Close the file descriptors; the memory goes with the last process that maps it."""
+        self.words.close()
+        self.data.close()
+
+
+class SharedRanks(ExchangingRanks):
+    """Every rank writes into its own part, all wait for each other, and each adds up its share of the elements.
+
+    Sums are in the order of the ranks, so they are equal to the last bit on all of them and in every run. GPUs, one for
+    each rank, exchange tensors by NCCL instead.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        memory: RankMemory,
+        timeout_s: float,
+        check: Callable[[], None],
+        children: Callable[[], Sequence[int]],
+        on_gpus: bool = False,
+    ) -> None:
+        """Args:
+        check: called now and then while this rank waits; raises if another rank has failed.
+        children: process ids of the ranks that this process has started.
+        """
+        self.rank, self.world_size = rank, world_size
+        self._timeout_s, self._check, self._children, self._on_gpus = timeout_s, check, children, on_gpus
+        self._arrived = [memory.words.tree["arrived"][i, :1] for i in range(world_size)]
+        self._numbers = memory.words.tree["number"]
+        self._fd, self._fence = memory.data.fd, threading.Lock()
+        self._n_met, self._half = 0, 0
+        self._slots = np.zeros((2, world_size, 0), np.uint8)
+
+    def max(self, number: int) -> int:
+        return max(self._all(number))
+
+    def sum(self, number: int) -> int:
+        return sum(self._all(number))
+
+    def _all(self, number: int) -> list[int]:
+        """The number of each rank."""
+        self._half ^= 1
+        self._numbers[self._half, self.rank] = number
+        self._meet()
+        return [int(each) for each in self._numbers[self._half]]
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        if tensor.is_cuda and self._on_gpus:
+            try:
+                dist.all_reduce(tensor)
+            except RuntimeError as error:
+                raise RankLost(f"rank {self.rank} lost another rank: {first_line(error)}") from error
+            return tensor
+        carried = tensor.cpu().contiguous()
+        n = carried.numel()
+        slots = self._write(carried.view(-1).view(torch.uint8).numpy())
+        each = [torch.from_numpy(slot).view(carried.dtype) for slot in slots]
+        self._meet()
+        own = slice(n * self.rank // self.world_size, n * (self.rank + 1) // self.world_size)
+        for other in each[1:]:
+            each[0][own] += other[own]
+        self._meet()
+        return carried.copy_(each[0].view(carried.shape)).to(tensor.device)
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        sizes = self._all(len(message))
+        slots = self._write(np.frombuffer(message, np.uint8), max(sizes))
+        self._meet()
+        return [slot[:n].tobytes() for slot, n in zip(slots, sizes, strict=True)]
+
+    def _write(self, own: np.ndarray, n_bytes: int = 0) -> list[np.ndarray]:
+        """Write bytes into this rank's part of the next half; returns the parts [n_bytes] of all ranks.
+
+        A half may be written again after the exchange in between, which all begin only when they have read this one.
+        """
+        self._half ^= 1
+        n_bytes = n_bytes or len(own)
+        if n_bytes > self._slots.shape[2]:
+            self._grow(n_bytes)
+        slots = self._slots[self._half, :, :n_bytes]
+        slots[self.rank, : len(own)] = own
+        return list(slots)
+
+    def _grow(self, n_bytes: int) -> None:
+        """Map parts of at least `n_bytes`; all ranks do so in the same exchange."""
+        n_bytes = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = 2 * self.world_size * n_bytes
+        self._meet()
+        if self.rank == 0:
+            os.ftruncate(self._fd, size)
+        self._meet()
+        self._slots = np.frombuffer(mmap.mmap(self._fd, size), np.uint8).reshape(2, self.world_size, n_bytes)
+
+    def _meet(self) -> None:
+        """Wait until every rank has come here as often as this one. What they wrote before is then visible.
+
+        Raises:
+            RankLost: another rank has died, or did not come within the time limit.
+        """
+        self._n_met += 1
+        with self._fence:  # processors that reorder writes must not move them beyond this
+            self._arrived[self.rank][0] = self._n_met
+        for rank, arrived in enumerate(self._arrived):
+            if arrived[0] < self._n_met:
+                self._wait_for(rank)
+        with self._fence:
+            pass
+
+    def _wait_for(self, rank: int) -> None:
+        arrived, start, checked = self._arrived[rank], time.perf_counter(), 0.0
+        while arrived[0] < self._n_met:
+            waited = time.perf_counter() - start
+            if waited < _YIELD_S:
+                os.sched_yield()
+                continue
+            time.sleep(min(waited / 10, _LONGEST_SLEEP_S))
+            if waited - checked > _CHECK_S:
+                checked = waited
+                self._check()
+            if waited > self._timeout_s:
+                limit = f"{self._timeout_s:g} s (runner.timeout_s)"
+                raise RankLost(f"rank {rank} did not come within {limit}; rank {self.rank} cannot continue")
+
+    def forward_signal(self, signum: int) -> None:
+        for pid in self._children():
+            try:
+                os.kill(pid, signal.Signals(signum))
+            except ProcessLookupError:
+                continue
