@@ -15,16 +15,20 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import read_csv
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
-from rlframe.deploy.load import load_trained
+from rlframe.deploy.load import Trained, load_trained, params_of
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.rollout.collector import local_collector
-from rlframe.samplers import Evaluator
+from rlframe.samplers import EvalConfig, Evaluator
 from rlframe.samplers.evaluator import summarize
 
-_KEYS = ("n_episodes", "n_envs", "n_workers", "explore", "seed", "video", "out", "device", "trust", "traceback")
+_CHOSEN = ("n_episodes", "n_envs", "explore", "seed", "video")  # not with replay, which has those of the run
+_KEYS = (*_CHOSEN, "replay", "n_workers", "out", "device", "trust", "traceback")
 _FRAMES_PER_SECOND = 30
+_LOG, _SCORE = "progress.csv", "eval/return_mean"
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
 
@@ -33,6 +37,7 @@ usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
   n_workers=0      worker processes that step them; 0: this process
   explore=false    act with the exploration noise of training
   seed=0           seed of the evaluation; training never uses the same environment seeds
+  replay=true      play the evaluation that the run made at this snapshot again, and compare the mean return
   video=DIR        play the episodes one after another, and write each as DIR/episode_<n>.mp4
   out=FILE.json    write the summary and every episode to a file
   device=auto      auto | cpu | cuda:0
@@ -51,6 +56,9 @@ def main(argv: list[str]) -> int:
 def _evaluate(argv: list[str]) -> int:
     path = Path(argv[0])
     words = KeyValues(argv[1:])
+    replay = words.flag("replay")
+    if replay and (chosen := [key for key in _CHOSEN if key in words.remaining]):
+        raise ConfigError(f"replay=true plays the run's own evaluation again, so {chosen[0]} cannot be chosen")
     n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
     n_workers = words.count("n_workers", 0)
     explore, seed = words.flag("explore"), words.count("seed", 0)
@@ -60,25 +68,51 @@ def _evaluate(argv: list[str]) -> int:
     if n_episodes < 1 or n_envs < 1:
         raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
 
-    trained = load_trained(path, device, trust, seed)
-    experiment, agent, env = trained.experiment, trained.agent, trained.env
-    config = chz.replace(experiment.eval, n_episodes=n_episodes, n_envs=n_envs, n_workers=n_workers, explore=explore)
-    print(printable(f"{experiment.title()}: {trained.snapshot}, trained for {trained.env_steps:,} env_steps"))
-    if video:
-        episodes = film(env, agent, n_episodes, explore, seed, Path(video))
+    trained = load_trained(path, device, trust)
+    config, number = chz.replace(trained.experiment.eval, n_workers=n_workers), 0
+    if replay:
+        seed, number = trained.experiment.seed, trained.env_steps
+        logged = _logged(trained)
     else:
-        with closing(Evaluator(env, agent, config, seed)) as evaluator:
-            episodes = evaluator.evaluate()
+        config = chz.replace(config, n_episodes=n_episodes, n_envs=n_envs, explore=explore)
+    print(printable(f"{trained.experiment.title()}: {trained.snapshot}, trained for {trained.env_steps:,} env_steps"))
+    if video:
+        episodes = film(trained.env, trained.agent, config, seed, Path(video))
+    else:
+        with (
+            closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator,
+            learning_in(choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)),
+        ):
+            episodes = evaluator.evaluate(number)
     summary = summarize(list(episodes), "eval")
     _print(episodes, summary)
+    if replay:
+        same = "the same as" if summary[_SCORE] == logged else "but"
+        print(f"replay: return_mean {summary[_SCORE]!r}, {same} {logged!r} in {_LOG} at env_steps {number}")
     if out:
         facts = {"snapshot": str(trained.snapshot), "env_steps": trained.env_steps, "n_episodes": len(episodes)}
         _write(Path(out), {**facts, **summary}, episodes)
     return 0
 
 
-def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int, folder: Path) -> Sequence[Trajectory]:
-    """Play episodes on one environment and write each as folder/episode_<n>.mp4.
+def _logged(trained: Trained) -> float:
+    """The score of the evaluation that the run made when it wrote the snapshot.
+
+    Raises:
+        ConfigError: it made none then.
+    """
+    log = params_of(trained.snapshot).with_name(_LOG)
+    scores = {row["env_steps"]: row.get(_SCORE) for row in read_csv(log)[1] if row.get(_SCORE)}
+    if found := scores.get(str(trained.env_steps)):
+        return float(found)
+    others = f"it did at env_steps {', '.join(list(scores)[-5:])}" if scores else "it never did"
+    raise ConfigError(f"{log}: the run did not evaluate at env_steps {trained.env_steps} of its snapshot; {others}")
+
+
+def film(env: EnvConfig, agent: Agent, config: EvalConfig, seed: int, folder: Path) -> Sequence[Trajectory]:
+    """Play config.n_episodes on one environment and write each as folder/episode_<n>.mp4.
+
+    One that is longer than config.max_length is the last, and counts as it is then.
 
     Raises:
         ConfigError: imageio is not installed, or the folder cannot be made.
@@ -95,20 +129,25 @@ def film(env: EnvConfig, agent: Agent, n_episodes: int, explore: bool, seed: int
     except OSError as error:
         raise ConfigError(f"video={folder} cannot be made: {error.strerror}") from None
     envs = make_envs(rendered, 1, env_seeds(seed, Role.EVAL_ENV, 1))
-    collector = local_collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], explore)
+    collector = local_collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], config.explore)
     episodes: list[Trajectory] = []
+    tracker = collector.tracker
     try:
-        while len(episodes) < n_episodes:
+        while len(episodes) < config.n_episodes and tracker.length[0] <= config.max_length:
             path = folder / f"episode_{len(episodes)}.mp4"
             writer: Any = get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1)
             with closing(writer):
                 finished: list[Trajectory] = []
-                while not finished:
+                while not finished and tracker.length[0] <= config.max_length:
                     writer.append_data(_even(envs.frame(0)))
                     collector.collect()
-                    finished = collector.tracker.pop()
+                    finished = tracker.pop()
                 writer.append_data(_even(envs.frame(0)))
-            collector.collect()  # the reset, so that the next video starts with the episode's first frame
+            if not finished:
+                print(f"warning: cut after {tracker.length[0]:,} steps without an end (eval.max_length)")
+                finished = [Trajectory(float(tracker.return_[0]), int(tracker.length[0]), False, 0)]
+            else:
+                collector.collect()  # the reset, so that the next video starts with the episode's first frame
             episodes += finished
             print(f"video: {path}")
     finally:

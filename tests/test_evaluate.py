@@ -2,11 +2,17 @@
 
 import json
 import re
+import shutil
 
+import gymnasium
+import numpy as np
 import pytest
 
 from rlframe import launch
-from rlframe.evaluate import main
+from rlframe.deploy.load import load_trained
+from rlframe.envs import EnvConfig
+from rlframe.evaluate import film, main
+from rlframe.samplers import EvalConfig
 
 SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
 SMALL += ["eval.n_episodes=2", "eval.n_envs=2", "algo.minibatches=2"]
@@ -55,6 +61,47 @@ def test_every_episode_is_a_video_file(run, tmp_path):
     films = sorted(tmp_path.glob("*.mp4"))
     assert [film.name for film in films] == ["episode_0.mp4", "episode_1.mp4"]
     assert all(film.stat().st_size > 1000 for film in films)
+
+
+@pytest.mark.parametrize("words", [["env=CartPole-v1"], ["env=Pendulum-v1"]], ids=str)
+@pytest.mark.parametrize("explore", ["true", "false"])
+def test_the_evaluation_at_a_snapshot_is_replayed_exactly(words, explore, tmp_path, capsys):
+    settings = ["seed=3", f"eval.explore={explore}", "snapshot_mode=all", "model.memory=lstm", "eval.n_workers=0"]
+    assert launch.main([f"log_dir={tmp_path}", *SMALL, *words, *settings]) == 0
+    for snapshot in ("snapshot/last", "snapshot/step_000000000000"):
+        assert main([str(tmp_path / "run_0" / snapshot), "replay=true", f"out={tmp_path / 'out.json'}"]) == 0
+        told = capsys.readouterr().out.splitlines()[-1]
+        assert re.fullmatch(r"replay: return_mean (\S+), the same as \1 in progress.csv at env_steps \d+", told)
+    assert json.loads((tmp_path / "out.json").read_text())["n_episodes"] == 2
+
+
+def test_what_cannot_be_replayed_is_refused(run, tmp_path, capsys):
+    assert main([str(run), "replay=true", "n_episodes=3"]) == 2
+    assert "replay=true plays the run's own evaluation again, so n_episodes cannot be chosen" in capsys.readouterr().err
+    shutil.copytree(run, tmp_path / "run_0", symlinks=True)
+    rows = (tmp_path / "run_0/progress.csv").read_text().splitlines()
+    (tmp_path / "run_0/progress.csv").write_text("\n".join(rows[:-1]) + "\n")
+    assert main([str(tmp_path / "run_0"), "replay=true"]) == 2
+    assert "the run did not evaluate at env_steps" in capsys.readouterr().err
+
+
+def test_a_film_of_an_episode_that_never_ends_is_cut(run, tmp_path, capsys):
+    pytest.importorskip("imageio_ffmpeg")
+    trained = load_trained(run)
+    config = EvalConfig(n_episodes=3, max_length=6)
+    episodes = film(EnvConfig("tests.test_evaluate:endless"), trained.agent, config, 0, tmp_path)
+    assert [(episode.length, episode.terminated) for episode in episodes] == [(7, False)]
+    assert "cut after 7 steps without an end" in capsys.readouterr().out
+
+
+def endless(render_mode: str = "") -> gymnasium.Env:
+    """CartPole whose pole never falls."""
+    env = gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True).unwrapped
+    env.render_mode = render_mode
+    env.render = lambda: np.zeros((40, 60, 3), np.uint8)  # type: ignore[method-assign]
+    step = env.step
+    env.step = lambda action: (step(action)[0] * 0, 1.0, False, False, {})  # type: ignore[method-assign]
+    return env
 
 
 @pytest.mark.parametrize(

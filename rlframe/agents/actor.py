@@ -230,6 +230,8 @@ def make_actor_agent(
     """
     check_observation_space(observation_space)
     check_action_space(action_space)
+    if config.log_std and not isinstance(policy, SquashedGaussian):
+        raise ConfigError(f"model.log_std={config.log_std:g} is for Gaussian policies, and this one has none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
         model = Actor(observation_space, policy.param_size, config)

@@ -152,9 +152,13 @@ def make_q_agent(
     """Agent and network for these spaces; `seed`, the run's root seed, decides the initial weights.
 
     Raises:
-        ConfigError: the actions are not Discrete.    ValueError: an unsupported observation space.
+        ConfigError: the actions are not Discrete, or `config` is for policies.
+        ValueError: an unsupported observation space.
     """
     check_observation_space(observation_space)
+    if config.shared or config.log_std:
+        given = "shared=true" if config.shared else f"log_std={config.log_std:g}"
+        raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use sac, td3 or ppo")
     with torch.random.fork_rng(devices=[]):

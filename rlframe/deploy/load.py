@@ -36,7 +36,7 @@ class Trained:
     env_steps: int
 
 
-def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: int = 0) -> Trained:
+def load_trained(path: Path, device: str = "auto", trust: bool = False) -> Trained:
     """The agent of a run directory or snapshot; `trust`: its config may name code that is not part of rlframe.
 
     Raises:
@@ -44,7 +44,7 @@ def load_trained(path: Path, device: str = "auto", trust: bool = False, seed: in
     """
     snapshot, weights, meta = load_newest(path, key="agent")
     config = read_config(params_of(snapshot), trust)
-    experiment = chz.replace(from_flat(config), seed=seed, init="")
+    experiment = chz.replace(from_flat(config), init="")
     env = experiment.eval_env_config()
     with closing(make_envs(env, 1, [0])) as envs:
         both_spaces = envs.observation_space, envs.action_space

@@ -129,8 +129,9 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:
     """The experiment's agent on `device`, with weights from `init`, or random ones from its seed."""
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]
-    if experiment.model.squash and not boxes:
-        raise ConfigError(f"model.squash=true is for Box actions, and those of {experiment.env} are {action_space}")
+    for key, given in (("squash", experiment.model.squash), ("log_std", experiment.model.log_std)):
+        if given and not boxes:
+            raise ConfigError(f"model.{key} is for Box actions, and those of {experiment.env} are {action_space}")
     agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
     if experiment.init:
         load_weights(agent, load_snapshot(Path(experiment.init), key="agent")[0], experiment.init)

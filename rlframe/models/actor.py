@@ -73,6 +73,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,
+        "model.squash=false (they always squash)": config.squash,
     }
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:

@@ -102,5 +102,5 @@ class ModelConfig:
     feed_back: bool = option(False, "also feed the previous action and reward to the network")
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
-    squash: bool = option(False, "tanh-squashed instead of plain Gaussian for bounded Box actions")
-    log_std: float = number(0.0, "initial log standard deviation of Gaussian policies", low=-math.inf)
+    squash: bool = option(False, "tanh-squashed Gaussian instead of plain, for bounded Box actions; sac always does")
+    log_std: float = number(0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-math.inf)

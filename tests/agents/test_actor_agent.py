@@ -228,6 +228,8 @@ def test_actions_that_no_policy_serves_are_refused_with_the_remedy(policy: Any, 
     [
         ({"memory": "lstm"}, r"model.memory=none \(with memory: algo=ppo"),
         ({"feed_back": True, "shared": True}, "model.feed_back=false and model.shared=false"),
+        ({"squash": True}, r"model.squash=false \(they always squash\)"),
+        ({"log_std": -1.0}, "model.log_std=-1 is for Gaussian policies"),
     ],
 )
 def test_models_that_would_not_be_used_are_refused(model: dict[str, Any], message: str) -> None:

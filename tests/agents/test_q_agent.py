@@ -161,3 +161,9 @@ def test_q_values_of_a_distribution_by_hand() -> None:
 def test_actions_that_are_not_discrete_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Discrete actions.*use sac, td3 or ppo"):
         make_q_agent(VECTOR, spaces.Box(-1, 1, (2,)), ModelConfig(), Expected())
+
+
+@pytest.mark.parametrize(("settings", "given"), [({"shared": True}, "shared=true"), ({"log_std": -1.0}, "log_std=-1")])
+def test_settings_of_policies_are_refused(settings: dict[str, Any], given: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.{given} is for policies"):
+        make_q_agent(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), ModelConfig(**settings), Expected())
