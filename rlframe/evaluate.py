@@ -15,7 +15,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import read_csv
+from rlframe.core.files import iter_csv
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.deploy.load import Trained, load_trained, params_of
@@ -102,7 +102,10 @@ def _logged(trained: Trained) -> float:
         ConfigError: it made none then.
     """
     log = params_of(trained.snapshot).with_name(_LOG)
-    scores = {row["env_steps"]: row.get(_SCORE) for row in read_csv(log)[1] if row.get(_SCORE)}
+    rows = iter_csv(log)
+    columns = next(rows, [])
+    at = [columns.index(name) for name in ("env_steps", _SCORE) if name in columns]
+    scores = {row[at[0]]: row[at[1]] for row in rows if len(at) == 2 and row[at[1]]}
     if found := scores.get(str(trained.env_steps)):
         return float(found)
     others = f"it did at env_steps {', '.join(list(scores)[-5:])}" if scores else "it never did"

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from rlframe import evaluate, launch, plot
+from rlframe.core.files import read_csv
 from rlframe.envs import atari
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
-from rlframe.record.writers import read_csv
 from rlframe.samplers import auto
 from rlframe.system.supervision import Supervision
 from tests.fork_server import run_python

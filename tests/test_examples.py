@@ -8,7 +8,7 @@ import pytest
 
 from rlframe import evaluate, launch
 from rlframe.analysis.curves import find_experiments
-from rlframe.record.writers import read_csv
+from rlframe.core.files import read_csv
 from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]

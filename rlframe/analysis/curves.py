@@ -5,6 +5,7 @@ import math
 import os
 import re
 import sys
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import numpy as np
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import read_csv, read_json
+from rlframe.core.files import iter_csv, read_json
 from rlframe.core.seeding import Role, generator
 
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
@@ -63,8 +64,12 @@ class Curve:
 
 def read_run(directory: Path) -> RunData:
     """Read a run's progress.csv and config; incomplete lines are skipped."""
-    names, rows = read_csv(directory / "progress.csv")
-    columns = {printable(name): np.array([_number(row[name]) for row in rows]) for name in names}
+    rows = iter_csv(directory / "progress.csv")
+    names, numbers = next(rows, []), array("d")
+    for row in rows:
+        numbers.extend(map(_number, row))
+    table = np.frombuffer(numbers or b"").reshape(-1, max(1, len(names)))
+    columns = dict(zip(map(printable, names), table.T, strict=False))
     config = None
     with suppress(ConfigError):
         config = read_json(directory / "params.json").get("config")
@@ -73,7 +78,7 @@ def read_run(directory: Path) -> RunData:
 
 def _number(cell: str) -> float:
     try:
-        return float(cell)
+        return float(cell or "nan")
     except ValueError:
         return math.nan
 

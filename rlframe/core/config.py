@@ -77,9 +77,9 @@ def _within(
     return check
 
 
-def count(default: int, doc: str, low: int | None = None) -> Any:
+def count(default: int, doc: str, low: int | None = None, high: int = _LARGEST) -> Any:
     """A field for a whole number that may be written 1e6 or 1_000_000: at least `low`, by default min(default, 1)."""
-    check = _within(min(default, 1) if low is None else low, _LARGEST)
+    check = _within(min(default, 1) if low is None else low, high)
     return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count, validator=check)
 
 

@@ -6,13 +6,39 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from rlframe.core.errors import ConfigError, RecordError, SnapshotError, printable
 
 MAX_BYTES = 1 << 24
-_MAX_TABLE_BYTES = 1 << 30
+_MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of memory
+_MAX_TABLE_BYTES = 1 << 26
+_MAX_YAML = 1 << 17  # characters
+_MAX_LINE_BYTES = 1 << 20
+
+
+class _PlainLoader(yaml.SafeLoader):
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1
+            raise yaml.YAMLError(f"an alias in line {line}: aliases may grow endlessly, so write the value out")
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain values of YAML text without aliases. Raises ValueError if it is not valid, too long or too deep."""
+    if len(text) > _MAX_YAML:
+        raise ValueError(f"it has {len(text):,} characters, more than the limit of {_MAX_YAML:,}")
+    try:
+        return yaml.load(text, _PlainLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def is_regular_file(path: Path) -> bool:
@@ -22,41 +48,93 @@ def is_regular_file(path: Path) -> bool:
 
 def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a whole file. Raises ConfigError if it is missing, not a regular file, or larger than `max_bytes`."""
+    _check_regular(path, max_bytes)
     try:
-        if not is_regular_file(path):
-            raise ConfigError(f"{path} is not a regular file; replace the link, pipe or folder by the file itself")
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise ConfigError(f"{path} has {size:,} bytes, more than the limit of {max_bytes:,}")
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def _check_regular(path: Path, max_bytes: int) -> None:
+    try:
+        if not is_regular_file(path):
+            raise ConfigError(f"{path} is not a regular file; replace the link, pipe or folder by the file itself")
+        size = path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if size > max_bytes:
+        raise ConfigError(f"{path} has {size:,} bytes, more than the limit of {max_bytes:,}")
+
+
+def make_own(path: Path) -> None:
+    """Make sure that appending to `path` changes no other file: one with several names is copied.
+
+    Raises:
+        ConfigError: it is a link, pipe or folder.    OSError: it cannot be copied.
+    """
+    if not os.path.lexists(path):
+        return
+    if not is_regular_file(path):
+        raise ConfigError(f"{path} is not a regular file; remove it")
+    if path.stat().st_nlink > 1:
+        own = shutil.copyfile(path, path.with_name(f".{path.name}.new"), follow_symlinks=False)
+        os.replace(own, path)
+
+
+def parse_json(data: bytes) -> Any:
+    """The content of JSON text. Raises ValueError if it is not valid, or so nested or long that it fills the memory."""
+    n = sum(map(data.count, (b",", b"[", b"{")))
+    if n > _MAX_NODES:
+        raise ValueError(f"it has {n:,} entries, more than the limit of {_MAX_NODES:,}")
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ConfigError as `read_regular_file`, or if the file holds anything else."""
     try:
-        content = json.loads(read_regular_file(path))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(read_regular_file(path))
+    except ValueError as error:
         raise ConfigError(f"{path} is damaged: {printable(str(error))}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged: it is not a JSON object")
     return content
 
 
-def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a progress.csv as text, without incomplete and damaged lines.
+def iter_csv(path: Path) -> Iterator[list[str]]:
+    """The columns of a progress.csv, then the cells of each row; without incomplete, damaged and endless lines.
 
-    A missing file is empty; one that is not a regular file or too large raises ConfigError.
+    A missing file is empty. Raises ConfigError if it is not a regular file, or too large.
     """
-    data = read_regular_file(path, _MAX_TABLE_BYTES) if os.path.lexists(path) else b""
-    lines = [_cells(line) for line in data.decode("utf-8", errors="replace").split("\n")[:-1]]
-    columns = lines[0] if lines else []
-    return columns, [dict(zip(columns, line, strict=True)) for line in lines[1:] if len(line) == len(columns)]
+    if not os.path.lexists(path):
+        return
+    _check_regular(path, _MAX_TABLE_BYTES)
+    n_columns = 0
+    with path.open("rb") as file:
+        for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
+            if not line.endswith(b"\n"):  # torn by a crash, or too long
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_MAX_LINE_BYTES)
+                continue
+            cells = _cells(line[:-1].decode("utf-8", errors="replace"))
+            n_columns = n_columns or len(cells)
+            if cells and len(cells) == n_columns:
+                yield cells
+
+
+def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns and rows of a progress.csv (see `iter_csv`)."""
+    lines = iter_csv(path)
+    columns = next(lines, [])
+    return columns, [dict(zip(columns, cells, strict=True)) for cells in lines]
 
 
 def _cells(line: str) -> list[str]:
     """Parse one line by itself, so that a damaged line cannot swallow the next."""
+    if '"' not in line:
+        return line.removesuffix("\r").split(",") if line else []
     try:
         return next(csv.reader([line]), [])
     except csv.Error:

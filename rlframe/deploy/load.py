@@ -19,7 +19,7 @@ from rlframe.deploy.export import Greedy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.build import choose_device, load_weights, make_agent
 from rlframe.experiment.config import Experiment, from_flat
-from rlframe.experiment.trust import read_config
+from rlframe.experiment.trust import check_network, read_config
 from rlframe.record.snapshot import load_newest
 
 
@@ -44,6 +44,7 @@ def load_trained(path: Path, device: str = "auto", trust: bool = False) -> Train
     """
     snapshot, weights, meta = load_newest(path, key="agent")
     config = read_config(params_of(snapshot), trust)
+    check_network(config, weights, str(snapshot))
     experiment = chz.replace(from_flat(config), init="")
     env = experiment.eval_env_config()
     with closing(make_envs(env, 1, [0])) as envs:

@@ -43,6 +43,7 @@ _OPTIONS: Mapping[str, Any] = {
     "reward_clipping": True,  # clip the rewards used for learning to [-1, 1]; scores stay unclipped
 }
 _MINIMUM = {"noop_max": 0, "thread_affinity_offset": -1}  # of integer options; 1 for the others
+_MAXIMUM = {"img_height": 2048, "img_width": 2048, "stack_num": 128}  # 2**30 for the others
 
 
 def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> AtariEnvs:
@@ -78,9 +79,9 @@ def _check_option(id_: str, name: str, value: Any) -> None:
     elif isinstance(default, float):
         fits, wanted = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
     else:
-        least = _MINIMUM.get(name, 1)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        wanted = f"a whole number of at least {least}"
+        least, most = _MINIMUM.get(name, 1), _MAXIMUM.get(name, 2**30)
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        wanted = f"a whole number from {least} to {most}" if name in _MAXIMUM else f"a whole number of at least {least}"
     if not fits:
         raise ConfigError(f"env_kwargs.{name}={value!r} must be {wanted}")
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import chz
-import yaml
 
 from rlframe.core.config import choice, count, count_or_auto, find_module, module_part, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.files import parse_yaml
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
@@ -210,8 +210,8 @@ def _keys_named(name: str, given: Mapping[str, Any]) -> list[str]:
 
 def _parse(key: str, value: Any) -> Any:
     try:
-        return yaml.safe_load(value) if isinstance(value, str) else value
-    except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: an impossible date
+        return parse_yaml(value) if isinstance(value, str) else value
+    except ValueError:
         raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
 
 

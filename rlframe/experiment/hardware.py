@@ -31,9 +31,12 @@ from rlframe.rollout.inference import empty_batch
 from rlframe.samplers import auto, serial
 from rlframe.samplers.base import Sampler
 from rlframe.system.affinity import Affinity, affinity_share, plan, read_topology
+from rlframe.system.machine import n_cpus
 
 _TUNE_S = 2.0  # of sampling with each candidate
 _TORCH_BYTES = 200e6  # of a process that acts, above one that only steps
+_STEPPING_BYTES, _ACTING_BYTES, _RANK_BYTES = 8e6, 13e6, 180e6  # of CartPole's, without what processes share
+_MOST_PER_CPU = 100  # processes
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,25 @@ def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, loc
     if experiment.threads == AUTO:
         threads, reason = fastest_threads(experiment, affinity)
         experiment, notes = chz.replace(experiment, threads=threads), (*notes, reason)
+    _check_processes(experiment, local_world_size)
     return Resolved(experiment, affinity, notes)
+
+
+def _check_processes(experiment: Experiment, n_ranks: int) -> None:
+    """Raise ConfigError if the run has more processes than the machine can have, whatever its environment."""
+    config, eval_config = experiment.sampler, experiment.eval
+    evaluates = experiment.runner.evaluates(eval_config.n_episodes)
+    n_eval = min(eval_config.n_workers, eval_config.n_envs, eval_config.n_episodes) if evaluates else 0
+    n_workers = n_ranks * (config.worker_count() + n_eval)
+    least = _ACTING_BYTES if config.acts_in_workers else _STEPPING_BYTES
+    n_bytes, total = n_workers * least + n_ranks * _RANK_BYTES, psutil.virtual_memory().total
+    most = _MOST_PER_CPU * n_cpus()
+    if n_bytes > total or n_workers + n_ranks > most:
+        raise ConfigError(
+            f"{n_workers + n_ranks:,} processes are too many for this machine: they need at least {_size(n_bytes)} of "
+            f"{_size(total)} memory, and its {n_cpus()} CPUs run at most {most}; lower sampler.n_workers="
+            f"{config.worker_count()}, eval.n_workers={eval_config.n_workers} or world_size={experiment.world_size}"
+        )
 
 
 def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) -> Affinity:

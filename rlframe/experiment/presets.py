@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.files import parse_yaml, read_json, read_regular_file
 
 
 def presets_dir() -> Path:
@@ -45,12 +43,12 @@ def load_preset(name: str) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> Any:
     try:
-        return _parsed(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        return _parsed(read_regular_file(path).decode())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
 
 
-_parsed = functools.lru_cache(maxsize=64)(yaml.safe_load)  # a launch reads its preset several times, 7 ms each
+_parsed = functools.lru_cache(maxsize=64)(parse_yaml)  # a launch reads its preset several times, 7 ms each
 
 
 def presets_for(env: str) -> list[str]:

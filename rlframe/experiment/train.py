@@ -21,7 +21,7 @@ from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
 from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, to_flat
 from rlframe.experiment.presets import load_preset, presets_for
-from rlframe.experiment.trust import check_trusted, read_config
+from rlframe.experiment.trust import check_network, check_trusted, read_config
 from rlframe.record import current_run, logger_context
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
@@ -213,6 +213,7 @@ def _newest_state(run: str, snapshot_mode: str, rank: int) -> _Found | None:
     found = load_newest(Path(run), rank)
     if not isinstance(found[1], dict) or not found[1]:
         raise SnapshotError(f"{found[0]} holds no training state; init= takes weights from it, if it has any")
+    check_network(read_json(Path(run) / "params.json").get("config", {}), found[1].get("agent"), str(found[0]))
     return found
 
 

@@ -12,17 +12,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
+from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import read_json
+from rlframe.core.files import parse_yaml, read_json
 from rlframe.experiment.config import PARTS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
+_FEW_WEIGHTS = 1 << 22  # take a second to initialise
 _LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
     **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups", "world_size", "threads"), 1 << 10),
+    **dict.fromkeys(("runner.n_slots", "algo.learn_T", "algo.burn_in"), 1 << 12),
+    "algo.batch_size": 1 << 20,
     "sampler.batch_T": 1 << 24,
 }
 _MAX_TEXT = 10_000  # characters of an environment's arguments
@@ -69,6 +72,14 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool) -> None:
         )
 
 
+def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
+    """Raise ConfigError if the config describes a network far larger than a snapshot's weights, before it is made."""
+    held = sum(x.numel() for x in weights.values() if isinstance(x, Tensor)) if isinstance(weights, Mapping) else 0
+    n_weights = _count_weights(config)
+    if n_weights > max(held, _FEW_WEIGHTS):
+        raise ConfigError(f"{source} holds another network: {held:,} weights, and the config at least {n_weights:,}")
+
+
 def foreign(config: Mapping[str, Any]) -> list[str]:
     """The entries of a config, key=value, that would run foreign code, read files or take too much memory."""
     found = [f"{key}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
@@ -95,7 +106,7 @@ def _is_plain(key: str, value: Any) -> bool:
     if key in _TEXT:
         return isinstance(value, str)
     if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):
-        if len(str(value)) > _MAX_TEXT or "&" in str(value):  # aliases of YAML may expand without limit
+        if len(str(value)) > _MAX_TEXT:
             return False
         return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
     if key in _LAYERS and len(_widths(value)) > _MAX_LAYERS:
@@ -118,8 +129,8 @@ def _number(value: Any) -> float:
 def _parsed(value: Any) -> Any:
     """An argument of an environment as `from_flat` reads it; what it cannot read becomes text that is not allowed."""
     try:
-        return yaml.safe_load(value) if isinstance(value, str) else value
-    except (yaml.YAMLError, RecursionError, ValueError):
+        return parse_yaml(value) if isinstance(value, str) else value
+    except ValueError:
         return f"unreadable: {value[:60]}"
 
 

@@ -25,7 +25,7 @@ import psutil
 
 from rlframe import __version__
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import read_json, read_regular_file
+from rlframe.core.files import parse_json, read_json, read_regular_file
 
 LOCK_FILE = "lock.json"
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
@@ -206,9 +206,9 @@ class DirectoryLock:
 def read_lock(path: Path) -> LockHolder | None:
     """The process named in lock.json; None if the file is missing or invalid."""
     try:
-        found = json.loads(read_regular_file(path, _MAX_LOCK_BYTES))
+        found = parse_json(read_regular_file(path, _MAX_LOCK_BYTES))
         holder = LockHolder(str(found["host"]), int(found["pid"]), float(found["started"]), str(found["command"]))
         datetime.fromtimestamp(holder.started)
-    except (ConfigError, OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return None
     return holder if holder.pid > 0 else None

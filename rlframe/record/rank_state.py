@@ -25,6 +25,7 @@ _STEP_NAME = re.compile(r"step_(\d{12,})(?:\.(\d+))?")
 MANIFEST = "manifest.json"
 LARGE_BYTES = 2**20  # arrays of at least this size are stored in chunks
 _MAX_CHUNK_BYTES = 2**30  # a single row may be large
+_MAX_REPEATED = 2**28  # bytes of arrays beyond 8 times the different bytes
 _MAX_DIMENSIONS = 32
 _WRITERS = 4  # threads: hash one chunk while another is flushed
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -177,10 +178,14 @@ def read_rank_state(folder: Path, rank: int, entry: RankEntry, key: str = "") ->
 
 
 class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
-    """The arrays of a rank: small ones are loaded at once, large ones opened and checked on first access."""
+    """The arrays of a rank: small ones are loaded at once, large ones opened and checked when they are taken.
+
+    A state has each array once, so each can be taken once: a tree that repeats one would multiply its memory.
+    """
 
     def __init__(self, folder: Path, rank: int, entry: RankEntry) -> None:
         self._folder, self._large = folder / _folder_of(rank), entry["large"]
+        _check_repetition(self._large, folder / MANIFEST)
         file = folder / file_of(rank)
         check_file(file, entry["bytes"], entry["sha256"])
         check_memory(entry["bytes"])
@@ -189,15 +194,16 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise SnapshotError(f"{file} is not a file of arrays: {error}", damaged=True) from None
 
-    def __missing__(self, name: str) -> ChunkedArray:
-        array = self[name] = self._open(name)
-        return array
-
-    def _open(self, name: str) -> ChunkedArray:
-        """A large array. Its chunks are checked but not kept in memory."""
+    def __getitem__(self, name: str) -> np.ndarray | ChunkedArray:
+        if name in self:
+            return self.pop(name)
         if name not in self._large:
-            raise DecodeError(f"array {name!r} is missing")
-        dtype, row, chunks = _checked(name, self._large[name], self._folder)
+            raise DecodeError(f"array {name!r} is missing, or named twice")
+        return self._open(name, self._large.pop(name))
+
+    def _open(self, name: str, entry: Any) -> ChunkedArray:
+        """A large array. Its chunks are checked but not kept in memory."""
+        dtype, row, chunks = _checked(name, entry, self._folder)
         if self._folder.is_symlink():
             raise SnapshotError(f"{self._folder} is not a regular folder")
         for digest, n_bytes in dict.fromkeys(chunks):
@@ -216,6 +222,14 @@ class _StoredArrays(dict[str, np.ndarray | ChunkedArray]):
 
         counts = [n_bytes // row_bytes for _, n_bytes in chunks]
         return ChunkedArray(dtype, row, counts, read, [digest for digest, _ in chunks])
+
+
+def _check_repetition(large: Mapping[str, Any], file: Path) -> None:
+    """Raise SnapshotError if large arrays repeat chunks far more often than an optimizer's zeros and targets do."""
+    chunks = [chunk for entry in large.values() for chunk in filter(_is_chunk, entry["chunks"])]
+    listed, stored = sum(n_bytes for _, n_bytes in chunks), sum(dict(map(tuple, chunks)).values())
+    if listed > 8 * stored + _MAX_REPEATED:
+        raise SnapshotError(f"{file} lists {listed:,} bytes of arrays, but its snapshot has {stored:,} different ones")
 
 
 def _checked(name: str, entry: Any, folder: Path) -> tuple[np.dtype, tuple[int, ...], list[tuple[str, int]]]:

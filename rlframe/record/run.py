@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError, RecordError
-from rlframe.core.files import disk_error, is_regular_file
+from rlframe.core.files import disk_error, make_own
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, PlainConsole
 from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, write_params
@@ -251,11 +250,7 @@ class _DebugLog(logging.FileHandler):
 
 
 def _debug_log(path: Path) -> logging.Handler:
-    if os.path.lexists(path) and not is_regular_file(path):
-        raise ConfigError(f"{path} is not a regular file; remove it")
-    if path.exists() and path.stat().st_nlink > 1:
-        own = shutil.copyfile(path, path.with_name(f".{path.name}.new"), follow_symlinks=False)
-        os.replace(own, path)
+    make_own(path)
     handler = _DebugLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     return handler

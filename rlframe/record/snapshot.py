@@ -16,7 +16,7 @@ from typing import Any
 from rlframe import __version__
 from rlframe.core.errors import ConfigError, SnapshotError, pluralize
 from rlframe.core.errors import RecordError as RecordError
-from rlframe.core.files import disk_error, read_regular_file, sync, write_file
+from rlframe.core.files import disk_error, parse_json, read_regular_file, sync, write_file
 from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
 
@@ -58,11 +58,11 @@ def _parsed(file: Path) -> dict[str, Any]:
         raise SnapshotError(f"{file} is missing: {file.parent} is not a snapshot", damaged=True)
     damaged = f"{file} is damaged: {{}}; use another snapshot"
     try:
-        manifest = json.loads(read_regular_file(file, _MAX_BYTES))
+        manifest = parse_json(read_regular_file(file, _MAX_BYTES))
         whole = isinstance(manifest, dict) and manifest.get("sha256") == self_hash(manifest)
     except ConfigError as error:
         raise SnapshotError(str(error)) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SnapshotError(damaged.format(error), damaged=True) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise SnapshotError(f"{file} is not the manifest of a snapshot: it gives no format", damaged=True)

@@ -8,11 +8,12 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from rlframe.core.errors import RecordError
-from rlframe.core.files import read_csv as read_csv
+from rlframe.core.files import iter_csv
 from rlframe.record.directory import replace_file
 
 
@@ -45,7 +46,8 @@ class CsvWriter(Writer):
         self._columns: list[str] = []
         self._waiting: list[dict[str, str]] = []  # rows not yet written because of a disk error
         if os.path.lexists(path):
-            columns, rows = read_csv(path)
+            rows = iter_csv(path)
+            columns = next(rows, [])
             if columns and "env_steps" not in columns:
                 raise RecordError(
                     f"{path} is damaged: its first line names no column env_steps; mend that line, or move the file "
@@ -62,10 +64,12 @@ class CsvWriter(Writer):
         self._waiting.append({name: _cell(value) for name, value in row.items()})
         columns = list(dict.fromkeys([*self._columns, *(name for each in self._waiting for name in each)]))
         if columns != self._columns:
-            self._replace(columns, read_csv(self._path)[1] + self._waiting)
+            earlier = iter_csv(self._path)
+            added = [""] * (len(columns) - len(next(earlier, [])))
+            self._replace(columns, chain((row + added for row in earlier), _rows(columns, self._waiting)))
             self._reopen()
         else:
-            self._append("".join(_lines(columns, self._waiting)).encode())
+            self._append("".join(map(_line, _rows(columns, self._waiting))).encode())
         self._waiting.clear()
 
     def _append(self, lines: bytes) -> None:
@@ -76,12 +80,14 @@ class CsvWriter(Writer):
             raise OSError(errno.ENOSPC, f"{self._path}: {n_written} of {len(lines)} bytes written; is the disk full?")
 
     def trim(self, env_steps: int) -> None:
-        columns, rows = read_csv(self._path)
-        self._replace(columns, [row for row in rows if _step(row) <= env_steps])
+        rows = iter_csv(self._path)
+        columns = next(rows, [])
+        at = columns.index("env_steps") if columns else 0
+        self._replace(columns, (row for row in rows if _step(row[at]) <= env_steps))
         self._reopen()
 
-    def _replace(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        replace_file(self._path, "".join([_line(columns), *_lines(columns, rows)]) if columns else "")
+    def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
+        replace_file(self._path, "".join(map(_line, chain([columns], rows))) if columns else "")
         self._columns = columns
 
     def _reopen(self) -> None:
@@ -92,8 +98,8 @@ class CsvWriter(Writer):
         self._file.close()
 
 
-def _lines(columns: list[str], rows: Iterable[Mapping[str, str]]) -> list[str]:
-    return [_line(row.get(name, "") for name in columns) for row in rows]
+def _rows(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[list[str]]:
+    return ([row.get(name, "") for name in columns] for row in rows)
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -106,9 +112,9 @@ def _cell(value: float) -> str:
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 
-def _step(row: Mapping[str, str]) -> float:
+def _step(cell: str) -> float:
     try:
-        step = float(row.get("env_steps", ""))
+        step = float(cell)
     except ValueError:
         return math.inf
     return step if math.isfinite(step) else math.inf

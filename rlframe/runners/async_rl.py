@@ -23,7 +23,7 @@ class Config(RunnerConfig):
 
     samples_in_background = True
 
-    n_slots: int = count(2, "batches that sampling may be ahead, including the one being learned from")
+    n_slots: int = count(2, "batches that sampling may be ahead, including the one being learned from", high=4096)
     sampler_waits: bool = option(
         False, "true: sampling waits for updates, and replay_ratio is exact; false: replay_ratio is an upper bound"
     )

@@ -1,6 +1,7 @@
 """The plan of a study: runs from a grid of settings and seeds, and the machine's slots they run on. No side effects."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from rlframe.system.affinity import Affinity, Topology, plan
 
 SWEEP = "sweep."
 INNERMOST, OUTERMOST = "innermost", "outermost"
+_MAX_RUNS = 5_000
 _MAX_NAME = 200  # bytes of a directory's name that every file system allows
 
 
@@ -81,6 +83,8 @@ def read_grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         if key in arguments:
             raise ConfigError(f"{key} is given as {arguments[key]} and swept over {text}; remove one of them")
         grid[key] = values
+    if (n_runs := math.prod(map(len, grid.values()))) > _MAX_RUNS:
+        raise ConfigError(f"the sweep has {n_runs:,} runs, more than {_MAX_RUNS:,}; sweep fewer values or keys")
     return grid
 
 
@@ -126,14 +130,16 @@ def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
     short = [key.rpartition(".")[2] for key in keys]
     titles = {key: last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)}
-    names: list[str] = []
+    names: dict[str, None] = {}
+    found: set[frozenset[tuple[str, str]]] = set()
     for index, setting in enumerate(settings):
-        if setting in settings[:index]:
+        if (pairs := frozenset(setting.items())) in found:
             raise ConfigError(f"the setting {dict(setting)} is given twice; remove one")
+        found.add(pairs)
         name = ",".join(f"{titles[key]}={_safe(value)}" for key, value in setting.items())
         usable = name not in names and len(name.encode()) <= _MAX_NAME and (name or len(settings) == 1)
-        names.append(name if usable else f"setting_{index}")
-    return names
+        names[name if usable else f"setting_{index}"] = None
+    return list(names)
 
 
 def _safe(value: str) -> str:

@@ -15,7 +15,8 @@ from datetime import datetime
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from rlframe.core.errors import pluralize, printable
+from rlframe.core.errors import ConfigError, pluralize, printable
+from rlframe.core.files import make_own
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run, Slot
 from rlframe.study.record import (
@@ -55,7 +56,7 @@ class RunProcess:
     """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies."""
 
     def __init__(self, run: Run, slot: Slot, resume: bool) -> None:
-        """Start or resume the run; its output is appended to `run.log`. Raises OSError if that fails."""
+        """Start or resume the run; its output is appended to `run.log`. Raises OSError or ConfigError if that fails."""
         self.run, self.slot = run, slot
         self.kill_reason = ""  # why the queue killed it; empty if it did not
         self.interrupted = False
@@ -63,7 +64,11 @@ class RunProcess:
         self._kill_s = math.inf  # when to kill it
         command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
         cpus = ",".join(map(str, slot.affinity.master)) or "-"
+        for folder in (run.directory, run.log.parent if run.setting else run.directory):
+            if folder.is_symlink():
+                raise ConfigError(f"{folder} is a link; a study writes only into its own folders")
         run.log.parent.mkdir(parents=True, exist_ok=True)
+        make_own(run.log)
         child_end, own_end = os.pipe()
         self._descriptors = [own_end]  # the child is killed when this end closes (see parent_death)
         try:
@@ -230,7 +235,7 @@ class Queue:
                 if not resume:
                     move_aside(run)
                 self._active.append(RunProcess(run, slot, resume))
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 self._free.insert(0, slot)
                 self._finish(run, FAILED, f"cannot be started: {error}")
                 continue

@@ -13,12 +13,12 @@ import pytest
 
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_csv
 from rlframe.experiment import hardware
 from rlframe.experiment.config import from_flat
 from rlframe.kernels.device import has_bf16_units
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.record.writers import read_csv
 from rlframe.samplers import auto, cpu, gpu, serial
 from tests.processes import DEADLINE_S, is_running, launched, until
 

@@ -14,9 +14,9 @@ from subprocess import PIPE, STDOUT
 import psutil
 import pytest
 
+from rlframe.core.files import read_csv
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
-from rlframe.record.writers import read_csv
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, launched, until
 

@@ -149,10 +149,40 @@ def test_a_chunk_repeated_beyond_free_memory_is_an_error_before_allocation(
 ) -> None:
     newest = run_of_two(tmp_path)[1]
     (chunk,) = (newest / "chunks").iterdir()
-    rewrite(newest, {"chunks": [[chunk.name, 4 * N]] * 1_000, "shape": [N * 1_000]})
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
-    with pytest.raises(SnapshotError, match=r"needs 1,600,000,000 bytes of memory and 1,000,000,000 are free"):
+    rewrite(newest, {"chunks": [[chunk.name, 4 * N]] * 100, "shape": [N * 100]})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**8))
+    with pytest.raises(SnapshotError, match=r"needs 160,000,000 bytes of memory and 100,000,000 are free"):
         load_snapshot(newest)
+
+
+def test_chunks_listed_far_more_often_than_they_exist_are_refused(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    (chunk,) = (newest / "chunks").iterdir()
+    rewrite(newest, {"chunks": [[chunk.name, 4 * N]] * 1_000, "shape": [N * 1_000]})
+    with pytest.raises(SnapshotError, match=r"lists 1,600,000,000 bytes of arrays, but its snapshot has 1,600,000 dif"):
+        load_snapshot(newest)
+
+
+@pytest.mark.parametrize("name", ["small", "replay"])
+def test_an_array_named_twice_is_refused(name: str, tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    ranks = json.loads((newest / "manifest.json").read_text())["ranks"]
+    state = ranks[0]["tree"]["dict"]
+    one = state["agent"]["dict"]["small"] if name == "small" else state["replay"]
+    state["more"] = [one] * 3
+    rewrite(newest, ranks=ranks)
+    with pytest.raises(SnapshotError, match=r"is missing, or named twice"):
+        load_snapshot(newest)
+
+
+def test_a_manifest_of_millions_of_empty_lists_is_refused_before_they_are_made(tmp_path: Path) -> None:
+    newest = run_of_two(tmp_path)[1]
+    (newest / "manifest.json").write_bytes(b"[" + b"[]," * 3_000_000 + b"0]")
+    tracemalloc.start()
+    with pytest.raises(SnapshotError, match=r"it has 6,000,001 entries, more than the limit"):
+        load_snapshot(newest)
+    assert tracemalloc.get_traced_memory()[1] < 2**25
+    tracemalloc.stop()
 
 
 def test_a_huge_file_of_holes_takes_no_memory(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import RecordError
-from rlframe.record.writers import CsvWriter, TensorBoardWriter, read_csv
+from rlframe.core.files import read_csv
+from rlframe.record.writers import CsvWriter, TensorBoardWriter
 
 
 def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rlframe import launch
+from rlframe.core.files import read_csv
 from rlframe.core.struct import as_numpy
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.record.writers import read_csv
 from rlframe.runners import Runner
 
 ANYWHERE = ("affinity=none", "device=cpu", "threads=1")

@@ -16,13 +16,13 @@ import torch
 
 from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
+from rlframe.core.files import read_csv
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.record.writers import read_csv
 from rlframe.replay import ReplayConfig
 from rlframe.runners import AsyncRl, MinibatchRlEval
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
@@ -321,7 +321,7 @@ def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> N
 
 def test_impossible_settings_are_refused_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     for word, said in [
-        ("runner.n_slots=0", "runner.n_slots=0 must be at least 1"),
+        ("runner.n_slots=0", "runner.n_slots=0 must be from 1 to 4096"),
         ("runner.timeout_s=0", "runner.timeout_s=0.0 must be above 0"),
     ]:
         assert main([*WORDS, word]) == 2

@@ -14,12 +14,11 @@ import pytest
 from rlframe import launch
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import SnapshotError
+from rlframe.core.files import SnapshotError, read_csv
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.record.writers import read_csv
 from rlframe.runners import AsyncRl, Callback, MinibatchRl, MinibatchRlEval, Runner, SyncRl
 from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial

@@ -9,13 +9,13 @@ import torch
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_csv
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.experiment.config import for_ranks, from_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.record.writers import read_csv
 from rlframe.runners import MinibatchRl, MinibatchRlEval, Runner
 from rlframe.runners.base import Clock, Diverged
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from rlframe import plot
+from rlframe.core.files import read_csv
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
-from rlframe.record.writers import read_csv
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
 
