@@ -11,6 +11,7 @@ from typing import NoReturn
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 
+_MAX_WORD = 1 << 16  # characters
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
@@ -21,6 +22,10 @@ class KeyValues:
         """Raise ConfigError for an argument of another form or a repeated key."""
         self.remaining: dict[str, str] = {}
         for word in argv:
+            if len(word) > _MAX_WORD:
+                raise ConfigError(
+                    f"{word[:60]!r}... has {len(word):,} characters, more than the limit of {_MAX_WORD:,}"
+                )
             key, equals, value = word.partition("=")
             if not equals or not key:
                 raise ConfigError(f"{word!r} is not of the form key=value; --help lists the keys")

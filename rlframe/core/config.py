@@ -42,6 +42,7 @@ def _count(text: str) -> int:
 
 AUTO = -1  # value of a `count_or_auto` field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
+_MAX_NAME = 200
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
     "rlframe.models": "model.",
@@ -143,6 +144,8 @@ def fraction(default: float, doc: str) -> Any:
 
 def nearest(name: str, known: Any) -> str:
     """`; did you mean ...?` with up to three similar names, or an empty string."""
+    if len(name) > _MAX_NAME:  # the search takes time with the square of the length
+        return ""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 

@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 24
 _MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of memory
 _MAX_TABLE_BYTES = 1 << 26
 _MAX_YAML = 1 << 17  # characters
-_MAX_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES, _MAX_ROWS = 1 << 20, 2_000_000
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -111,7 +111,7 @@ def iter_csv(path: Path) -> Iterator[list[str]]:
     if not os.path.lexists(path):
         return
     _check_regular(path, _MAX_TABLE_BYTES)
-    n_columns = 0
+    n_columns = n_rows = 0
     with path.open("rb") as file:
         for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
             if not line.endswith(b"\n"):  # torn by a crash, or too long
@@ -121,6 +121,9 @@ def iter_csv(path: Path) -> Iterator[list[str]]:
             cells = _cells(line[:-1].decode("utf-8", errors="replace"))
             n_columns = n_columns or len(cells)
             if cells and len(cells) == n_columns:
+                n_rows += 1
+                if n_rows > _MAX_ROWS:
+                    raise ConfigError(f"{path} has more than {_MAX_ROWS:,} rows, the limit")
                 yield cells
 
 

@@ -23,6 +23,7 @@ from rlframe.samplers.base import SamplerConfig
 # Keys that name a module with a class Config, and the package that short names are looked up in.
 PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
 _DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}  # of `Experiment`
+_MAX_KEY = 200  # characters
 _OTHER_WORDS = {  # of other frameworks, and what they are called here
     "lr": "learning_rate",
     "gamma": "discount",
@@ -166,6 +167,8 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     merged, _ = merge(*layers)
     arguments: dict[str, Any] = {}
     for key, value in merged.items():
+        if not isinstance(key, str) or len(key) > _MAX_KEY:
+            raise ConfigError(f"unknown key {str(key)[:60]!r} (--help lists the keys)")
         free = next((prefix for prefix in _FREE if key.startswith(prefix)), "")
         if free:
             arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(key, value)}

@@ -21,7 +21,7 @@ from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
 from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, to_flat
 from rlframe.experiment.presets import load_preset, presets_for
-from rlframe.experiment.trust import check_network, check_trusted, read_config
+from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.record import current_run, logger_context
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
@@ -79,7 +79,7 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
         return {}, (f"presets for this environment: {', '.join(others)}",) if others else ()
     config = load_preset(preset)
     if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
-        check_trusted(config, preset, trust)
+        check_trusted(config, preset, trust, NEW_WEIGHTS)
         config.pop("log_dir", None)  # of that run
     return config, (f"experiment={preset}",)
 

@@ -19,7 +19,8 @@ from rlframe.core.files import parse_yaml, read_json
 from rlframe.experiment.config import PARTS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
-_FEW_WEIGHTS = 1 << 22  # take a second to initialise
+NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
+_FEW_WEIGHTS = 1 << 22
 _LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
@@ -55,13 +56,13 @@ def read_config(path: Path, trust: bool) -> dict[str, Any]:
     return config
 
 
-def check_trusted(config: Mapping[str, Any], source: str, trust: bool) -> None:
+def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weights: int = _MAX_WEIGHTS) -> None:
     """Check a config that was read from the file `source`.
 
     Raises:
         ConfigError: it has foreign entries, which the message lists, and `trust` is false.
     """
-    found = [] if trust else foreign(config)
+    found = [] if trust else foreign(config, most_weights)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise ConfigError(
@@ -80,11 +81,11 @@ def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
         raise ConfigError(f"{source} holds another network: {held:,} weights, and the config at least {n_weights:,}")
 
 
-def foreign(config: Mapping[str, Any]) -> list[str]:
+def foreign(config: Mapping[str, Any], most_weights: int = _MAX_WEIGHTS) -> list[str]:
     """The entries of a config, key=value, that would run foreign code, read files or take too much memory."""
-    found = [f"{key}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
+    found = [f"{_shown(key)}={_shown(value)}" for key, value in config.items() if not _is_plain(str(key), value)]
     n_weights = _count_weights(config)
-    return [*found, f"model.*: at least {n_weights:,} weights"] if n_weights > _MAX_WEIGHTS else found
+    return [*found, f"model.*: at least {n_weights:,} weights"] if n_weights > most_weights else found
 
 
 def _shown(value: Any) -> str:
@@ -149,10 +150,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _count_weights(config: Mapping[str, Any]) -> int:
     """A lower bound on the number of weights of the network that a config describes."""
-    memory = _widths(config.get("model.memory_size", 0)) if config.get("model.memory", "none") != "none" else [0]
+    n_gates = {"lstm": 4, "gru": 3}.get(str(config.get("model.memory")), 0)
+    memory = _widths(config.get("model.memory_size", 0)) if n_gates else [0]
     layers = [_widths(config.get(key, ())) for key in _LAYERS]
     products = [a * b for widths in layers for a, b in pairwise(widths)]
-    return sum(products) + sum(map(sum, layers)) + sum(width * width for width in memory)
+    return sum(products) + sum(map(sum, layers)) + sum(n_gates * width * width for width in memory)
 
 
 def _widths(value: Any) -> list[int]:

@@ -14,6 +14,7 @@ from rlframe.system.affinity import Affinity, Topology, plan
 SWEEP = "sweep."
 INNERMOST, OUTERMOST = "innermost", "outermost"
 _MAX_RUNS = 5_000
+_MAX_DIGITS = 15  # of a seed
 _MAX_NAME = 200  # bytes of a directory's name that every file system allows
 
 
@@ -114,8 +115,8 @@ def make_runs(
     if order not in (known := (INNERMOST, OUTERMOST)):
         raise ConfigError(f"seeds={order} is not one of {', '.join(known)}{nearest(order, known)}")
     for seed in seeds:
-        if not seed.isdecimal():
-            raise ConfigError(f"sweep.seed={','.join(seeds)}: {seed!r} is not a whole number")
+        if not seed.isdecimal() or len(seed) > _MAX_DIGITS:
+            raise ConfigError(f"sweep.seed: {seed[:60]!r} is not a whole number of at most {_MAX_DIGITS} digits")
     named = list(zip(_setting_names(settings), settings, strict=True))
     if not seeds:
         return tuple(make_run(name, run_id, {**base, **setting}) for name, setting in named)

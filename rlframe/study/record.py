@@ -190,7 +190,9 @@ def read_record(directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} has format {content.get('format')}, but this rlframe reads format {_FORMAT} only")
     keys = ("name", "arguments", *(field.name for field in fields(Status)))
     runs = content.get("runs")
-    if not isinstance(runs, list) or not all(isinstance(run, dict) and all(key in run for key in keys) for run in runs):
+    if not isinstance(runs, list) or not all(
+        isinstance(run, dict) and all(key in run for key in keys) and isinstance(run["arguments"], dict) for run in runs
+    ):
         raise ConfigError(f"{path} is damaged; move it away and use another log_dir")
     return content
 

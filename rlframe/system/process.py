@@ -82,7 +82,7 @@ class ChildProcess:
         context = multiprocessing.get_context(method)
         self._connection, theirs = context.Pipe()
         line, self._line = context.Pipe(duplex=False)  # closes when we die; watched by the child
-        self._go, self._done = WakeUp(context), WakeUp(context)
+        self._go, self._done = WakeUp(), WakeUp()
         self._shared = share_zeros(np.zeros(child_side.CONTROL_SIZE, np.int64), f"{name}-words")
         self._stack = share_zeros(np.zeros(child_side.STACK_BYTES, np.uint8), f"{name}-stack")
         self._control = self._shared.tree
@@ -313,7 +313,8 @@ class ChildProcess:
             connection.close()
         self._shared.close()
         self._stack.close()
-        del self._go, self._done  # frees their names
+        self._go.remove_name()  # a child that ended before its start has not
+        self._done.remove_name()
 
 
 def _pickled(value: Any, name: str) -> bytes:

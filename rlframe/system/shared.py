@@ -1,14 +1,16 @@
 """Memory shared between processes: trees of arrays, versioned parameters, and a wake-up semaphore."""
 
+import contextlib
 import mmap
 import os
+import secrets
 import socket
 import tempfile
 import time
+from _multiprocessing import SemLock, sem_unlink  # type: ignore[import-not-found]  # of the standard library
 from dataclasses import dataclass
 from math import prod
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from time import perf_counter
 from typing import Any, Self
 
@@ -136,6 +138,7 @@ def read_parameters(shared: _Parameters, values: Tree, known: int) -> int:
     return known
 
 
+_COUNTING = 1  # kind of a SemLock
 _TRIES = 10  # yields of the core before sleeping
 _SLOW_YIELD_S = 1e-3  # a yield this long gave the core to a busy process
 _REST = 1000  # waits without yields after a slow one
@@ -147,11 +150,27 @@ class WakeUp:
     On an idle core ten yields take 6 us and avoid the 25 to 30 us of sleeping and waking on a virtual machine: the
     overhead of a step with two workers falls from 73 us to 15. On a busy core each yield costs a time slice, so after a
     slow yield the next thousand waits sleep at once.
+
+    The system knows it by a name, which is left behind if the process is killed. So the child removes the name as soon
+    as it has opened the semaphore; a multiprocessing.Semaphore keeps it.
     """
 
-    def __init__(self, context: BaseContext) -> None:
-        self._semaphore: Any = context.Semaphore(0)
+    def __init__(self) -> None:
+        self._name = f"/rlframe-{os.getpid()}-{secrets.token_hex(6)}"
+        self._semaphore = SemLock(_COUNTING, 0, SemLock.SEM_VALUE_MAX, self._name, False)
         self._resting = 0
+
+    def __getstate__(self) -> str:
+        return self._name
+
+    def __setstate__(self, name: str) -> None:
+        self._name, self._resting = name, 0
+        self._semaphore = SemLock._rebuild(0, _COUNTING, SemLock.SEM_VALUE_MAX, name)
+
+    def remove_name(self) -> None:
+        """No other process can open it from now on. May be called twice, and by both processes."""
+        with contextlib.suppress(FileNotFoundError):
+            sem_unlink(self._name)
 
     def post(self) -> None:
         """Wake one waiter, now or at its next wait. Earlier writes are visible to it."""

@@ -116,6 +116,8 @@ class _ParentLogHandler(logging.Handler):
 
 def main(connection: Connection, line: Connection, go: WakeUp, done: WakeUp, cpus: tuple[int, ...]) -> None:
     """Run the work that the parent sends over the connection, then exit."""
+    go.remove_name()
+    done.remove_name()
     _exit_with_parent(line)
     _ignore_group_signals()
     pin(cpus)
