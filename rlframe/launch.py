@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
+
 import json
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
 from rlframe.experiment.presets import competing_work, preset_names
 from rlframe.system.machine import gc_paused, limit_threads
 
@@ -51,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def _help() -> int:
-    with gc_paused():
+    with gc_paused(), ending_at_ctrl_c():
         import chz
 
         from rlframe.experiment.config import Experiment
@@ -65,7 +70,7 @@ def _help() -> int:
 def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
     limit_threads(competing_work(words.remaining))
-    with gc_paused():
+    with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment import hardware
         from rlframe.experiment.config import to_flat
         from rlframe.experiment.train import place_job, read_job, train

@@ -1,5 +1,10 @@
 """The plot command, `python -m rlframe.plot DIR...`: draws learning curves with confidence bands over seeds."""
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
+
 import math
 import sys
 from collections.abc import Callable, Sequence

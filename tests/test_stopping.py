@@ -86,6 +86,39 @@ def test_impossible_limits_are_refused(word: str, capsys: pytest.CaptureFixture[
     assert word.partition("=")[0].removeprefix("runner.") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("after_s", [0.1, 0.6, 1.5])
+@pytest.mark.parametrize("command", ["launch", "evaluate"])
+def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(
+    command: str, after_s: float, tmp_path: Path
+) -> None:
+    words = [f"log_dir={tmp_path}", "runner.n_steps=1e8"] if command == "launch" else [str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"rlframe.{command}", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode in (-signal.SIGINT, 130, 1), output  # 1: there was no run to evaluate
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3])
+def test_a_second_ctrl_c_shows_no_traceback_and_leaves_no_process(after_s: float, tmp_path: Path) -> None:
+    words = [*PPO, "sampler.batch_T=16", "runner.log_interval_steps=640", "eval.n_episodes=2", *HOW["cpu"]]
+    with launched(tmp_path, *words) as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(after_s)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode in (-signal.SIGINT, 130), output
+    assert "Traceback" not in output + (tmp_path / "run_0/debug.log").read_text()
+    until(lambda: not any(is_running(child.pid) for child in children))
+
+
 LEAVES = """
 import sys, threading
 import rlframe.core.command_line as commands

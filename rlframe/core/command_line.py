@@ -1,11 +1,13 @@
 """Parsing of key=value arguments, and the exit status and error output shared by all commands."""
 
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from rlframe.core.config import nearest
@@ -60,8 +62,30 @@ class KeyValues:
             raise ConfigError(f"unknown key {key!r}; the keys are {', '.join(known)}{nearest(key, known)}")
 
 
+@contextmanager
+def ending_at_ctrl_c() -> Iterator[None]:
+    """For imports, which take seconds: inside the block Ctrl-C ends this process at once, without a traceback.
+
+    Does nothing where Ctrl-C does not raise KeyboardInterrupt, or outside the main thread.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def exit_with(status: int) -> NoReturn:
     """Exit with `status`. Threads that an environment or other code of the user's left running get EXIT_S to end."""
+    if _is_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C shows no traceback of the interpreter's exit
     threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is threading.main_thread())]
     if threads:
         names = ", ".join(sorted(thread.name for thread in threads))
@@ -82,6 +106,8 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
 
     A ReadableError is printed without a traceback unless its cause is user code or `traceback=true` is given.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL and _is_main_thread():  # set by a command for its imports
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     show_traceback = "traceback=true" in argv
     try:
         return body([word for word in argv if not word.startswith("traceback=")])

@@ -144,6 +144,9 @@ def _cells(line: str) -> list[str]:
         return []
 
 
+LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
+
+
 def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> RecordError:
     """The RecordError for a disk error; `n_bytes`: the size that was to be written, if known."""
     needed = f"it needs {n_bytes:,} bytes and " if n_bytes else ""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyprojroot
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks
 from rlframe.record.retention import SnapshotPolicy
 from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun, check_directory
@@ -65,7 +66,8 @@ def logger_context(
     try:
         run = Run(directory, config, policy, resume, console)
     except OSError as error:
-        raise ConfigError(f"cannot write to {directory}: {error.strerror or error}; use another log_dir") from error
+        problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
+        raise ConfigError(f"{problem}; use another log_dir") from error
     try:
         with _made_current(run):
             ranks.broadcast(str(directory))

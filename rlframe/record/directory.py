@@ -25,7 +25,7 @@ import psutil
 
 from rlframe import __version__
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import parse_json, read_json, read_regular_file
+from rlframe.core.files import parse_json, read_json, read_regular_file, write_file
 
 LOCK_FILE = "lock.json"
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
@@ -179,10 +179,12 @@ class DirectoryLock:
         if before or locked:
             self._path.unlink(missing_ok=True)
         try:
-            with self._path.open("x", encoding="utf-8") as file:
-                json.dump(asdict(this_process()), file)
+            write_file(self._path, json.dumps(asdict(this_process())).encode())
         except FileExistsError:  # another process started at the same time, on a file system without locks
             raise ConfigError(f"{in_use}, started just now; {remedy}") from None
+        except OSError:  # the disk is full
+            self._path.unlink(missing_ok=True)
+            raise
         self._ours = True
 
     def _check_dead(self, holder: LockHolder, in_use: str, remedy: str) -> None:

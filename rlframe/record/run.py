@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError, RecordError
+from rlframe.core.errors import ConfigError, Interrupted, RecordError
 from rlframe.core.files import disk_error, make_own
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, PlainConsole
@@ -195,11 +195,11 @@ class Run(BaseRun):
         return _newest(self.directory)
 
     def record_exception(self, error: BaseException) -> None:
-        """Write the traceback to debug.log only; the caller reports the exception to the user."""
-        info = (type(error), error, error.__traceback__)
-        self._debug_log.handle(
-            _logger.makeRecord(_logger.name, logging.ERROR, __file__, 0, "the run ended by an exception", (), info)
-        )
+        """Write it to debug.log only, with its traceback unless a signal stopped the run; the caller reports it."""
+        stopped = isinstance(error, Interrupted)
+        level, text = (logging.INFO, str(error)) if stopped else (logging.ERROR, "the run ended by an exception")
+        info = None if stopped else (type(error), error, error.__traceback__)
+        self._debug_log.handle(_logger.makeRecord(_logger.name, level, __file__, 0, text, (), info))
 
     def close(self) -> None:
         """Close all files, even if closing one of them fails. May be called twice."""

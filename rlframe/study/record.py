@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import is_regular_file, read_json
+from rlframe.core.files import LEAST_BYTES, disk_error, is_regular_file, read_json
 from rlframe.record.directory import DirectoryLock, replace_file, session
 from rlframe.study.plan import Run
 
@@ -137,8 +137,11 @@ class StudyRecord:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot create {directory}: {error.strerror}; use another log_dir") from error
-        self._lock = DirectoryLock(directory, "a study", "log_dir")
         with ExitStack() as on_error:
+            try:
+                self._lock = DirectoryLock(directory, "a study", "log_dir")
+            except OSError as error:
+                raise _unwritable(directory, error) from error
             on_error.callback(self._lock.close)
             self._path, self._runs = directory / FILE, tuple(runs)
             saved = read_record(directory) if self._path.exists() else {}
@@ -148,7 +151,7 @@ class StudyRecord:
             try:
                 self.save()
             except OSError as error:
-                raise ConfigError(f"cannot write in {directory}: {error.strerror}; use another log_dir") from error
+                raise _unwritable(directory, error) from error
             on_error.pop_all()
 
     def _restore(self, run: Run) -> Status:
@@ -180,6 +183,11 @@ class StudyRecord:
     def close(self) -> None:
         """Release the lock."""
         self._lock.close()
+
+
+def _unwritable(directory: Path, error: OSError) -> ConfigError:
+    problem = disk_error(f"a study in {directory}", directory, error, LEAST_BYTES)
+    return ConfigError(f"{problem}; use another log_dir")
 
 
 def read_record(directory: Path) -> dict[str, Any]:

@@ -195,3 +195,28 @@ def test_where_links_are_refused_pieces_are_written(tmp_path: Path, monkeypatch:
     assert all(path is not None for path in paths)
     assert np.array_equal(load_newest(tmp_path / "run_0")[1]["x"], array)
     assert read_csv(tmp_path / "run_0/progress.csv")[1] == []
+
+
+def test_a_disk_that_is_full_at_the_start_is_an_error_with_sizes_and_leaves_no_lock(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+from rlframe.core.errors import ConfigError
+from rlframe.study.record import StudyRecord
+(disk / "study").mkdir()
+(disk / "runs").mkdir()
+fill()
+for start, folder in (
+    (lambda: logger_context(disk / "runs", console=False).__enter__(), disk / "runs/run_0"),
+    (lambda: StudyRecord(disk / "study", (), {}), disk / "study"),
+):
+    try:
+        start()
+    except ConfigError as error:
+        assert "No space left on device; it needs 100,000 bytes and 0 are free in" in str(error), error
+        assert str(error).endswith("; use another log_dir"), error
+    else:
+        sys.exit("the disk was not full")
+    assert not folder.exists() or names(folder) == [], names(folder)
+""",
+    )

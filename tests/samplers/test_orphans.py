@@ -89,7 +89,7 @@ def test_workers_end_with_a_parent_that_is_killed(method: str, what: str, tmp_pa
         assert re.search(r"/memfd:rlframe-rows \(deleted\)", maps)
         inodes = {int(inode) for inode in re.findall(r"(\d+) +/dev/shm/\S+", maps)}
         assert inodes, "its semaphores"
-        assert not inodes & {each.inode() for each in os.scandir("/dev/shm")}, "nothing of ours has a name that may stay"
+        assert not inodes & {each.inode() for each in os.scandir("/dev/shm")}, "no name of ours may stay"
         master.process.kill()
         until(lambda: not any(map(is_running, master.pids)))
 
