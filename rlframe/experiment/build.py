@@ -133,6 +133,8 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
         if given and not boxes:
             raise ConfigError(f"model.{key} is for Box actions, and those of {experiment.env} are {action_space}")
     agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
+    if experiment.init and not Path(experiment.init).exists():
+        raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")
     if experiment.init:
         load_weights(agent, load_snapshot(Path(experiment.init), key="agent")[0], experiment.init)
     return agent.to(device)

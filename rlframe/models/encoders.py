@@ -314,6 +314,8 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     found = vars(_user_module(module_name, config.encoder))
     if name not in found:
         raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}{nearest(name, found)}")
+    if not (isinstance(found[name], type) and issubclass(found[name], nn.Module)):
+        raise ConfigError(f"model.encoder={config.encoder!r}: {name} is not a subclass of torch.nn.Module")
     return CustomEncoder(found[name](space), space)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import chz
 import pytest
 
+from rlframe import launch
 from rlframe.core.config import AUTO, module_names
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import PARTS, Experiment, from_flat
@@ -31,18 +33,22 @@ def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
             yield f"{prefix}{name}", kind, field._default
 
 
-def numbers() -> list[tuple[dict[str, str], str, type, Any]]:
-    """Every int and float that the command line takes: what names its part, key, type and default."""
-    found: dict[tuple[str, str], tuple[dict[str, str], str, type, Any]] = {}
+def all_fields() -> list[tuple[dict[str, str], str, Any, Any]]:
+    """Every field that the command line takes: what names its part, key, type and default."""
+    found: dict[tuple[str, str], tuple[dict[str, str], str, Any, Any]] = {}
     for key, kind, default in fields(Experiment, ""):
-        if kind in (int, float):
+        if key not in PARTS:
             found["", key] = {}, key, kind, default
     for part, package in PARTS.items():
         for name in module_names(package):
             for key, kind, default in fields(type(getattr(from_flat({part: name}), part)), f"{part}."):
-                if kind in (int, float):
-                    found[name, key] = {part: name}, key, kind, default
+                found[name, key] = {part: name}, key, kind, default
     return list(found.values())
+
+
+def numbers() -> list[tuple[dict[str, str], str, Any, Any]]:
+    """The ints and floats of them."""
+    return [each for each in all_fields() if each[2] in (int, float)]
 
 
 def may_be_meant(key: str, kind: type, default: Any, value: str) -> bool:
@@ -85,3 +91,31 @@ def test_a_number_that_means_nothing_is_refused_with_its_key(bad: str) -> None:
 def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"algo.{key}=0"):
         from_flat({"algo": part, f"algo.{key}": "0"})
+
+
+WORDS = ["perhaps", "2", "nan", "-1", "os:getpid", "[]", "{", "\t", "a b", "../x", "None", ""]
+ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
+EMPTY = {"init", "callbacks"}  # none
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_a_field_does_not_know_is_refused_with_its_key(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = set()
+    for part, key, kind, default in all_fields():
+        name = key.rpartition(".")[2]
+        if kind in (int, float) or name in ANY_TEXT or (name in EMPTY and not word) or word == default:
+            continue
+        if kind == tuple[int, ...] and word.strip() in ("2", "[]", ""):
+            continue  # a list
+        if typing.get_origin(kind) is Mapping and word in ("", "None"):
+            continue
+        seen.add(name)
+        given = [f"{k}={v}" for k, v in {"env": "CartPole-v1", **part, key: word}.items()]
+        assert launch.main([*given, f"log_dir={tmp_path / 'runs'}"]) == 2, f"{part} {key}={word!r} was accepted"
+        said = capsys.readouterr().err
+        assert name in said, f"{part} {key}={word!r}: {said}"
+        assert len(said.splitlines()) == 1
+    assert len(seen) > 20
+    assert not (tmp_path / "runs").exists()
