@@ -21,6 +21,7 @@ from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import Runner
 from rlframe.runners.callbacks import load_callbacks
+from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler
 from rlframe.system.affinity import Affinity
 
@@ -96,6 +97,8 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
                 evaluator = Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
                 opened.enter_context(closing(evaluator))
             runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
+            if threads > 1 and not experiment.threads:  # a number that was asked for is kept
+                runner.threads = AdaptiveThreads(threads)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()

@@ -59,7 +59,7 @@ class Experiment:
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
-    threads: int = count_or_auto("torch threads; 0: one per core for images, else one; auto: measured at the start", 0)
+    threads: int = count_or_auto("torch threads; 0: one, for images one per free core; auto: measured at the start", 0)
     precision: str = choice("auto", PRECISIONS, "of matrix products in learning; auto: bf16 on a CPU with bf16 units")
     seed: int = count(0, "root of every random stream")
     name: str = option("", "name of the run; default: algorithm and environment")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -34,6 +34,7 @@ from rlframe.runners.report import (
     save_snapshot,
     torch_rng_states,
 )
+from rlframe.runners.threads import keep_threads
 from rlframe.samplers import Evaluator, Sampler
 from rlframe.samplers.evaluator import EvaluationStopped
 from rlframe.system.distributed import TIMEOUT_S
@@ -168,6 +169,7 @@ class Runner(ABC):
         self.updates_left = False  # a stop came between the updates of the newest batch
         self.skips_updates = False  # an update was skipped since the start
         self.stop = StopRequest()
+        self.threads: Callable[[], None] = keep_threads
 
     def __enter__(self) -> Self:
         return self
@@ -216,6 +218,7 @@ class Runner(ABC):
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
+                        self.threads()
                         self.iterate()
                         continue
                     with suppress(EvaluationStopped):  # it is repeated when the run is resumed
