@@ -27,12 +27,13 @@ _CHECK_S = 0.2  # between looks at the processes of the others
 class RankMemory:
     """What the ranks of a machine share; rank 0 makes it, and the others receive it at their start."""
 
-    words: Shared  # arrived [world_size, 8] int64: exchanges begun, one cache line a rank; number [2, world_size]
+    words: Shared  # arrived [world_size, 8]: exchanges begun, one cache line a rank; number and weight [2, world_size]
     data: Shared  # [2, world_size, n_bytes] uint8, which grows with need; the exchanges use its halves in turns
 
     @classmethod
     def make(cls, world_size: int) -> "RankMemory":
-        words = {"arrived": np.zeros((world_size, 8), np.int64), "number": np.zeros((2, world_size), np.int64)}
+        pairs = {"number": np.zeros((2, world_size), np.int64), "weight": np.zeros((2, world_size))}
+        words = {"arrived": np.zeros((world_size, 8), np.int64), **pairs}
         return cls(share_zeros(words, "ranks"), share_zeros(np.zeros(1, np.uint8), "exchange"))
 
     def send(self, child: ChildProcess) -> None:
@@ -70,7 +71,7 @@ class SharedRanks(ExchangingRanks):
         self.rank, self.world_size = rank, world_size
         self._timeout_s, self._check, self._children, self._on_gpus = timeout_s, check, children, on_gpus
         self._arrived = [memory.words.tree["arrived"][i, :1] for i in range(world_size)]
-        self._numbers = memory.words.tree["number"]
+        self._numbers, self._weights = memory.words.tree["number"], memory.words.tree["weight"]
         self._fd, self._fence = memory.data.fd, threading.Lock()
         self._n_met, self._half = 0, 0
         self._slots = np.zeros((2, world_size, 0), np.uint8)
@@ -88,6 +89,29 @@ class SharedRanks(ExchangingRanks):
         self._meet()
         return [int(each) for each in self._numbers[self._half]]
 
+    def average(self, tensors: Sequence[Tensor], weight: Tensor | float = 1.0) -> None:
+        """On the CPU without a copy of its own: 1.7 million gradients take 2.2 ms on two cores instead of 8.7."""
+        if not tensors or tensors[0].is_cuda:
+            super().average(tensors, weight)
+            return
+        dtype, n = tensors[0].dtype, sum(map(Tensor.numel, tensors))
+        slots = [torch.from_numpy(slot).view(dtype) for slot in self._next_slots(n * tensors[0].element_size())]
+        torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=slots[self.rank])
+        self._weights[self._half, self.rank] = float(weight)
+        self._meet()
+        weights = (self._weights[self._half] / (self._weights[self._half].sum() or 1.0)).tolist()
+        own = self._share(n)
+        mean = slots[0][own].mul_(weights[0])
+        for other, of_other in zip(slots[1:], weights[1:], strict=True):
+            mean.add_(other[own], alpha=of_other)
+        self._meet()
+        pieces = slots[0].split([tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(list(tensors), [p.view_as(t) for p, t in zip(pieces, tensors, strict=True)])
+
+    def _share(self, n: int) -> slice:
+        """The elements of n that this rank adds up."""
+        return slice(n * self.rank // self.world_size, n * (self.rank + 1) // self.world_size)
+
     def _sum(self, tensor: Tensor) -> Tensor:
         if tensor.is_cuda and self._on_gpus:
             try:
@@ -96,11 +120,10 @@ class SharedRanks(ExchangingRanks):
                 raise RankLost(f"rank {self.rank} lost another rank: {first_line(error)}") from error
             return tensor
         carried = tensor.cpu().contiguous()
-        n = carried.numel()
-        slots = self._write(carried.view(-1).view(torch.uint8).numpy())
-        each = [torch.from_numpy(slot).view(carried.dtype) for slot in slots]
+        each = [torch.from_numpy(slot).view(carried.dtype) for slot in self._next_slots(carried.nbytes)]
+        each[self.rank].copy_(carried.view(-1))
         self._meet()
-        own = slice(n * self.rank // self.world_size, n * (self.rank + 1) // self.world_size)
+        own = self._share(carried.numel())
         for other in each[1:]:
             each[0][own] += other[own]
         self._meet()
@@ -108,22 +131,20 @@ class SharedRanks(ExchangingRanks):
 
     def _gather(self, message: bytes) -> list[bytes]:
         sizes = self._all(len(message))
-        slots = self._write(np.frombuffer(message, np.uint8), max(sizes))
+        slots = self._next_slots(max(sizes))
+        slots[self.rank][: len(message)] = np.frombuffer(message, np.uint8)
         self._meet()
         return [slot[:n].tobytes() for slot, n in zip(slots, sizes, strict=True)]
 
-    def _write(self, own: np.ndarray, n_bytes: int = 0) -> list[np.ndarray]:
-        """Write bytes into this rank's part of the next half; returns the parts [n_bytes] of all ranks.
+    def _next_slots(self, n_bytes: int) -> list[np.ndarray]:
+        """The parts [n_bytes] of all ranks in the next half; this rank writes into its own.
 
         A half may be written again after the exchange in between, which all begin only when they have read this one.
         """
         self._half ^= 1
-        n_bytes = n_bytes or len(own)
         if n_bytes > self._slots.shape[2]:
             self._grow(n_bytes)
-        slots = self._slots[self._half, :, :n_bytes]
-        slots[self.rank, : len(own)] = own
-        return list(slots)
+        return list(self._slots[self._half, :, :n_bytes])
 
     def _grow(self, n_bytes: int) -> None:
         """Map parts of at least `n_bytes`; all ranks do so in the same exchange."""
