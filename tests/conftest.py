@@ -5,6 +5,8 @@ Networks in tests are tiny. With more threads, or threads that wait awake, proce
 
 import multiprocessing
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -46,3 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.path.relative_to(TESTS)
         if str(place) in QUICK or place.parts[0] in QUICK:
             item.add_marker("quick")
+
+
+@pytest.fixture(autouse=True)
+def _unpinned() -> Iterator[None]:
+    """A test that pins this process, as a run does, leaves it to the next one as it was."""
+    before = os.sched_getaffinity(0) if sys.platform == "linux" else set()
+    yield
+    if before and os.sched_getaffinity(0) != before:
+        os.sched_setaffinity(0, before)
