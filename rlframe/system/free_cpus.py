@@ -1,5 +1,6 @@
 """FreeCpus: how many of this process's CPUs other processes leave free, from the kernel's accounts."""
 
+import contextlib
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ import psutil
 
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
+_REFRESH = 10  # looks between searches for new children, which read every process of the machine
 _BUSY = (0, 2, 5, 6)  # columns of /proc/stat: user, system, irq, softirq; not nice, which gives way
 
 
@@ -17,6 +19,8 @@ class FreeCpus:
 
     def __init__(self) -> None:
         self._cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+        self._children: list[psutil.Process] = []
+        self._n_looks = 0
         self._seen = self._times()
 
     @property
@@ -34,7 +38,7 @@ class FreeCpus:
 
     def _times(self) -> tuple[float, float, float]:
         """Seconds: the clock, CPU time of all on our CPUs, CPU time of this process and its children."""
-        return time.monotonic(), self._busy_s(), _own_s()
+        return time.monotonic(), self._busy_s(), self._own_s()
 
     def _busy_s(self) -> float:
         if not self._cpus:
@@ -43,14 +47,14 @@ class FreeCpus:
         lines = (line.split() for line in _STAT.read_text().splitlines())
         return sum(int(cells[1 + i]) for cells in lines if cells[0] in names for i in _BUSY) / _TICKS
 
-
-def _own_s() -> float:
-    """CPU seconds of this process and of its children; those that have ended count through their parent."""
-    me = psutil.Process()
-    total = sum(me.cpu_times()[:4])
-    for child in me.children(recursive=True):
-        try:
-            total += sum(child.cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return float(total)
+    def _own_s(self) -> float:
+        """CPU seconds of this process and of its children; those that have ended count through their parent."""
+        me = psutil.Process()
+        if self._n_looks % _REFRESH == 0:
+            self._children = me.children(recursive=True)
+        self._n_looks += 1
+        total = sum(me.cpu_times()[:4])
+        for child in self._children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(child.cpu_times()[:4])
+        return float(total)
