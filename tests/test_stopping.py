@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -96,6 +97,7 @@ def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
