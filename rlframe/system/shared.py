@@ -10,6 +10,7 @@ import time
 from _multiprocessing import SemLock, sem_unlink  # type: ignore[import-not-found]  # of the standard library
 from dataclasses import dataclass
 from math import prod
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any, Self
@@ -158,6 +159,7 @@ class WakeUp:
     def __init__(self) -> None:
         self._name = f"/rlframe-{os.getpid()}-{secrets.token_hex(6)}"
         self._semaphore = SemLock(_COUNTING, 0, SemLock.SEM_VALUE_MAX, self._name, False)
+        resource_tracker.register(self._name, "semaphore")  # removes the name if we die before the child has
         self._resting = 0
 
     def __getstate__(self) -> str:
@@ -171,6 +173,7 @@ class WakeUp:
         """No other process can open it from now on. May be called twice, and by both processes."""
         with contextlib.suppress(FileNotFoundError):
             sem_unlink(self._name)
+            resource_tracker.unregister(self._name, "semaphore")
 
     def post(self) -> None:
         """Wake one waiter, now or at its next wait. Earlier writes are visible to it."""
