@@ -73,22 +73,17 @@ def _evaluate(argv: list[str]) -> int:
     if n_episodes < 1 or n_envs < 1:
         raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
 
-    trained = load_trained(path, device, trust)
-    config, number = chz.replace(trained.experiment.eval, n_workers=n_workers), 0
+    trained, number = load_trained(path, device, trust), 0
+    config = chz.replace(trained.experiment.eval, n_workers=n_workers)
     if replay:
-        seed, number = trained.experiment.seed, trained.env_steps
-        logged = _logged(trained)
+        logged, seed, number = _logged(trained), trained.experiment.seed, trained.env_steps
     else:
         config = chz.replace(config, n_episodes=n_episodes, n_envs=n_envs, explore=explore)
     print(printable(f"{trained.experiment.title()}: {trained.snapshot}, trained for {trained.env_steps:,} env_steps"))
     if video:
         episodes = film(trained.env, trained.agent, config, seed, Path(video))
     else:
-        with (
-            closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator,
-            learning_in(choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)),
-        ):
-            episodes = evaluator.evaluate(number)
+        episodes = _play(trained, config, seed, number)
     summary = summarize(list(episodes), "eval")
     _print(episodes, summary)
     if replay:
@@ -98,6 +93,13 @@ def _evaluate(argv: list[str]) -> int:
         facts = {"snapshot": str(trained.snapshot), "env_steps": trained.env_steps, "n_episodes": len(episodes)}
         _write(Path(out), {**facts, **summary}, episodes)
     return 0
+
+
+def _play(trained: Trained, config: EvalConfig, seed: int, number: int) -> Sequence[Trajectory]:
+    """Evaluation `number` of this seed, in the precision of the run's own evaluations."""
+    precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
+    with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator, learning_in(precision):
+        return evaluator.evaluate(number)
 
 
 def _logged(trained: Trained) -> float:

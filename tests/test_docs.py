@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from rlframe import evaluate, launch, plot
-from rlframe.core.files import read_csv
 from rlframe.envs import atari
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
 from rlframe.system.supervision import Supervision
 from tests.fork_server import run_python
+from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

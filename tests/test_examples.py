@@ -8,8 +8,8 @@ import pytest
 
 from rlframe import evaluate, launch
 from rlframe.analysis.curves import find_experiments
-from rlframe.core.files import read_csv
 from tests.fork_server import run_python
+from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,7 +4,7 @@ import functools
 import logging
 import signal
 
-ONCE = {"once": True}  # attributes of a log record that is not repeated
+ONCE = "once"  # attribute of a log record that is not repeated
 
 
 class ReadableError(Exception):
@@ -55,4 +55,4 @@ def printable(text: str) -> str:
 @functools.cache
 def warn_once(text: str) -> None:
     """Log a warning unless this process has logged it before; one from a worker process counts as its parent's."""
-    logging.getLogger("rlframe").warning(text, extra=ONCE)
+    logging.getLogger("rlframe").warning(text, extra={ONCE: True})

@@ -15,6 +15,7 @@ import yaml
 from rlframe.core.errors import ConfigError, RecordError, SnapshotError, printable
 
 MAX_BYTES = 1 << 24
+LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
 _MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of memory
 _MAX_TABLE_BYTES = 1 << 26
 _MAX_YAML = 1 << 17  # characters
@@ -127,13 +128,6 @@ def iter_csv(path: Path) -> Iterator[list[str]]:
                 yield cells
 
 
-def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and rows of a progress.csv (see `iter_csv`)."""
-    lines = iter_csv(path)
-    columns = next(lines, [])
-    return columns, [dict(zip(columns, cells, strict=True)) for cells in lines]
-
-
 def _cells(line: str) -> list[str]:
     """Parse one line by itself, so that a damaged line cannot swallow the next."""
     if '"' not in line:
@@ -142,9 +136,6 @@ def _cells(line: str) -> list[str]:
         return next(csv.reader([line]), [])
     except csv.Error:
         return []
-
-
-LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
 
 
 def disk_error(what: str, folder: Path, error: OSError, n_bytes: int = 0) -> RecordError:

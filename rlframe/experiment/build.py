@@ -98,7 +98,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
                 opened.enter_context(closing(evaluator))
             runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
             if threads > 1 and not experiment.threads:  # a number that was asked for is kept
-                runner.threads = AdaptiveThreads(threads)
+                runner.adapt_threads = AdaptiveThreads(threads)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()

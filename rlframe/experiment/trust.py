@@ -20,7 +20,7 @@ from rlframe.experiment.config import PARTS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
-_FEW_WEIGHTS = 1 << 22
+_FEW_WEIGHTS = 1 << 22  # never too many, whatever a snapshot holds
 _LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),

@@ -169,7 +169,7 @@ class Runner(ABC):
         self.updates_left = False  # a stop came between the updates of the newest batch
         self.skips_updates = False  # an update was skipped since the start
         self.stop = StopRequest()
-        self.threads: Callable[[], None] = keep_threads
+        self.adapt_threads: Callable[[], None] = keep_threads
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +218,7 @@ class Runner(ABC):
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
-                        self.threads()
+                        self.adapt_threads()
                         self.iterate()
                         continue
                     with suppress(EvaluationStopped):  # it is repeated when the run is resumed

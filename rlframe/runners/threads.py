@@ -28,14 +28,14 @@ class AdaptiveThreads:
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: threads on a machine that does nothing else."""
+        """`most`: threads on a machine that does nothing else, at least 2."""
         self.most, self._free = most, FreeCpus()
         self._next_s = time.monotonic() + _LOOK_S
         self._wanted = most  # by the last look; followed if the next one agrees
 
     def __call__(self) -> None:
         """Look at the machine if it is time, and change the number of threads. Call it between batches."""
-        if self.most == 1 or time.monotonic() < self._next_s:
+        if time.monotonic() < self._next_s:
             return
         free = self._free.look()
         self._next_s = time.monotonic() + _LOOK_S

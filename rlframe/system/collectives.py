@@ -34,9 +34,6 @@ class ExchangingRanks(Ranks):
     def _gather(self, message: bytes) -> list[bytes]:
         """The messages of all ranks."""
 
-    def sum(self, number: int) -> int:
-        return int(self._sum(torch.tensor([number], dtype=torch.int64)))
-
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         return self._sum(tensor.detach().clone())
 
@@ -70,10 +67,16 @@ class TorchRanks(ExchangingRanks):
         self._peers: list[list[Any]] = []  # host and process id
         self._peers = self.gather([socket.gethostname(), os.getpid()])
 
+    def sum(self, number: int) -> int:
+        return self._number(number, dist.ReduceOp.SUM)
+
     def max(self, number: int) -> int:
+        return self._number(number, dist.ReduceOp.MAX)
+
+    def _number(self, number: int, operation: Any) -> int:
         tensor = torch.tensor([number], dtype=torch.int64)
         with self._exchange():
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, operation)
         return int(tensor)
 
     def _sum(self, tensor: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from rlframe.system.worker_main import N_EVENTS, ParentLink
 
 TIMEOUT_S = 600.0  # default deadline of a collective operation
 _START_S = 120.0  # for a rank's process to import torch
-_CAUSE_S = 5.0  # to find out why a rank died
 _GRACE_S = 10.0  # for rank 0 to notice a dead rank by itself
 _END_S = 30.0  # for the other ranks to exit after rank 0 is done
 _POLL_S = 0.2
@@ -178,8 +177,8 @@ def launch_ranks(work: Callable[[RankInfo], _T], world_size: int) -> _T:
     if info.world_size > 1 or world_size == 1:
         return work(info)
     children: list[ChildProcess] = []
-    token = _children.set(children)
     memory = RankMemory.make(world_size)
+    token = _children.set(children)
     with tempfile.TemporaryDirectory(prefix="rlframe-ranks-") as folder:  # only its owner can enter
         infos = [RankInfo(rank, world_size, rank, world_size, folder) for rank in range(world_size)]
         try:

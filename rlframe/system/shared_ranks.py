@@ -1,8 +1,8 @@
 """SharedRanks: the ranks of one machine exchange through memory that no other process can reach."""
 
+import contextlib
 import mmap
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -188,7 +188,5 @@ class SharedRanks(ExchangingRanks):
 
     def forward_signal(self, signum: int) -> None:
         for pid in self._children():
-            try:
-                os.kill(pid, signal.Signals(signum))
-            except ProcessLookupError:
-                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)

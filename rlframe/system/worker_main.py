@@ -109,7 +109,7 @@ class _ParentLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._parent.log(record.levelno, self.format(record), ONCE.keys() <= vars(record).keys())
+            self._parent.log(record.levelno, self.format(record), ONCE in vars(record))
         except Exception:  # a message that fails to format must not stop the work
             self.handleError(record)
 

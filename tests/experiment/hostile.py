@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +16,9 @@ import psutil
 
 from rlframe import evaluate, export, launch, plot
 from rlframe.record.snapshot import resolve_snapshot, self_hash
-from tests.experiment.test_trust import WORDS, at_most
 
+WORDS = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=32", "sampler=serial", "sampler.batch_T=8"]
+WORDS += ["sampler.batch_B=4", "algo.minibatches=1", "eval.n_episodes=1", "model.hidden=[8]"]
 SECONDS, BYTES = 10, 700_000_000  # with the 300 MB of the libraries, under 1 GB
 SECRET = "precious"
 Attack = Callable[[Path], object]  # on a run directory, or on a study
@@ -30,6 +33,18 @@ COMMANDS: dict[str, Callable[[Path], int]] = {
     "preset": lambda run: launch.main([f"experiment={run}/mine.yaml", f"log_dir={run.parent}/mine"]),
     "study": lambda run: launch.main([f"resume={run}", "affinity=none"]),
 }
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Fail if the block takes longer."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
@@ -122,7 +137,7 @@ def array(**facts: Any) -> Attack:
         folder = snapshot_of(run) / "chunks"
         folder.mkdir(exist_ok=True)
         data = bytes(1 << 22)
-        name = __import__("hashlib").sha256(data).hexdigest()
+        name = hashlib.sha256(data).hexdigest()
         (folder / name).write_bytes(data)
         entry = {"dtype": "float32", "shape": [1 << 20], "chunks": [[name, 1 << 22]]} | facts
         entry["chunks"] = [[name if digest == "it" else digest, n] for digest, n in entry["chunks"]]

@@ -13,7 +13,6 @@ import pytest
 
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_csv
 from rlframe.experiment import hardware
 from rlframe.experiment.config import from_flat
 from rlframe.kernels.device import has_bf16_units
@@ -21,6 +20,7 @@ from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.samplers import auto, cpu, gpu, serial
 from tests.processes import DEADLINE_S, is_running, launched, until
+from tests.tables import read_csv
 
 SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
 SMALL += ["runner.log_interval_steps=128", "eval.n_envs=2", "algo.minibatches=2"]

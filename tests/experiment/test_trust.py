@@ -1,12 +1,6 @@
 """Run directories from other people: their content is read, and no code that they name is run without trust."""
 
 import json
-import os
-import pickle
-import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +8,15 @@ import pytest
 
 from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import MAX_BYTES
 from rlframe.experiment.config import from_flat, to_flat
 from rlframe.experiment.trust import foreign, read_config
 from rlframe.record.snapshot import resolve_snapshot, self_hash
-
-WORDS = ["env=CartPole-v1", "runner.n_steps=64", "runner.log_interval_steps=32", "sampler=serial", "sampler.batch_T=8"]
-WORDS += ["sampler.batch_B=4", "algo.minibatches=1", "eval.n_episodes=1", "model.hidden=[8]"]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    assert launch.main([f"log_dir={folder}", *WORDS]) == 0
-    return folder / "run_0"
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "stranger/run_0", symlinks=True))
 
 
 def rewrite(run: Path, **changes: Any) -> None:
     params = json.loads((run / "params.json").read_text())
     params["config"] |= {key.replace("__", "."): value for key, value in changes.items()}
     (run / "params.json").write_text(json.dumps(params))
-
-
-@contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    """Fail if the block takes longer."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 EVIL: list[dict[str, Any]] = [
@@ -156,40 +122,6 @@ def test_a_built_in_run_is_evaluated_and_resumed_without_trust(run: Path) -> Non
     assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 0
 
 
-class Bomb:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
-
-
-@pytest.mark.parametrize("name", ["params.json", "arrays.safetensors", "manifest.json"])
-def test_a_pickle_in_place_of_a_file_is_not_unpickled(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mark = run.parent / "ran"
-    snapshot = resolve_snapshot(run)
-    file = run / name if name == "params.json" else snapshot / name
-    file.write_bytes(pickle.dumps(Bomb(mark)))
-    assert evaluate.main([str(snapshot)]) != 0
-    assert "damaged" in capsys.readouterr().err or name == "arrays.safetensors"
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize("content", [b"[" * 100_000, b"{}", b"[]", b"\xff\xfe", b"9" * 5_000])
-def test_a_damaged_config_is_one_readable_line(run: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "params.json").write_bytes(content)
-    assert evaluate.main([str(run)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_a_config_without_end_is_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.truncate(run / "params.json", MAX_BYTES + 1)
-    assert evaluate.main([str(run)]) == 2
-    assert "bytes" in capsys.readouterr().err
-
-
 def test_control_characters_in_logs_and_configs_do_not_reach_the_terminal(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,34 +140,6 @@ def test_control_characters_in_logs_and_configs_do_not_reach_the_terminal(
     assert "\x07" not in captured.out + captured.err
 
 
-COMMANDS = {
-    "evaluate": lambda run: evaluate.main([str(run), "n_episodes=1", "n_envs=1"]),
-    "resume": lambda run: launch.main([f"resume={run}", "runner.n_steps=96"]),
-    "plot": lambda run: plot.main([str(run), f"out={run.parent}/x.png"]),
-}
-FILES = ["params.json", "progress.csv", "debug.log", "lock.json", ".params.json.new", ".progress.csv.new"]
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_pipe_in_place_of_a_file_does_not_block(run: Path, name: str, command: str) -> None:
-    (run / name).unlink(missing_ok=True)
-    os.mkfifo(run / name)
-    with at_most(20):
-        COMMANDS[command](run)
-
-
-@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-@pytest.mark.parametrize("name", FILES)
-def test_a_resumed_run_writes_nothing_outside_its_directory(run: Path, name: str, link: Any) -> None:
-    outside = run.parent / "outside"
-    outside.write_text("precious")
-    (run / name).unlink(missing_ok=True)
-    link(run / name, outside)
-    COMMANDS["resume"](run)
-    assert outside.read_text() == "precious"
-
-
 def test_a_config_that_is_launched_again_does_not_choose_the_directory(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +155,7 @@ def test_a_config_that_is_launched_again_does_not_choose_the_directory(
 
 def test_a_run_is_resumed_without_the_weights_of_init(run: Path) -> None:
     rewrite(run, init="/gone")
-    assert COMMANDS["resume"](run) == 0
+    assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 0
 
 
 @pytest.mark.parametrize("part", ["agent", "algo", "sampler", "runner", ""])
@@ -267,7 +171,7 @@ def test_a_state_that_does_not_fit_the_run_is_one_readable_line(
     manifest["sha256"] = self_hash(manifest)
     file.write_text(json.dumps(manifest))
     log = (run / "progress.csv").read_text()
-    assert COMMANDS["resume"](run) == 1
+    assert launch.main([f"resume={run}", "runner.n_steps=96"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert str(file.parent) in line
     assert (run / "progress.csv").read_text() == log, "the log is not trimmed for a state that cannot be used"

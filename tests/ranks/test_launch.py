@@ -14,11 +14,11 @@ from subprocess import PIPE, STDOUT
 import psutil
 import pytest
 
-from rlframe.core.files import read_csv
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, launched, until
+from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 2 * DEADLINE_S

@@ -13,10 +13,10 @@ import pytest
 
 import rlframe
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_csv
 from rlframe.record.context import current_run, logger_context
 from rlframe.record.run import NullRun
 from rlframe.record.writers import TensorBoardWriter
+from tests.tables import read_csv
 
 LOGGER = logging.getLogger("rlframe")
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rlframe.core.errors import RecordError
-from rlframe.core.files import read_csv
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_newest
 from tests.fork_server import run_python
+from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -24,7 +24,7 @@ import numpy as np
 from rlframe.record import logger_context
 from rlframe.core.errors import RecordError
 from rlframe.record.snapshot import list_snapshots, load_newest
-from rlframe.core.files import read_csv
+from tests.tables import read_csv
 
 disk = Path(sys.argv[1])
 def state(n):  # two megabytes

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import RecordError
-from rlframe.core.files import read_csv
 from rlframe.record.writers import CsvWriter, TensorBoardWriter
+from tests.tables import read_csv
 
 
 def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from rlframe import launch
-from rlframe.core.files import read_csv
 from rlframe.core.struct import as_numpy
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import Runner
+from tests.tables import read_csv
 
 ANYWHERE = ("affinity=none", "device=cpu", "threads=1")
 TRUST = "trust=true"  # for environments of tests, which are not part of rlframe

@@ -16,7 +16,6 @@ import torch
 
 from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
-from rlframe.core.files import read_csv
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.launch import main
@@ -30,6 +29,7 @@ from rlframe.system.supervision import Supervision
 from tests.processes import DEADLINE_S, is_running, launched, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
+from tests.tables import read_csv
 
 SERIAL = serial.Config(batch_T=8, batch_B=4)
 EVAL = EvalConfig(n_envs=2, n_episodes=2)

@@ -13,8 +13,7 @@ import pytest
 
 from rlframe import launch
 from rlframe.algos import ppo
-from rlframe.core.errors import ConfigError
-from rlframe.core.files import SnapshotError, read_csv
+from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
@@ -24,6 +23,7 @@ from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from tests.runners.own_callbacks import Counter, Failing, NotACallback, Recorder, Stopper
 from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
+from tests.tables import read_csv
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})  # then a row that is not valid
 SAMPLER = serial.Config(batch_T=8, batch_B=4)

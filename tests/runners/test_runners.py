@@ -9,7 +9,6 @@ import torch
 from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_csv
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.experiment.config import for_ranks, from_flat
 from rlframe.launch import main
@@ -19,6 +18,7 @@ from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import MinibatchRl, MinibatchRlEval, Runner
 from rlframe.runners.base import Clock, Diverged
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from tests.tables import read_csv
 
 CONFIG = ppo.Config(minibatches=2, epochs=1)
 

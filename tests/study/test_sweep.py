@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from rlframe import plot
-from rlframe.core.files import read_csv
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
+from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("env=CartPole-v1", "sampler=serial", "sampler.batch_T=16", "runner.n_steps=512", "eval.n_episodes=1")
