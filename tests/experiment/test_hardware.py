@@ -15,7 +15,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import hardware
 from rlframe.experiment.config import from_flat
-from rlframe.kernels.device import has_bf16_units
+from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.samplers import auto, cpu, gpu, serial
@@ -68,7 +68,7 @@ def test_workers_follow_from_the_affinity_and_never_exceed_the_environments() ->
 def test_nothing_is_auto_afterwards() -> None:
     resolved = hardware.resolve(experiment("sampler=cpu")).experiment
     assert AUTO not in (resolved.sampler.n_workers, resolved.eval.n_workers)
-    assert resolved.precision == ("bf16" if has_bf16_units() else "fp32")
+    assert resolved.precision == ("bf16" if bf16_is_faster() else "fp32")
     assert hardware.resolve(resolved).experiment == resolved
 
 

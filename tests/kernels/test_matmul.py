@@ -38,16 +38,20 @@ def test_linear_has_the_gradients_of_torch(lead: tuple[int, ...]) -> None:
 
 
 @needs_one_dnn
-def test_large_float32_products_take_the_fast_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("is_intel", "n_calls"), [(False, 1), (True, 0)])
+def test_large_float32_products_take_the_library_that_is_fast_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch, is_intel: bool, n_calls: int
+) -> None:
     calls = []
+    monkeypatch.setattr(matmul, "_IS_INTEL", is_intel)
     fast = matmul._LINEAR
     assert fast is not None
     monkeypatch.setattr(matmul, "_LINEAR", lambda *arguments: calls.append(1) or fast(*arguments))
     product(numbers(256, 256), numbers(256, 256))
-    assert len(calls) == 1
+    assert len(calls) == n_calls
     product(numbers(8, 256), numbers(256, 8))  # small
     product(numbers(256, 256).double(), numbers(256, 256).double())
-    assert len(calls) == 1
+    assert len(calls) == n_calls
 
 
 @pytest.mark.parametrize(("i", "o"), [(256, 256), (3136, 512), (512, 6), (64, 64)])

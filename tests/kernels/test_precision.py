@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from rlframe.core.errors import ConfigError
-from rlframe.kernels.device import choose_precision, gpu_has_bf16_units, has_bf16_units, in_bf16, learning_in
+from rlframe.kernels.device import (
+    bf16_is_faster,
+    choose_precision,
+    gpu_has_bf16_units,
+    has_bf16_units,
+    in_bf16,
+    learning_in,
+)
 
 CPU = torch.device("cpu")
 
@@ -19,8 +26,9 @@ def test_units_are_those_that_the_system_lists() -> None:
     assert has_bf16_units() == ("avx512_bf16" in flags or "amx_bf16" in flags)
 
 
-def test_auto_is_bf16_where_there_are_units_for_it() -> None:
-    assert choose_precision("auto", CPU) == ("bf16" if has_bf16_units() else "fp32")
+def test_auto_is_bf16_where_the_cpu_is_faster_in_it() -> None:
+    assert choose_precision("auto", CPU) == ("bf16" if bf16_is_faster() else "fp32")
+    assert has_bf16_units() or not bf16_is_faster()
     assert choose_precision("auto", torch.device("cuda")) == choose_precision("fp32", CPU) == "fp32"
 
 
