@@ -133,7 +133,7 @@ class EpsilonSchedule:
         """`n_envs`: environments of this rank; epsilons are graded over those of all ranks."""
         self.first = Linear(initial, final, max(n_steps, 1))
         self.last = Linear(initial, last or final, max(n_steps, 1))
-        self.n_envs = n_envs * current_ranks().world_size
+        self.n_envs = n_envs * current_ranks().n_samplers
 
     def apply(self, agent: QAgent, env_steps: int) -> None:
         """Set the epsilon for `env_steps`."""

@@ -29,7 +29,7 @@ from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
-from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
+from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -59,7 +59,7 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
 
-    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:

@@ -32,7 +32,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.models.q_network import Categorical, Expected, Quantile, QValue
-from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
+from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -79,7 +79,7 @@ class Config:
         check_feedforward(model, "dqn", "r2d1")
         return make_q_agent(observation_space, action_space, model, self.kind(), seed, self.dueling, self.noisy)
 
-    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:

@@ -16,7 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.replay import NStep, ReplayBuffer, make_replay
+from rlframe.replay import NStep, StoredReplay, Transitions, make_replay
 from rlframe.replay.base import Replay
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
@@ -26,15 +26,15 @@ PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn a
 class ReplayRatio:
     """Counts due updates exactly: each env_step after `learn_from` adds `replay_ratio / batch_size` updates.
 
-    Each rank draws batch_size rows for an update from its own replay, and env_steps count over all ranks, so an
-    env_step adds 1 / world_size of that, and all ranks have the same updates due.
+    Ranks with a replay of their own draw batch_size rows each for an update, and env_steps count over all ranks, so an
+    env_step adds the n-th part of that with n of them, and all ranks have the same updates due.
     If batches arrive faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and counted:
     made later all at once, they would learn from data that has hardly changed.
     """
 
     def __init__(self, replay_ratio: float, batch_size: int, learn_from: int) -> None:
         """Args:
-            replay_ratio: rows learned from per row received.    batch_size: rows of an update on each rank.
+            replay_ratio: rows learned from per row received.    batch_size: rows of an update from each replay.
             learn_from: env_steps, over all ranks, before the first update.
         Raises:
             ValueError: a number out of range.
@@ -44,8 +44,8 @@ class ReplayRatio:
                 f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
                 f"algo.learn_from={learn_from} at least 0"
             )
-        self.ranks, self.ready = current_ranks(), False  # ready: every rank has rows to sample
-        self.batch_size, self.learn_from = batch_size * self.ranks.world_size, learn_from
+        self.ranks, self.ready = current_ranks(), False  # ready: every replay has rows to sample
+        self.batch_size, self.learn_from = batch_size * self.ranks.n_samplers, learn_from
         rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
         self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
         self._pending = self._dropped = 0
@@ -64,10 +64,10 @@ class ReplayRatio:
         self._pending += more
 
     def due(self, n_rows: int = 1) -> int:
-        """Whole updates due; 0 until every rank has rows to sample (`n_rows`: rows in this rank's replay)."""
+        """Whole updates due; 0 until every replay has rows to sample (`n_rows`: those in this rank's)."""
         due = self._pending // self._whole
         if due and not self.ready:
-            self.ready = self.ranks.all(n_rows > 0)
+            self.ready = self.ranks.sum(int(n_rows > 0)) == self.ranks.n_samplers
         return due if self.ready else 0
 
     def count_update(self) -> None:
@@ -144,7 +144,9 @@ class OffPolicy(Algorithm):
         return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
 
 
-def n_step_replay(config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0) -> ReplayBuffer:
+def n_step_replay(
+    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0
+) -> StoredReplay[Transitions]:
     """Replay of config.n_step transitions, made from config.replay, on the agent's device."""
     return make_replay(
         config.replay,

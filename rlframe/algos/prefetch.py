@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.core.types import Samples
-from rlframe.replay import ReplayBuffer, Transitions
+from rlframe.replay import StoredReplay, Transitions
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ class Prefetch(Algorithm):
     makes the same updates.
     """
 
-    def __init__(self, algo: Any, replay: ReplayBuffer) -> None:
+    def __init__(self, algo: Any, replay: StoredReplay[Transitions]) -> None:
         """`algo`: an Algorithm that learns from `replay` and splits `update` into draw, evaluate, descend and finish.
 
         Its `draw` uses `algo.generator` and that of replay, as in DQN.

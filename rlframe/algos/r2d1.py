@@ -30,7 +30,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
-from rlframe.replay import FixedSequence, ReplayBuffer, ReplayConfig, Sequences, make_replay
+from rlframe.replay import FixedSequence, ReplayConfig, Sequences, StoredReplay, make_replay
 
 
 @chz.chz
@@ -69,7 +69,7 @@ class Config:
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm or gru, or algo=dqn without")
         return make_q_agent(observation_space, action_space, model, Expected(), seed, self.dueling)
 
-    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Sequences]:
         return make_replay(
             self.replay,
             agent.observation_space,
@@ -97,12 +97,12 @@ class R2D1(OffPolicy):
 
     saved = (*OffPolicy.saved, "optimizer", "target")
     agent: QAgent
-    replay: ReplayBuffer
+    replay: StoredReplay[Sequences]
 
     def __init__(
         self,
         agent: QAgent,
-        replay: ReplayBuffer,
+        replay: StoredReplay[Sequences],
         exploration: EpsilonSchedule,
         n_steps: int,
         config: Config | None = None,

@@ -33,7 +33,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import make_critics, make_discrete_critics, with_target
 from rlframe.ops.fused import soft_objective, squared_error
-from rlframe.replay import ReplayBuffer, ReplayConfig, Transitions
+from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
 
@@ -62,7 +62,7 @@ class Config:
         policy = Choice(action_space) if is_choice else SquashedGaussian(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, seed)
 
-    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> ReplayBuffer:
+    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:

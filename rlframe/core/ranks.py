@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 from rlframe.core.errors import ReadableError
 
 
@@ -28,6 +30,7 @@ class Ranks(ABC):
 
     rank: int  # from 0
     world_size: int
+    n_samplers: int  # ranks that have environments, and a replay if there is one: 1 (rank 0) or world_size
 
     @abstractmethod
     def sum(self, number: int) -> int:
@@ -54,6 +57,13 @@ class Ranks(ABC):
         """The values of all ranks in rank order, on every rank. JSON must hold them; its tuples come back as lists."""
 
     @abstractmethod
+    def scatter(self, parts: Sequence[Sequence[np.ndarray]], like: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays parts[rank] of rank 0's `parts`; those of the other ranks are not looked at.
+
+        `like`: arrays with the shapes and dtypes that each rank receives, equal on all.
+        """
+
+    @abstractmethod
     def forward_signal(self, signum: int) -> None:
         """Send a signal on to ranks that are children of this process."""
 
@@ -69,7 +79,7 @@ class Ranks(ABC):
 class SingleRank(Ranks):
     """The only rank: every collective operation returns its input."""
 
-    rank, world_size = 0, 1
+    rank, world_size, n_samplers = 0, 1, 1
 
     def sum(self, number: int) -> int:
         return number
@@ -88,6 +98,9 @@ class SingleRank(Ranks):
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def scatter(self, parts: Sequence[Sequence[np.ndarray]], like: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(parts[0])
 
     def forward_signal(self, signum: int) -> None:
         """Do nothing: there are no other ranks."""

@@ -17,7 +17,7 @@ from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.runners import sync_rl
-from rlframe.samplers import EvalConfig
+from rlframe.samplers import EvalConfig, nothing
 from rlframe.samplers.base import SamplerConfig
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
@@ -58,9 +58,12 @@ class Experiment:
     eval: EvalConfig
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
+    learners: int = count(1, "processes that learn one run together: each computes a part of every batch on one core")
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
     threads: int = count_or_auto("torch threads; 0: one, for images one per free core; auto: measured at the start", 0)
-    precision: str = choice("auto", PRECISIONS, "of matrix products in learning; auto: bf16 on a CPU with bf16 units")
+    precision: str = choice(
+        "auto", PRECISIONS, "of matrix products in learning; auto: bf16 on a CPU that is faster in it"
+    )
     seed: int = count(0, "root of every random stream")
     name: str = option("", "name of the run; default: algorithm and environment")
     run_ID: int = count(0, "number of the run in its directory")
@@ -76,17 +79,32 @@ class Experiment:
     @chz.validate
     def _check(self) -> None:
         n_episodes = self.eval.n_episodes
-        if self.runner.evaluates(n_episodes) and n_episodes < self.world_size:
+        if self.learners > 1 and self.world_size > 1:
+            raise ConfigError(f"learners={self.learners} needs world_size=1, not {self.world_size}; choose one of them")
+        if self.runner.evaluates(n_episodes) and n_episodes < self.n_ranks:
+            key = "learners" if self.learners > 1 else "world_size"
             raise ConfigError(
-                f"eval.n_episodes={n_episodes} must be at least world_size={self.world_size}: each rank plays some"
+                f"eval.n_episodes={n_episodes} must be at least {key}={self.n_ranks}: each rank plays some"
             )
         if (self.snapshot_mode == "gap") != (self.snapshot_gap > 0):
             raise ConfigError(
                 f"snapshot_mode=gap and snapshot_gap=N env_steps need each other, "
                 f"got snapshot_mode={self.snapshot_mode} and snapshot_gap={self.snapshot_gap}"
             )
-        if self.snapshot_errors == "continue" and self.world_size > 1:
-            raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
+        if self.snapshot_errors == "continue" and self.n_ranks > 1:
+            raise ConfigError(
+                "snapshot_errors=continue needs world_size=1 and learners=1: all ranks must save, or none"
+            )
+
+    @property
+    def n_ranks(self) -> int:
+        """Processes that train this run together, all over."""
+        return self.world_size * self.learners
+
+    @property
+    def n_samplers(self) -> int:
+        """The ranks that have environments: learners from replay have theirs on rank 0."""
+        return self.world_size if "replay" in chz.chz_fields(type(self.algo)) else self.n_ranks
 
     def env_config(self) -> EnvConfig:
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
@@ -225,21 +243,54 @@ def _text(value: Any) -> str:
 
 
 def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
-    """The experiment as it is trained in `world_size` ranks: with runner=sync_rl if there are several.
+    """The experiment as it is trained in `world_size` ranks, or by its learners: with runner=sync_rl if several.
 
     Raises:
         ConfigError: it asks for another number of ranks, or its runner cannot train in ranks.
     """
-    if experiment.world_size not in (1, world_size):
-        raise ConfigError(f"world_size={experiment.world_size}, but {pluralize(world_size, 'rank')} were started")
-    if world_size == 1:
+    if experiment.world_size not in (1, world_size) or (experiment.learners > 1 and world_size > 1):
+        asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={experiment.world_size}"
+        raise ConfigError(f"{asked}, but {pluralize(world_size, 'rank')} were started")
+    experiment = chz.replace(experiment, world_size=world_size)
+    if experiment.n_ranks == 1:
         return experiment
     runner, config = experiment.runner, experiment.eval
     if runner.becomes_sync_rl:
         runner = sync_rl.with_options_of(runner)
     if not runner.trains_in_ranks:
         name = part_name(runner, PARTS["runner"])
-        raise ConfigError(f"world_size={world_size} needs runner=sync_rl; runner={name} trains in one process")
+        asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={world_size}"
+        raise ConfigError(f"{asked} needs runner=sync_rl; runner={name} trains in one process")
     if not experiment.runner.evaluates(config.n_episodes):
         config = chz.replace(config, n_episodes=0)
-    return chz.replace(experiment, world_size=world_size, runner=runner, eval=config)
+    return chz.replace(experiment, runner=runner, eval=config)
+
+
+def share_of(experiment: Experiment, rank: int) -> Experiment:
+    """What one of its learners does: its part of the environments, or with replay, all of them on rank 0.
+
+    Raises:
+        ConfigError: the environments or the rows of an update cannot be divided equally.
+    """
+    n, sampler, algo = experiment.learners, experiment.sampler, experiment.algo
+    if n == 1:
+        return experiment
+    if experiment.n_samplers == 1:
+        if algo.batch_size % n:
+            raise ConfigError(f"learners={n} must divide algo.batch_size={algo.batch_size}: each learns from a part")
+        if rank:
+            sampler = nothing.Config(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
+        return chz.replace(experiment, sampler=sampler)
+    if sampler.batch_B % n:
+        raise ConfigError(f"learners={n} must divide sampler.batch_B={sampler.batch_B}: each steps a part")
+    n_workers = -(-sampler.worker_count() // n) if sampler.worker_count() > 0 else sampler.worker_count()
+    return chz.replace(experiment, sampler=chz.replace(sampler.with_workers(n_workers), batch_B=sampler.batch_B // n))
+
+
+def whole_of(share: Experiment, experiment: Experiment) -> Experiment:
+    """The experiment again, from rank 0's share of it with every `auto` replaced."""
+    sampler = share.sampler
+    if experiment.n_samplers > experiment.world_size:
+        n_workers = sampler.worker_count() * experiment.learners
+        sampler = chz.replace(sampler, batch_B=experiment.sampler.batch_B).with_workers(n_workers)
+    return chz.replace(share, sampler=sampler)

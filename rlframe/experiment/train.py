@@ -19,9 +19,10 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
-from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, to_flat
+from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, share_of, to_flat, whole_of
 from rlframe.experiment.presets import load_preset, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
+from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
@@ -111,18 +112,22 @@ def place_job(job: Job) -> tuple[Job, int]:
     """The job for the ranks that train it, and the number of those on this machine.
 
     Raises:
-        ConfigError: its runner cannot train in ranks, or the affinity does not fit the machine or the ranks.
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, or the affinity does not fit.
     """
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment = for_ranks(job.experiment, place.world_size if started else job.experiment.world_size)
-    n_here = place.local_world_size if started else experiment.world_size
-    hardware.affinity_of(experiment, 0, n_here)
+    n_here = place.local_world_size if started else experiment.n_ranks
+    device = choose_device(experiment.device, hardware.affinity_of(experiment, 0, n_here).gpus)
+    share_of(experiment, rank=0)
+    if experiment.learners > 1 and device.type != "cpu":
+        raise ConfigError(f"learners={experiment.learners} divides work among CPU cores; use learners=1 with {device}")
+    precision = choose_precision(experiment.precision, device)  # the same on all ranks
     if place.max_restarts and not (job.resume or experiment.log_dir):
         raise ConfigError(
             f"--max-restarts={place.max_restarts}: restarted ranks continue their run; give log_dir=DIR, where it is"
         )
-    return replace(job, experiment=experiment), n_here
+    return replace(job, experiment=chz.replace(experiment, precision=precision)), n_here
 
 
 def train(job: Job) -> TrainResult:
@@ -131,7 +136,8 @@ def train(job: Job) -> TrainResult:
     Raises:
         ConfigError: its parts do not fit together; nothing was written. Otherwise see `Runner.train`.
     """
-    return launch_ranks(partial(_train, job), job.experiment.world_size)
+    experiment = job.experiment
+    return launch_ranks(partial(_train, job), experiment.n_ranks, experiment.n_samplers)
 
 
 def build_job(job: Job) -> Built:
@@ -140,8 +146,8 @@ def build_job(job: Job) -> Built:
     Raises:
         ConfigError: the run is resumed, or wants several ranks; its parts do not fit together.
     """
-    if job.resume or job.experiment.world_size > 1:
-        raise ConfigError("build makes a new run in one process; use train for resume= and world_size=")
+    if job.resume or job.experiment.n_ranks > 1:
+        raise ConfigError("build makes a new run in one process; use train for resume=, world_size= and learners=")
     resolved = hardware.resolve(job.experiment, job.tune_sampler)
     return build(resolved.experiment, resolved.affinity)
 
@@ -151,8 +157,9 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
     experiment, resume = job.experiment, job.resume
     found = _newest_state(resume, experiment.snapshot_mode, place.rank) if resume else None
     retain_freed_memory()
-    resolved = hardware.resolve(experiment, job.tune_sampler, place.local_rank, place.local_world_size)
-    config = to_flat(resolved.experiment)
+    share = share_of(experiment, place.rank)
+    resolved = hardware.resolve(share, job.tune_sampler, place.local_rank, place.local_world_size)
+    config = to_flat(whole_of(resolved.experiment, experiment))
     pin(resolved.affinity.master)
     with _join(resolved, place) as ranks:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):

@@ -24,7 +24,8 @@ _FEW_WEIGHTS = 1 << 22  # never too many, whatever a snapshot holds
 _LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
-    **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups", "world_size", "threads"), 1 << 10),
+    **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups"), 1 << 10),
+    **dict.fromkeys(("world_size", "learners", "threads"), 1 << 10),
     **dict.fromkeys(("runner.n_slots", "algo.learn_T", "algo.burn_in"), 1 << 12),
     "algo.batch_size": 1 << 20,
     "sampler.batch_T": 1 << 24,

@@ -39,9 +39,10 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Merge a batch [..., *shape] of any device, and the batches of the other ranks."""
+        """Merge a batch [..., *shape] of any device, and the batches of the other ranks; it may be empty."""
         rows = to_device(x, self.mean.device).reshape(-1, *x.shape[x.dim() - self.ndim :]).double()
-        mean, variance = rows.mean(0), rows.var(0, unbiased=False)
+        mean = rows.mean(0)
+        variance = rows.var(0, unbiased=False) if len(rows) else mean  # NaN, and so skipped
         moments = torch.stack([torch.full_like(mean, rows.shape[0]), mean, variance])
         for n, *of_rank in current_ranks().stack(moments):
             self._merge(n.reshape(-1)[0], *of_rank)

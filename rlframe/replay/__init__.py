@@ -1,7 +1,8 @@
 """Replay: stored rows, sampled at random as transitions or sequences, for the off-policy algorithms."""
 
-from rlframe.replay.base import Replay, Sequences, Transitions
-from rlframe.replay.buffer import ReplayBuffer, ReplayConfig, make_replay
+from rlframe.replay.base import Replay, Sequences, StoredReplay, Transitions
+from rlframe.replay.buffer import ReplayBuffer
+from rlframe.replay.make import ReplayConfig, make_replay
 from rlframe.replay.readers import FixedSequence, NStep
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayConfig",
     "Sequences",
+    "StoredReplay",
     "Transitions",
     "make_replay",
 ]

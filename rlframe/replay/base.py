@@ -1,9 +1,10 @@
 """The replay interface that off-policy algorithms use, and the two kinds of batch a replay returns.
 
-`ReplayBuffer` (buffer.py) is this package's implementation. A user's own replay only has to satisfy `Replay`.
+`ReplayBuffer` (buffer.py) and `DividedReplay` (divided.py) are this package's. A user's own only has to satisfy
+`Replay`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -77,3 +78,16 @@ class Replay(Protocol[Batch_co]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state, so that the same rows are sampled as without the interruption."""
+
+
+class StoredReplay(Replay[Batch_co], Protocol[Batch_co]):
+    """What the replays of this package offer besides."""
+
+    def newest(self) -> np.ndarray:
+        """The index [n] of the rows that the last `append` made available; they have the highest priority so far."""
+
+    def read(self, index: np.ndarray) -> Batch_co:
+        """The rows with this `index` [n], which must still be stored; weights are 1."""
+
+    def mark(self) -> Callable[[], None]:
+        """Remember the state of the generator; the returned function restores it, which undoes later samples."""

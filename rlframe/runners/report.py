@@ -40,7 +40,7 @@ class TrainingLog:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks, self.metrics, self.timers = ranks, Metrics(), Timers()
-        self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // ranks.world_size))  # of this rank
+        self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // ranks.n_samplers))  # of this rank
         self.n_episodes = 0  # of this rank
         self.last = -1  # the runner's clock at the last row; -1: there is no row yet
         self.score = math.nan  # of the last row

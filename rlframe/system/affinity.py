@@ -333,7 +333,7 @@ def _cpus_of(affinity: Affinity, topology: Topology, rank: int, world_size: int)
     n = len(cores) // world_size
     if not n:
         raise ConfigError(
-            f"{len(cores)} cores are too few for world_size={world_size} ranks on this machine; use fewer ranks, or "
-            f"affinity=none to share cores"
+            f"{len(cores)} cores are too few for {world_size} ranks on this machine (world_size, learners); use fewer, "
+            f"or affinity=none to share cores"
         )
     return tuple(cpu for core in cores[rank * n : rank * n + n] for cpu in core)

@@ -54,6 +54,16 @@ class ExchangingRanks(Ranks):
         each = [torch.frombuffer(bytearray(message), dtype=dense.dtype).view(dense.shape) for message in found]
         return torch.stack(each).to(tensor.device)
 
+    def scatter(self, parts: Sequence[Sequence[np.ndarray]], like: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self.rank == 0:
+            self._gather(b"".join(x.tobytes() for part in parts[1:] for x in part))
+            return list(parts[0])
+        message = np.frombuffer(bytearray(self._gather(b"")[0]), np.uint8)
+        own = np.split(message, self.world_size - 1)[self.rank - 1]
+        ends = np.cumsum([x.nbytes for x in like])
+        pieces = np.split(own, ends[:-1])
+        return [piece.view(x.dtype).reshape(x.shape) for piece, x in zip(pieces, like, strict=True)]
+
     def gather(self, value: Any) -> list[Any]:
         return [json.loads(message) for message in self._gather(json.dumps(value).encode())]
 
@@ -62,7 +72,7 @@ class TorchRanks(ExchangingRanks):
     """Ranks of a torch.distributed process group, on any machines: Gloo on the CPU, NCCL between GPUs."""
 
     def __init__(self, rank: int, world_size: int, timeout_s: float, on_gpus: bool) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.n_samplers = rank, world_size, world_size
         self._timeout_s, self._on_gpus = timeout_s, on_gpus
         self._peers: list[list[Any]] = []  # host and process id
         self._peers = self.gather([socket.gethostname(), os.getpid()])

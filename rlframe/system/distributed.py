@@ -53,6 +53,7 @@ class RankInfo:
     local_world_size: int = 1
     folder: str = ""  # private to the ranks that rank 0 has started; empty: see MASTER_ADDR and MASTER_PORT
     memory: Sequence[RankMemory] = field(default=(), repr=False)  # of those ranks
+    n_samplers: int = 0  # of those ranks, how many have environments; 0: all
     job: str = ""  # torchrun's id of the job, equal after its restarts
     max_restarts: int = 0  # of torchrun
 
@@ -113,7 +114,14 @@ def _connect(info: RankInfo, timeout_s: float, on_gpus: bool) -> Ranks:
             if on_gpus:
                 init("nccl", store=FileStore(f"{info.folder}/store", info.world_size))
             shared = SharedRanks(
-                info.rank, info.world_size, info.memory[0], timeout_s, _check_children, _child_pids, on_gpus
+                info.rank,
+                info.world_size,
+                info.memory[0],
+                timeout_s,
+                _check_children,
+                _child_pids,
+                on_gpus,
+                info.n_samplers,
             )
             shared.sum(0)  # all are here
             return shared
@@ -167,11 +175,12 @@ def _poll(deadline: float, otherwise: str) -> None:
     time.sleep(_POLL_S / 10)
 
 
-def launch_ranks(work: Callable[[RankInfo], _T], world_size: int) -> _T:
+def launch_ranks(work: Callable[[RankInfo], _T], world_size: int, n_samplers: int = 0) -> _T:
     """Run `work` on every rank: as rank 0 in this process, and as the others in child processes.
 
     Under torchrun, only run it here, as this process's rank. `work` must be picklable and calls `join` itself. Returns
-    the result of this process's rank. Raises RankLost if another rank died, or the exception of `work` on any rank.
+    the result of this process's rank. `n_samplers`: see RankInfo. Raises RankLost if another rank died, or the
+    exception of `work` on any rank.
     """
     info = rank_from_environment()
     if info.world_size > 1 or world_size == 1:
@@ -180,7 +189,9 @@ def launch_ranks(work: Callable[[RankInfo], _T], world_size: int) -> _T:
     memory = RankMemory.make(world_size)
     token = _children.set(children)
     with tempfile.TemporaryDirectory(prefix="rlframe-ranks-") as folder:  # only its owner can enter
-        infos = [RankInfo(rank, world_size, rank, world_size, folder) for rank in range(world_size)]
+        infos = [
+            RankInfo(rank, world_size, rank, world_size, folder, n_samplers=n_samplers) for rank in range(world_size)
+        ]
         try:
             for each in infos[1:]:
                 children.append(ChildProcess(f"rank {each.rank}", _as_rank, (work, each), method="spawn"))

@@ -46,7 +46,7 @@ def test_vectors_of_float64_take_four_bytes_a_number() -> None:
 
 
 def test_a_replay_that_does_not_fit_raises_an_error_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlframe.replay.buffer.available_memory", lambda: 10**9)
+    monkeypatch.setattr("rlframe.replay.make.available_memory", lambda: 10**9)
     monkeypatch.setattr(columns, "available_memory", lambda: 10**9)
     with pytest.raises(ValueError, match=r"algo\.replay\.size=1000000 needs 7\.1\d GB .* 1\.00 GB .*size=14\d{4} or"):
         make(ReplayConfig(), ATARI)

@@ -1,0 +1,73 @@
+"""NoSampler: the sampler of a learner that has no environments of its own, and learns from replay (see learners=)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import chz
+import numpy as np
+from gymnasium import Space
+
+from rlframe.agents import Agent
+from rlframe.core.types import BatchSpec, Samples, Trajectory
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.rollout.inference import empty_batch
+from rlframe.samplers.base import Sampler, SamplerConfig
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What a learner needs to know of the environments; they are closed already."""
+
+    observation_space: Space
+    action_space: Space
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@chz.chz
+class Config(SamplerConfig):
+    """The sizes are those of the batches of rank 0."""
+
+    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Spaces:
+        with closing(make_envs(env, 1, [seed])) as envs:
+            return Spaces(envs.observation_space, envs.action_space)
+
+    def make_sampler(self, envs: Spaces, agent: Agent, seed: int) -> NoSampler:
+        return NoSampler(envs, agent, BatchSpec(self.batch_T, self.batch_B))
+
+
+class NoSampler(Sampler):
+    """Its batches have no columns."""
+
+    backend = "none"
+
+    def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
+        self.batch_spec = batch_spec
+        batch = empty_batch(envs.observation_space, envs.action_space, agent, batch_spec.T, 1)
+        self.samples = batch.columns(0, 0).samples()
+
+    def collect(self) -> Samples:
+        return self.samples
+
+    def trajectories(self) -> list[Trajectory]:
+        return []
+
+    def refresh(self, agent: Agent) -> None:
+        """Nobody acts."""
+
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        """There are no steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
