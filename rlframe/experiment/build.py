@@ -12,6 +12,7 @@ import torch
 from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
+from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
@@ -68,7 +69,7 @@ class Built:
 def torch_threads(experiment: Experiment, affinity: Affinity, observation_space: Space) -> int:
     if experiment.threads > 0:
         return experiment.threads
-    return affinity.threads if has_images(observation_space) else 1
+    return affinity.threads if experiment.threads == AUTO or has_images(observation_space) else 1
 
 
 def build(experiment: Experiment, affinity: Affinity) -> Built:
@@ -97,7 +98,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
                 evaluator = Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
                 opened.enter_context(closing(evaluator))
             runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
-            if threads > 1 and not experiment.threads:  # a number that was asked for is kept
+            if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = AdaptiveThreads(threads)
         except ValueError as error:
             raise ConfigError(str(error)) from error

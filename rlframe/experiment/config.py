@@ -10,7 +10,7 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import choice, count, count_or_auto, find_module, module_part, nearest, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.envs import EnvConfig
@@ -58,7 +58,7 @@ class Experiment:
     eval: EvalConfig
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
-    learners: int = count(1, "processes that learn one run together: each computes a part of every batch on one core")
+    learners: int = count_or_auto("processes that learn one run together, each a part of a batch; auto: measured", 1)
     device: str = option("auto", "auto | cpu | cuda:0: where the agent acts and learns")
     threads: int = count_or_auto("torch threads; 0: one, for images one per free core; auto: measured at the start", 0)
     precision: str = choice(
@@ -79,8 +79,11 @@ class Experiment:
     @chz.validate
     def _check(self) -> None:
         n_episodes = self.eval.n_episodes
-        if self.learners > 1 and self.world_size > 1:
-            raise ConfigError(f"learners={self.learners} needs world_size=1, not {self.world_size}; choose one of them")
+        if self.learners == 0:
+            raise ConfigError("learners=0 must be at least 1, or auto")
+        if self.learners != 1 and self.world_size > 1:
+            learners = "auto" if self.learners == AUTO else self.learners
+            raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
         if self.runner.evaluates(n_episodes) and n_episodes < self.n_ranks:
             key = "learners" if self.learners > 1 else "world_size"
             raise ConfigError(
@@ -99,7 +102,7 @@ class Experiment:
     @property
     def n_ranks(self) -> int:
         """Processes that train this run together, all over."""
-        return self.world_size * self.learners
+        return self.world_size * max(1, self.learners)  # AUTO is negative
 
     @property
     def n_samplers(self) -> int:

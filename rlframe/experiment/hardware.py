@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,10 +22,11 @@ from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, make_agent, torch_threads
 from rlframe.experiment.config import Experiment
-from rlframe.kernels.device import choose_precision, learning_in
+from rlframe.experiment.tuning import fastest, ways_to_learn
+from rlframe.kernels.device import choose_precision
 from rlframe.rollout.env_pool import split
 from rlframe.rollout.inference import empty_batch
-from rlframe.samplers import auto, serial
+from rlframe.samplers import auto
 from rlframe.samplers.base import Sampler
 from rlframe.system.affinity import Affinity, affinity_share, plan, read_topology
 from rlframe.system.machine import n_cpus
@@ -73,8 +71,8 @@ def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, loc
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
     if experiment.threads == AUTO:
-        threads, reason = fastest_threads(experiment, affinity)
-        experiment, notes = chz.replace(experiment, threads=threads), (*notes, reason)
+        way, reason = fastest(experiment, affinity, ways_to_learn(experiment, affinity.threads))
+        affinity, notes = replace(affinity, threads=way.threads), (*notes, reason)
     _check_processes(experiment, local_world_size)
     return Resolved(experiment, affinity, notes)
 
@@ -111,6 +109,23 @@ def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) 
     on_gpu = choose_device(experiment.device, affinity.gpus).type == "cuda"
     learner_cores = runner.learner_cores or (1 if on_gpu else max(1, affinity.threads // 2))
     return plan(experiment.affinity, topology, n_workers, learner_cores=learner_cores)
+
+
+def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
+    """The experiment with the number of learners that is fastest here, for learners=auto, and the reason.
+
+    Raises:
+        ConfigError: the affinity does not fit the machine; environment, model and algorithm do not fit together.
+    """
+    affinity = affinity_of(experiment, 0, 1)
+    device = choose_device(experiment.device, affinity.gpus)
+    if device.type != "cpu" or not (experiment.runner.trains_in_ranks or experiment.runner.becomes_sync_rl):
+        return chz.replace(experiment, learners=1), "learning: 1 learner, of a runner or device that has no more"
+    precision = choose_precision(experiment.precision, device)
+    measured = chz.replace(experiment, precision=precision)
+    way, reason = fastest(measured, affinity, ways_to_learn(experiment, affinity.threads))
+    threads = AUTO if way.learners == 1 and not experiment.threads else experiment.threads  # remembered, so at once
+    return chz.replace(experiment, learners=way.learners, threads=threads), reason
 
 
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
@@ -156,91 +171,6 @@ def _fastest_sampler(experiment: Experiment, affinity: Affinity, n_workers: int,
         print(f"{name:<28} {rates[name]:>12,.0f}")
     best = max(rates, key=lambda name: rates[name])
     return auto.Choice(candidates[best], f"{best}: the fastest of {len(rates)} that were measured")
-
-
-_ROUNDS = 3  # measurements of each number of threads
-_MIN_S = 0.1  # of a measurement
-_WARM_ROUNDS = 1  # not counted: memory is touched first, and kernels are made
-_REPLAY_ROWS = 20_000  # of the trial's replay: sampling from it takes as long as from a larger one
-
-
-def fastest_threads(experiment: Experiment, affinity: Affinity) -> tuple[int, str]:
-    """The fastest number of torch threads, a power of two up to the cores, and the measurements in words.
-
-    Raises:
-        ConfigError: environment, model and algorithm do not fit together.
-    """
-    numbers = [2**k for k in range(affinity.threads.bit_length()) if 2**k <= affinity.threads]
-    if len(numbers) == 1:
-        return 1, "threads: 1, there is one core to compute with"
-    seconds: dict[int, list[float]] = {n: [] for n in numbers}
-    with ExitStack() as stack:
-        trial = stack.enter_context(closing(_Trial(experiment, affinity)))
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        for round_ in range(_WARM_ROUNDS + _ROUNDS):
-            for n in numbers:
-                torch.set_num_threads(n)
-                measured = trial.seconds_per_step()
-                if round_ >= _WARM_ROUNDS:
-                    seconds[n].append(measured)
-    medians = {n: statistics.median(found) for n, found in seconds.items()}
-    best = min(medians, key=lambda n: medians[n])
-    times = ", ".join(f"{1e6 * s:.3g} us with {pluralize(n, 'thread')}" for n, s in medians.items())
-    return best, f"threads: {best}, an env_step and what is learned from it takes {times}"
-
-
-class _Trial:
-    """Samples and learns like the experiment, but in this process, and learning starts at once."""
-
-    def __init__(self, experiment: Experiment, affinity: Affinity) -> None:
-        T, B = experiment.sampler.batch_T, experiment.sampler.batch_B
-        config = serial.Config(batch_T=T, batch_B=B)
-        self.precision = experiment.precision
-        with ExitStack() as opened:
-            envs = opened.enter_context(closing(config.make_envs(experiment.env_config(), experiment.seed, ())))
-            agent = _agent(experiment, affinity, envs.observation_space, envs.action_space)
-            self.sampler = config.make_sampler(envs, agent, experiment.seed)
-            algo = _learning_at_once(experiment.algo)
-            self.algo = algo.make_algorithm(agent, self.sampler.batch_spec, experiment.runner.n_steps, experiment.seed)
-            opened.pop_all()
-
-    def seconds_per_step(self) -> float:
-        """Measure batches and all their updates; if one batch calls for many updates, measure a part of them."""
-        progress, spent = self.algo.progress, 0.0
-        before = progress.env_steps
-        with learning_in(self.precision):
-            while spent < _MIN_S or progress.env_steps == before:
-                spent += _timed(self._batch)
-                due, made, learning = self.algo.updates_due(), 0, 0.0
-                while self.algo.updates_due() and learning < _MIN_S:
-                    learning += _timed(self.algo.update)
-                    made += 1
-                spent += learning * due / max(made, 1)
-                if made < due:
-                    self.algo.drop_updates()
-        return spent / (progress.env_steps - before)
-
-    def _batch(self) -> None:
-        self.algo.prefetch()
-        self.algo.receive(self.sampler.collect())
-
-    def close(self) -> None:
-        self.sampler.close()
-
-
-def _timed(function: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
-def _learning_at_once(algo: Any) -> Any:
-    """The algorithm's config with learning from the first batch on and a small replay, if it has these fields."""
-    fields = chz.chz_fields(type(algo))
-    changes: dict[str, Any] = {"learn_from": 0} if "learn_from" in fields else {}
-    if "replay" in fields:
-        changes["replay"] = chz.replace(algo.replay, size=min(algo.replay.size, _REPLAY_ROWS))
-    return chz.replace(algo, **changes)
 
 
 def describe_processes(resolved: Resolved) -> str:

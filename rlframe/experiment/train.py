@@ -14,6 +14,7 @@ import chz
 import torch
 
 from rlframe.core.command_line import KeyValues
+from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
@@ -116,7 +117,11 @@ def place_job(job: Job) -> tuple[Job, int]:
     """
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
-    experiment = for_ranks(job.experiment, place.world_size if started else job.experiment.world_size)
+    experiment, notes = job.experiment, job.notes
+    if experiment.learners == AUTO:
+        experiment, reason = hardware.choose_learners(experiment)
+        notes = (*notes, reason)
+    experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.n_ranks
     device = choose_device(experiment.device, hardware.affinity_of(experiment, 0, n_here).gpus)
     share_of(experiment, rank=0)
@@ -127,7 +132,7 @@ def place_job(job: Job) -> tuple[Job, int]:
         raise ConfigError(
             f"--max-restarts={place.max_restarts}: restarted ranks continue their run; give log_dir=DIR, where it is"
         )
-    return replace(job, experiment=chz.replace(experiment, precision=precision)), n_here
+    return replace(job, experiment=chz.replace(experiment, precision=precision), notes=notes), n_here
 
 
 def train(job: Job) -> TrainResult:

@@ -19,7 +19,7 @@ from rlframe.experiment.config import PARTS, Experiment, from_flat
 BAD = ["nan", "-nan", "inf", "-inf", "-1", "-1e-9", "-1e300", "1e300", "1e999", "0x10", "1,5", "ten", "", "None"]
 SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
 INFINITE = {"max_grad_norm", "rho_clip", "c_clip"}  # inf: never
-WITH_AUTO = {"threads", "n_workers"}  # -1 is what auto is in params.json
+WITH_AUTO = {"threads", "learners", "n_workers"}  # -1 is what auto is in params.json
 
 
 def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
