@@ -7,7 +7,6 @@ import signal
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -71,9 +70,7 @@ def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
-        from rlframe.experiment import hardware
-        from rlframe.experiment.config import to_flat
-        from rlframe.experiment.train import place_job, read_job, train
+        from rlframe.experiment.train import describe_job, place_job, read_job, train
         from rlframe.study.sweep import is_study, run_sweep
         from rlframe.system.distributed import rank_from_environment
 
@@ -82,9 +79,7 @@ def _launch(argv: list[str]) -> int:
     dry_run = words.flag("dry_run")
     job, n_here = place_job(read_job(_with_default(words.remaining)))
     if dry_run:
-        resolved = hardware.resolve(job.experiment, job.tune_sampler, 0, n_here)
-        print(json.dumps(to_flat(resolved.experiment), indent=2))
-        print(hardware.describe_processes(resolved))
+        print(describe_job(job, n_here))
         return 0
     result = train(job)
     if not rank_from_environment().rank:

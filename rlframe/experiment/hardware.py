@@ -114,6 +114,8 @@ def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) 
 def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     """The experiment with the number of learners that is fastest here, for learners=auto, and the reason.
 
+    If one is, the number of threads is left to `resolve`, which remembers what was measured and gives the reason.
+
     Raises:
         ConfigError: the affinity does not fit the machine; environment, model and algorithm do not fit together.
     """
@@ -125,7 +127,7 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     measured = chz.replace(experiment, precision=precision)
     way, reason = fastest(measured, affinity, ways_to_learn(experiment, affinity.threads))
     threads = AUTO if way.learners == 1 and not experiment.threads else experiment.threads  # remembered, so at once
-    return chz.replace(experiment, learners=way.learners, threads=threads), reason
+    return chz.replace(experiment, learners=way.learners, threads=threads), "" if threads == AUTO else reason
 
 
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
@@ -192,6 +194,10 @@ def describe_processes(resolved: Resolved) -> str:
     lines = [*resolved.notes, affinity.describe(), "processes:"]
     of_torch = pluralize(threads, "torch thread")
     lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {_size(batch_bytes)}")
+    if experiment.n_ranks > 1:
+        what = "does the same" if experiment.n_samplers > 1 else "learns from a part of each batch"
+        others = "rank 1" if experiment.n_ranks == 2 else f"ranks 1 to {experiment.n_ranks - 1}"
+        lines.append(f"  {others:<13} {what}, {of_torch}")
     if in_background:
         sampling = "steps and acts" if not n_workers else "acts" if acts else "waits for its workers"
         lines.append(f"  sampler       {sampling}; {pluralize(experiment.runner.n_slots, 'slot')} for batches")
@@ -205,7 +211,8 @@ def describe_processes(resolved: Resolved) -> str:
     parts = [f"main {_size(here)}", f"{'batches' if in_background else 'the batch'} {_size(batch_bytes)}"]
     if n_all:
         parts.append(f"{pluralize(n_all, 'worker')} {_size(n_all * worker_bytes)}")
-    lines.append(f"memory: about {_size(here + batch_bytes + n_all * worker_bytes)}: {', '.join(parts)}")
+    each = "" if experiment.n_ranks == 1 else " for each rank"
+    lines.append(f"memory: about {_size(here + batch_bytes + n_all * worker_bytes)}{each}: {', '.join(parts)}")
     return "\n".join(lines)
 
 

@@ -57,12 +57,15 @@ def presets_for(env: str) -> list[str]:
     return [name for name in mention if load_preset(name).get("env") == env]
 
 
+_FROM_REPLAY = ("dqn", "r2d1", "sac")  # of algorithms that learn from images, those that make many updates a batch
+
+
 def competing_work(keys: Mapping[str, Any]) -> str:
     """What competes with torch's threads for the cores, for `system.machine.limit_threads`, from a run's settings.
 
     Known before torch is loaded, so from keys and preset alone. "processes" or "threads" step the environments. With
     one environment, this process steps it or waits for it, and "nothing" competes; but an "update" may be prefetched
-    meanwhile if observations are images.
+    meanwhile if observations are images, and learning from replay takes longer than the steps in between.
     """
     config: dict[str, Any] = {}
     with contextlib.suppress(ConfigError, OSError, ValueError):  # reported later, when the config is read
@@ -70,6 +73,9 @@ def competing_work(keys: Mapping[str, Any]) -> str:
         config = load_preset(source) if source else {}
     config |= keys
     images = "ALE/" in str(config.get("env"))
-    if str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async"):
-        return "update" if images else "nothing"
+    alone = str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async")
+    if images and (alone or str(config.get("algo")) in _FROM_REPLAY):
+        return "update"
+    if alone:
+        return "nothing"
     return "threads" if images or "envpool" in str(config.get("env_backend")) else "processes"

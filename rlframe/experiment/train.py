@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -120,7 +121,7 @@ def place_job(job: Job) -> tuple[Job, int]:
     experiment, notes = job.experiment, job.notes
     if experiment.learners == AUTO:
         experiment, reason = hardware.choose_learners(experiment)
-        notes = (*notes, reason)
+        notes = (*notes, *filter(None, [reason]))
     experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.n_ranks
     device = choose_device(experiment.device, hardware.affinity_of(experiment, 0, n_here).gpus)
@@ -143,6 +144,17 @@ def train(job: Job) -> TrainResult:
     """
     experiment = job.experiment
     return launch_ranks(partial(_train, job), experiment.n_ranks, experiment.n_samplers)
+
+
+def describe_job(job: Job, n_here: int) -> str:
+    """The config of a job of `place_job` and its processes, for dry_run=true; `n_here`: its ranks on this machine.
+
+    Raises:
+        ConfigError: its parts do not fit together.
+    """
+    resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here)
+    config = to_flat(whole_of(resolved.experiment, job.experiment))
+    return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}"
 
 
 def build_job(job: Job) -> Built:

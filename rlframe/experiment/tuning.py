@@ -83,7 +83,7 @@ def fastest(experiment: Experiment, affinity: Affinity, ways: Sequence[Way]) -> 
             _remember(experiment, known)
     seconds = {way: known[str(way)] for way in ways}
     best = min(seconds, key=lambda way: seconds[way])
-    times = ", ".join(f"{1e6 * s:.3g} us with {way}" for way, s in seconds.items())
+    times = ", ".join(f"{1e3 * s:.3g} ms with {way}" for way, s in seconds.items())
     source = "" if new else ", as measured before"
     return best, f"learning: {best}; an env_step and what is learned from it takes {times}{source}"
 

@@ -131,6 +131,25 @@ def test_a_dry_run_names_processes_cores_threads_and_memory(capsys: pytest.Captu
         assert words in printed[end:], printed[end:]
 
 
+@pytest.mark.parametrize(
+    ("words", "says", "size"),
+    [
+        (["algo=ppo", "sampler.batch_B=8"], "rank 1        does the same, 1 torch thread", 8),
+        (["algo=dqn", "sampler.batch_B=3"], "rank 1        learns from a part of each batch, 1 torch thread", 3),
+    ],
+    ids=["ppo", "dqn"],
+)
+def test_a_dry_run_names_the_other_learners(
+    capsys: pytest.CaptureFixture[str], words: list[str], says: str, size: int
+) -> None:
+    assert main(["env=CartPole-v1", "sampler=serial", "affinity=none", "learners=2", *words, "dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    config, end = json.JSONDecoder().raw_decode(printed)
+    assert (config["learners"], config["sampler.batch_B"]) == (2, size)
+    assert says in printed[end:], printed[end:]
+    assert " for each rank: main" in printed[end:]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
     with launched(tmp_path, *ENDLESS, *PARALLEL["cpu"], "runner.log_interval_steps=128") as process:

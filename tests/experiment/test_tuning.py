@@ -53,8 +53,8 @@ def test_the_fastest_number_of_threads_is_chosen_with_its_reason(algo: str) -> N
     way, reason = chosen(from_flat({**SMALL, "algo": algo, "threads": "auto"}), threads=3)
     assert way in (Way(1, 1), Way(1, 2))
     assert reason.startswith(f"learning: {way}; ")
-    assert "us with 1 thread," in reason
-    assert "us with 2 threads" in reason
+    assert "ms with 1 thread," in reason
+    assert "ms with 2 threads" in reason
     assert torch.get_num_threads() == before
 
 
@@ -91,8 +91,8 @@ def test_what_was_measured_is_remembered_for_this_experiment(monkeypatch: pytest
     way, reason = chosen(chz.replace(experiment, seed=2))
     assert way == Way(1, 1)
     assert reason == (
-        "learning: 1 thread; an env_step and what is learned from it takes 1 us with 1 thread, 2 us with 2 threads, "
-        "as measured before"
+        "learning: 1 thread; an env_step and what is learned from it takes 0.001 ms with 1 thread, "
+        "0.002 ms with 2 threads, as measured before"
     )
     assert chosen(from_flat({**SMALL, "threads": "auto", "model.hidden": "32"}))[0] == Way(1, 2), "another network"
 
@@ -152,4 +152,4 @@ def test_learners_are_chosen_at_the_start_of_a_run_and_recorded(
 
 def test_learners_are_measured_in_processes_of_their_own() -> None:
     words = {**SMALL, "algo": "dqn", "algo.batch_size": "8", "learners": "auto", "threads": "1"}
-    assert chosen(from_flat(words))[1].count(" us with ") == 2
+    assert chosen(from_flat(words))[1].count(" ms with ") == 2
