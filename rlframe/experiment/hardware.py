@@ -145,7 +145,9 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
             return _fastest_sampler(experiment, affinity, n_workers, agent)
         costs = auto.measure(probe, agent, auto.batch_sizes(config, n_workers), threads)
     n_cores = affinity.sampler_threads or affinity.threads
-    return auto.choose(config, costs, auto.Machine(n_workers, n_cores, steps_on_threads(env, config.batch_B)))
+    acting = threads if next(agent.parameters()).device.type == "cpu" else 1
+    machine = auto.Machine(n_workers, n_cores, steps_on_threads(env, config.batch_B), acting)
+    return auto.choose(config, costs, machine)
 
 
 def _agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:

@@ -78,4 +78,5 @@ def competing_work(keys: Mapping[str, Any]) -> str:
         return "update"
     if alone:
         return "nothing"
-    return "threads" if images or "envpool" in str(config.get("env_backend")) else "processes"
+    in_threads = "envpool" in str(config.get("env_backend")) or (images and str(config.get("sampler")) == "serial")
+    return "threads" if in_threads else "processes"

@@ -28,6 +28,7 @@ from rlframe.system.supervision import Supervision
 _ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # seconds for each timing
 _HANDOVER_S = 15e-6  # to one worker and back (benchmarks/handover.py)
 _MIN_SPEEDUP = 1.25  # over the serial sampler, which is simpler to debug
+_CONTENTION = 2.0  # PPO, A2C and IMPALA on Pong with two threads on two cores: 1.6 to 2.2
 
 
 @chz.chz
@@ -53,6 +54,7 @@ class Machine:
     n_workers: int
     n_cores: int
     env_threads: bool  # the serial sampler's environments step on their own threads
+    torch_threads: int = 1  # that act on the CPU, if a GPU does not
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,16 @@ def candidates(config: Config, n_workers: int) -> dict[str, SamplerConfig]:
 
 
 def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
-    """Predicted seconds for one time step of all environments."""
-    B, env_s = config.batch_B, costs.env_s
+    """Predicted seconds for one time step of all environments.
+
+    Torch's threads gain nothing in acting while workers or environments' threads use the same cores.
+    """
+    B, env_s, several = config.batch_B, costs.env_s, machine.torch_threads > 1
+    policy_s = costs.worker_policy_s if several else costs.policy_s
     if isinstance(config, serial.Config):
-        threads = min(B, machine.n_cores) if machine.env_threads else 1
-        return B * env_s / threads + costs.policy_s[B]
+        if not machine.env_threads:
+            return B * env_s + costs.policy_s[B]
+        return B * env_s / min(B, machine.n_cores) + policy_s[B]
     columns = -(-B // machine.n_workers)
     step_s = columns * env_s * max(1.0, machine.n_workers / machine.n_cores)
     if isinstance(config, cpu.Config):
@@ -95,18 +102,20 @@ def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
     assert isinstance(config, gpu.Config)
     handover_s = machine.n_workers * _HANDOVER_S
     if config.n_groups == 1:
-        return step_s + costs.policy_s[B] + handover_s
-    half_s = costs.policy_s[-(-B // 2)]
+        return step_s + policy_s[B] + handover_s
+    # While one group steps, threads that act for the other wait for each other at every operation.
+    half_s = policy_s[-(-B // 2)] * (_CONTENTION if several else 1.0)
     work_s = B * env_s + 2 * half_s  # shared by the cores
     return max(2 * half_s, half_s + step_s, work_s / machine.n_cores) + handover_s
 
 
 def choose(config: Config, costs: Costs, machine: Machine) -> Choice:
-    """The candidate with the shortest predicted time; serial unless another is at least 25 % faster."""
+    """The candidate with the shortest predicted time; serial in one thread unless another is at least 25 % faster."""
     found = candidates(config, machine.n_workers)
     seconds = {name: predict(each, costs, machine) for name, each in found.items()}
     best = min(seconds, key=lambda name: seconds[name])
-    chosen = best if seconds["serial"] > _MIN_SPEEDUP * seconds[best] else "serial"
+    least = 1.0 if machine.env_threads else _MIN_SPEEDUP
+    chosen = best if seconds["serial"] > least * seconds[best] else "serial"
     others = ", ".join(f"{_readable(s)} with {name}" for name, s in seconds.items() if name != chosen)
     step, policy, B = _readable(costs.env_s), _readable(costs.policy_s[config.batch_B]), config.batch_B
     reason = f"{chosen}: an environment's step takes {step}, the policy {policy} for {B}, "

@@ -132,9 +132,19 @@ def test_ctrl_c_saves_and_ends_all_ranks_none_of_which_can_be_reached_by_others(
     assert state["runner"]["env_steps"] == meta["env_steps"] > 0
 
 
-@pytest.mark.parametrize("which", ["rank 1", "rank 0"])
-def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_remains(tmp_path: Path, which: str) -> None:
-    with launched(tmp_path, "world_size=2", *LONG) as process:
+LEARNERS = ["learners=2", *(word for word in LONG if not word.startswith("algo"))]
+LEARNERS += ["algo=dqn", "algo.learn_from=100", "algo.replay.size=5000"]
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [("rank 1", ["world_size=2", *LONG]), ("rank 0", ["world_size=2", *LONG]), ("rank 1", LEARNERS)],
+    ids=["rank 1", "rank 0", "a learner"],
+)
+def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_remains(
+    tmp_path: Path, which: str, words: list[str]
+) -> None:
+    with launched(tmp_path, *words) as process:
         ranks = descendants(process)
         killed = rank_1_of(process) if which == "rank 1" else process.pid
         os.kill(killed, signal.SIGKILL)

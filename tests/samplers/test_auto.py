@@ -49,6 +49,27 @@ def test_threads_of_environments_divide_the_serial_time() -> None:
     assert auto.predict(config, costs(100 * US, 70 * US), machine(env_threads=True)) == pytest.approx(470 * US)
 
 
+def test_torchs_threads_gain_nothing_in_acting_beside_workers_and_threads_of_environments() -> None:
+    known = auto.Costs(100 * US, {4: 20 * US, 16: 40 * US, 32: 50 * US}, {4: 30 * US, 16: 60 * US, 32: 80 * US})
+    contended = auto.Machine(8, 8, env_threads=True, torch_threads=2)
+    found = auto.candidates(CONFIG, 8)
+    seconds = {name: round(auto.predict(each, known, contended) / US) for name, each in found.items()}
+    assert seconds == {
+        "serial": 4 * 100 + 80,
+        "cpu, 8 workers": 4 * 100 + 30,
+        "gpu, 8 workers": 4 * 100 + 80 + 8 * 15,
+        "gpu, 8 workers in 2 groups": max(2 * 120, 120 + 400, (3200 + 240) // 8) + 8 * 15,
+    }
+    assert auto.predict(found["serial"], known, auto.Machine(8, 8, False, torch_threads=2)) == 3250 * US
+
+
+@pytest.mark.parametrize("env_threads", [False, True])
+def test_serial_is_preferred_only_where_it_has_one_thread(env_threads: bool) -> None:
+    known = costs(2 * US, 300 * US) if not env_threads else costs(50 * US, 100 * US, 90 * US)
+    choice = auto.choose(CONFIG, known, machine(env_threads=env_threads))
+    assert isinstance(choice.config, cpu.Config if env_threads else serial.Config)
+
+
 @pytest.mark.parametrize(
     ("known", "chosen"),
     [

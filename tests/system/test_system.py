@@ -70,7 +70,9 @@ def test_openmp_threads_spin_longer_if_nothing_else_needs_the_cores(tmp_path):
     one = {"sampler.batch_B": "1"}
     (tmp_path / "params.json").write_text('{"config": {"env": "ALE/Pong-v5"}}')
     for words in ({"env": "ALE/Pong-v5"}, {"experiment": "atari/ppo_pong"}, {"resume": str(tmp_path)}):
-        assert competing_work(words) == "threads"
+        assert competing_work(words) == "processes"
+        assert competing_work({**words, "sampler": "serial"}) == "threads"
+        assert competing_work({**words, "env_backend": "envpool"}) == "threads"
     for words in ({"experiment": "mujoco/td3_halfcheetah"}, {"env": "HalfCheetah-v5", **one}, {"algo": "dqn", **one}):
         assert competing_work(words) == "nothing"
     for words in ({"experiment": "atari/dqn_pong"}, {"env": "ALE/Pong-v5", **one}):
