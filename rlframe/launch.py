@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
-from rlframe.experiment.presets import competing_work, preset_names
+from rlframe.core.errors import ConfigError
+from rlframe.experiment.presets import competing_work, load_preset, preset_names
 from rlframe.system.machine import gc_paused, limit_threads
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if the command line names no env, algo, experiment or resume
@@ -27,6 +28,9 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch env=Pendulum-v1 algo=ppo algo.learning_rate=1e-3 runner.n_steps=2e5
   python -m rlframe.launch resume=RUN_DIR                    continue a run
   python -m rlframe.launch init=RUN_DIR env=...              a new run from trained weights
+  python -m rlframe.launch algo=sac --help                   the keys of what is named, their values and meanings
+  python -m rlframe.launch experiment=atari/ppo_pong --show  every key, its value, and where that comes from
+  python -m rlframe.launch --list algos                      or: envs presets samplers runners models encoders
   python -m rlframe.launch sweep.seed=0,1,2 sweep.algo.learning_rate=1e-3,3e-4 log_dir=DIR affinity=2cpr
                                                              a run for each combination, queued on slots of two cores;
                                                              the same command, or resume=DIR, continues the study
@@ -49,20 +53,45 @@ keys of a sweep:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit status: 0, 1 the run failed, 2 bad settings, 128 + n stopped by signal n."""
-    if any(word in ("-h", "--help", "help") for word in argv):
-        return _help()
-    return run_command(_launch, argv)
+    flag = next((word for word in argv if word in ("-h", "--help", "help", "--show", "--list")), "")
+    if not flag:
+        return run_command(_launch, argv)
+    shown = {"--show": _show, "--list": _list}.get(flag, _help)
+    return run_command(shown, [word for word in argv if word != flag])
 
 
-def _help() -> int:
+def _help(argv: list[str]) -> int:
     with gc_paused(), ending_at_ctrl_c():
-        import chz
+        from rlframe.experiment.keys import describe_keys
+        from rlframe.experiment.train import read_job
 
-        from rlframe.experiment.config import Experiment
+    described = describe_keys(read_job(KeyValues(argv).remaining).experiment)
+    print(f"{_USAGE}\npresets: {', '.join(preset_names())}\n\n{described}")
+    return 0
 
-    print(_USAGE)
-    print(f"presets: {', '.join(preset_names())}\n")
-    print(chz.Blueprint(Experiment).get_help())
+
+def _show(argv: list[str]) -> int:
+    with gc_paused(), ending_at_ctrl_c():
+        from rlframe.experiment.keys import show_keys
+        from rlframe.experiment.train import read_job
+
+    words = _with_default(KeyValues(argv).remaining)
+    experiment, sources = read_job(words).experiment, [("command line", words)]
+    if "resume" in words:
+        sources.append((f"resume={words['resume']}", load_preset(f"{words['resume']}/params.json")))
+    elif "experiment" in words:
+        sources.append((f"experiment={words['experiment']}", load_preset(words["experiment"])))
+    print(show_keys(experiment, sources))
+    return 0
+
+
+def _list(argv: list[str]) -> int:
+    with gc_paused(), ending_at_ctrl_c():
+        from rlframe.experiment.keys import KINDS, list_parts
+
+    if len(argv) != 1:
+        raise ConfigError(f"--list needs one word: {', '.join(KINDS)}")
+    print(list_parts(argv[0]))
     return 0
 
 

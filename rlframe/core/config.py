@@ -94,6 +94,11 @@ def count_or_auto(doc: str, default: int = AUTO) -> Any:
     return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check)
 
 
+def accepts_auto(field: Any) -> bool:
+    """Whether a field of a chz class is a `count_or_auto`."""
+    return field._blueprint_cast is _count_or_auto
+
+
 def option(default: Any, doc: str) -> Any:
     """A field with its documentation."""
     return chz.field(meta_factory=_value(), default=default, doc=doc)
@@ -178,11 +183,15 @@ class module_part(MetaFactory):
 
 
 def find_module(name: str, package: str) -> ModuleType:
-    """Import the module `package.name`, a user's dotted module, or a .py file. Raises ConfigError if missing."""
+    """Import the module `package.name`, also in capitals, a user's dotted module, or a .py file.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
     if name.endswith(".py"):
         return _load_file(Path(name))
     known = module_names(package)
-    target = f"{package}.{name}" if name in known else name
+    target = f"{package}.{name.lower()}" if name.lower() in known else name
     if "." not in target or not all(part.isidentifier() for part in target.split(".")):
         raise ConfigError(f"{name!r} is not in {package} ({', '.join(known)}){nearest(name, known)}")
     try:

@@ -282,7 +282,7 @@ def share_of(experiment: Experiment, rank: int) -> Experiment:
         if algo.batch_size % n:
             raise ConfigError(f"learners={n} must divide algo.batch_size={algo.batch_size}: each learns from a part")
         if rank:
-            sampler = nothing.Config(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
+            sampler = nothing.NoSamplerConfig(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
         return chz.replace(experiment, sampler=sampler)
     if sampler.batch_B % n:
         raise ConfigError(f"learners={n} must divide sampler.batch_B={sampler.batch_B}: each steps a part")

@@ -74,7 +74,7 @@ def competing_work(keys: Mapping[str, Any]) -> str:
     config |= keys
     images = "ALE/" in str(config.get("env"))
     alone = str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async")
-    if images and (alone or str(config.get("algo")) in _FROM_REPLAY):
+    if images and (alone or str(config.get("algo")).lower() in _FROM_REPLAY):
         return "update"
     if alone:
         return "nothing"

@@ -30,7 +30,7 @@ class Spaces:
 
 
 @chz.chz
-class Config(SamplerConfig):
+class NoSamplerConfig(SamplerConfig):
     """The sizes are those of the batches of rank 0."""
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Spaces:

@@ -41,7 +41,8 @@ class Training:
     def __init__(self, name: str) -> None:
         module, env, settings, model = {**SAME, **NOISY}[name]
         config = module.Config(replay=ReplayConfig(size=1_000), replay_ratio=2.0, learn_from=32, **settings)
-        sampler = (nothing if current_ranks().rank else serial).Config(batch_T=4, batch_B=2)
+        config_class = nothing.NoSamplerConfig if current_ranks().rank else serial.Config
+        sampler = config_class(batch_T=4, batch_B=2)
         envs = sampler.make_envs(env, 5, ())
         self.agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,), **model), 5)
         self.sampler = sampler.make_sampler(envs, self.agent, 5)

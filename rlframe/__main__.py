@@ -1,0 +1,33 @@
+"""The command `rlframe`, also `python -m rlframe`: `rlframe launch ...` is `python -m rlframe.launch ...`."""
+
+import runpy
+import sys
+from difflib import get_close_matches
+
+_COMMANDS = {
+    "launch": "train a run, resume one, or queue a study of many",
+    "evaluate": "evaluate a trained agent, and film it",
+    "plot": "draw learning curves",
+    "export": "write a trained policy as a program of its own",
+}
+
+
+def main() -> int:
+    """Run the command that the first word names, which ends the process; returns 0 for help, 2 for an unknown word."""
+    word = sys.argv[1] if len(sys.argv) > 1 else "help"
+    if word in _COMMANDS:
+        sys.argv = [f"rlframe {word}", *sys.argv[2:]]
+        runpy.run_module(f"rlframe.{word}", run_name="__main__", alter_sys=True)
+    if word in ("-h", "--help", "help"):
+        print("usage: rlframe COMMAND [key=value ...]\n")
+        print("\n".join(f"  {name:<10} {does}" for name, does in _COMMANDS.items()))
+        print("\nrlframe COMMAND --help says more.")
+        return 0
+    near = get_close_matches(word, [*_COMMANDS], n=1) or (["launch " + word] if "=" in word else [])
+    hint = f"; did you mean rlframe {near[0]}?" if near else ""
+    print(f"error: {word!r} is not one of {', '.join(_COMMANDS)}{hint}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""What launch's --help, --show and --list print: the keys of an experiment, where values come from, and all parts."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from rlframe.core.config import AUTO, accepts_auto, find_module, module_names, nearest
+from rlframe.core.errors import ConfigError
+from rlframe.envs.make import registered_envs
+from rlframe.experiment.config import PARTS, Experiment, part_name
+from rlframe.experiment.presets import load_preset, preset_names
+from rlframe.models import ModelConfig
+
+_LEAST_WIDTH, _MOST_WIDTH = 80, 160  # characters of a line
+_COLUMN = 40  # where meanings begin
+_MAPPING = "name=value"
+_TYPES: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true|false", str: "text"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the command line."""
+
+    name: str
+    kind: str  # of its values
+    value: str  # as the command line reads it
+    doc: str
+
+
+def keys_of(experiment: Experiment) -> list[Key]:
+    """Every key of an experiment, in the order of its fields, with the value that it has there."""
+    return [*_keys_of(experiment, "")]
+
+
+def _keys_of(config: Any, prefix: str) -> Iterator[Key]:
+    for name, field in chz.chz_fields(type(config)).items():
+        value, key, doc = getattr(config, name), f"{prefix}{name}", field._doc
+        if key in PARTS:
+            yield Key(key, "part", part_name(value, PARTS[key]), doc)
+        if chz.is_chz(value):
+            yield from _keys_of(value, f"{key}.")
+        elif key not in PARTS:
+            kind = _MAPPING if isinstance(value, Mapping) else _TYPES.get(field.final_type, "list")
+            yield Key(key, kind, _text(value, accepts_auto(field)), doc)
+
+
+def _text(value: Any, may_be_auto: bool) -> str:
+    if may_be_auto and value == AUTO:
+        return "auto"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (tuple, list)):
+        return f"[{','.join(map(str, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {each}' for name, each in value.items())}}}"
+    return str(value)
+
+
+def describe_keys(experiment: Experiment) -> str:
+    """For --help: every key with its value and its meaning, by part."""
+    lines, width, section = [], _width(), ""
+    for key in keys_of(experiment):
+        head = key.name.partition(".")[0]
+        of = head if key.kind == "part" or "." in key.name else ""
+        if of != section:
+            section = of
+            lines.append("")
+        if key.kind == "part":
+            part = f"{key.name}={key.value}: "
+            lines += _wrapped(part + _title_of(key.name, key.value).removeprefix(part), "", width)
+        else:
+            left = f"  {key.name}={key.value}".ljust(_COLUMN - 1)
+            lines += _wrapped(f"{left} {key.doc} ({key.kind})", " " * _COLUMN, width)
+    return "\n".join(lines[1:])
+
+
+def show_keys(experiment: Experiment, sources: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """For --show: every key with its value and where that comes from: the first of `sources` that has it."""
+    keys = keys_of(experiment)
+    longest = max(len(f"{key.name}={key.value}") for key in keys)
+    found = [(key, next((name for name, given in sources if _has(given, key)), "default")) for key in keys]
+    return "\n".join(f"{f'{key.name}={key.value}'.ljust(longest)}  {source}" for key, source in found)
+
+
+def _has(given: Mapping[str, Any], key: Key) -> bool:
+    return key.name in given or (key.kind == _MAPPING and any(name.startswith(f"{key.name}.") for name in given))
+
+
+def _title_of(part: str, name: str) -> str:
+    return _title(Path(find_module(name, PARTS[part]).__file__ or ""))
+
+
+def _title(file: Path) -> str:
+    """The first line of a Python file, which says what it holds."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+    return wrapper.wrap(text)
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size().columns, _LEAST_WIDTH), _MOST_WIDTH)
+
+
+def _modules(package: str) -> list[tuple[str, str]]:
+    return [(name, _title_of(package, name)) for name in module_names(PARTS[package])]
+
+
+def _presets() -> list[tuple[str, str]]:
+    configs = [(name, load_preset(name)) for name in preset_names()]
+    return [(name, f"{config.get('algo')} on {config.get('env')}") for name, config in configs]
+
+
+def _models() -> list[tuple[str, str]]:
+    return [(key.name, f"{key.value} by default: {key.doc}") for key in _keys_of(ModelConfig(), "model.")]
+
+
+def _encoders() -> list[tuple[str, str]]:
+    return [
+        ("auto", "nature for images of 36 pixels a side and more, impala for smaller ones, mlp for vectors"),
+        ("mlp", "fully connected layers of the widths model.hidden"),
+        ("nature", "three convolutions (Mnih et al. 2015), for images"),
+        ("impala", "three stages of residual blocks (Espeholt et al. 2018), for images"),
+        ("module:Class", "an nn.Module of your own, also ./file.py:Class"),
+    ]
+
+
+KINDS: Mapping[str, Callable[[], list[tuple[str, str]]]] = {
+    "algos": lambda: _modules("algo"),
+    "envs": registered_envs,
+    "presets": _presets,
+    "samplers": lambda: _modules("sampler"),
+    "runners": lambda: _modules("runner"),
+    "models": _models,
+    "encoders": _encoders,
+}
+
+
+def list_parts(kind: str) -> str:
+    """For --list: the names of a kind of part, and what each is.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"--list {kind}: use one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    found, width = KINDS[kind](), _width()
+    longest = max(len(name) for name, _ in found)
+    lines = [_wrapped(f"{name.ljust(longest)}  {text}", " " * (longest + 2), width) for name, text in found]
+    return "\n".join(line for each in lines for line in each)

@@ -1,0 +1,97 @@
+"""What --help, --show and --list say of keys and parts."""
+
+import pytest
+
+from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.presets import preset_names
+from rlframe.launch import main
+
+SMALL = ["env=CartPole-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=128", "eval.n_episodes=2"]
+
+
+def test_help_lists_every_key_and_preset(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("algo.learning_rate", "sampler.batch_T", "runner.n_steps", "model.memory", *preset_names()):
+        assert word in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "has", "has_not"),
+    [
+        (["algo=sac"], ["algo.tau=0.005 ", "how far the target critics move", "Haarnoja"], ["algo.clip"]),
+        (["experiment=atari/ppo_pong"], ["algo.learning_rate=0.0005 ", "Schulman", "env=ALE/Pong-v5"], ["algo.tau"]),
+        (["runner=async_rl", "algo.clip=0.3"], ["runner.n_slots=", "algo.clip=0.3 "], []),
+        ([], ["threads=0 ", "sampler.n_workers=auto ", "eval.explore=false ", "model.hidden=[64,64] "], []),
+    ],
+    ids=str,
+)
+def test_help_is_of_the_parts_on_the_line_with_the_values_they_would_have(capsys, words, has, has_not):
+    assert main([*words, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in has)
+    assert not any(text in printed for text in has_not)
+
+
+def test_help_names_a_key_that_is_unknown(capsys):
+    assert main(["algo=sac", "algo.clip=1", "--help"]) == 2
+    assert "unknown key algo.clip" in capsys.readouterr().err
+
+
+def test_what_help_and_show_print_can_be_typed(capsys):
+    assert main(["algo=td3", "env=Pendulum-v1", "env_kwargs.g=9.0", "--show"]) == 0
+    printed = [line.rpartition("  ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    words = [word for word in printed if not word.startswith(("env_kwargs=", "eval.env_kwargs="))]
+    experiment = from_flat(dict(word.split("=", 1) for word in words))
+    assert experiment == from_flat({"algo": "td3", "env": "Pendulum-v1"})
+    assert "env_kwargs={g: 9.0}" in printed
+
+
+def test_show_says_where_each_value_comes_from(tmp_path, capsys):
+    def source_of(words: list[str], key: str) -> str:
+        assert main([*words, "--show"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return next(line for line in lines if line.startswith(f"{key}=")).split("  ")[-1].strip()
+
+    words = ["experiment=atari/ppo_pong", "algo.clip=0.2"]
+    sources = {"algo.clip": "command line", "algo": "experiment=atari/ppo_pong", "algo.value_clip": "default"}
+    for key, source in {**sources, "env_kwargs": "experiment=atari/ppo_pong"}.items():
+        assert source_of(words, key) == source
+    assert source_of([], "algo.epochs") == "experiment=classic/ppo_cartpole"
+    assert main([f"log_dir={tmp_path}", *SMALL]) == 0
+    capsys.readouterr()
+    resumed = [f"resume={tmp_path / 'run_0'}", "runner.n_steps=999"]
+    assert source_of(resumed, "runner.n_steps") == "command line"
+    assert source_of(resumed, "algo") == f"resume={tmp_path / 'run_0'}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("algos", ["sac ", "td3 ", "Soft Actor-Critic"]),
+        ("envs", ["CartPole-v1 ", "Pendulum-v1 "]),
+        ("presets", ["atari/ppo_pong ", "ppo on ALE/Pong-v5"]),
+        ("samplers", ["auto ", "serial "]),
+        ("runners", ["async_rl ", "sync_rl "]),
+        ("models", ["model.memory ", "none by default"]),
+        ("encoders", ["nature ", "impala "]),
+    ],
+)
+def test_list_names_all_of_a_kind(capsys, kind, words):
+    assert main(["--list", kind]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words)
+    assert "NoFrameskip" not in printed
+    assert "nothing" not in printed
+
+
+@pytest.mark.parametrize("words", [["--list"], ["--list", "algo"], ["--list", "algos", "envs"]], ids=str)
+def test_list_needs_one_of_its_words(capsys, words):
+    assert main(words) == 2
+    assert "algos, envs, presets" in capsys.readouterr().err
+
+
+def test_parts_are_found_in_capitals_and_recorded_as_they_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = from_flat({"algo": "DQN", "sampler": "Serial", "runner": "Async_RL"})
+    assert experiment == from_flat({"algo": "dqn", "sampler": "serial", "runner": "async_rl"})
+    assert to_flat(experiment)["algo"] == "dqn"

@@ -1,0 +1,49 @@
+"""The command `rlframe`: it runs the commands, with their exit status and their handling of Ctrl-C."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlframe.__main__ import _COMMANDS
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rlframe", *words], capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["help"]], ids=str)
+def test_it_lists_the_commands(words: list[str]) -> None:
+    done = run(*words)
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in _COMMANDS)
+
+
+def test_every_command_is_there_and_has_help() -> None:
+    assert {*_COMMANDS} == {"launch", "evaluate", "plot", "export"}
+    for name in ("plot", "evaluate"):
+        done = run(name, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"rlframe.{name}" in done.stdout
+
+
+def test_a_run_of_it_is_a_run_of_launch(tmp_path: Path) -> None:
+    words = ["env=CartPole-v1", "sampler.batch_T=16", "runner.n_steps=128", "eval.n_episodes=2", "learners=2"]
+    done = run("launch", *words, "affinity=none", f"log_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run_0/progress.csv").exists()
+    assert run("launch", "algo.lr=1").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "says"), [("lauch", "did you mean rlframe launch?"), ("algo=sac", "did you mean rlframe launch algo=sac?")]
+)
+def test_a_wrong_word_is_refused_with_the_nearest(word: str, says: str) -> None:
+    done = run(word)
+    assert done.returncode == 2
+    assert says in done.stderr
