@@ -32,7 +32,7 @@ from rlframe.experiment.presets import competing_work
 from rlframe.launch import DEFAULT_PRESET
 from rlframe.system.machine import limit_threads
 
-REFUSED = ("resume", "world_size", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")
+REFUSED = ("resume", "world_size", "learners", "dry_run", "tune_sampler", "log_dir", "runner.n_steps")
 
 
 class Enough(BaseException):

@@ -99,12 +99,12 @@ def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
-        from rlframe.experiment.train import describe_job, place_job, read_job, train
+        from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
         from rlframe.study.sweep import is_study, run_sweep
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):
-        return run_sweep(words, lambda run: read_job(_with_default(run)).experiment)
+        return run_sweep(words, lambda run: check_job(read_job(_with_default(run))))
     dry_run = words.flag("dry_run")
     job, n_here = place_job(read_job(_with_default(words.remaining)))
     if dry_run:

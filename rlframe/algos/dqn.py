@@ -24,6 +24,7 @@ from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, 
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.prefetch import Prefetch
 from rlframe.core.config import choice, count, fraction, number, option, positive
+from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Linear
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
@@ -90,7 +91,8 @@ class Config:
         replay = self.make_replay(agent, batch_spec, seed)
         algo = DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
         # While one environment steps, a second core is idle, and the loss of images is work enough for it.
-        alone = agent.epsilon.device.type == "cpu" and batch_spec.B == 1
+        ranks = current_ranks()
+        alone = agent.epsilon.device.type == "cpu" and batch_spec.B == 1 and ranks.n_samplers == ranks.world_size
         if alone and has_images(agent.observation_space) and not has_modes(agent.model):  # which acting would change
             return Prefetch(algo, replay)
         return algo

@@ -14,12 +14,14 @@ from gymnasium import Space, spaces
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
+from rlframe.replay.divided import DividedReplay
 from rlframe.runners import Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
@@ -91,6 +93,9 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             sampler = _make_sampler(experiment, envs, agent, device)
             n_steps = experiment.runner.n_steps
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
+            ranks = current_ranks()
+            if ranks.n_samplers < ranks.world_size and not isinstance(algo.replay, DividedReplay):
+                raise ConfigError(f"learners={ranks.world_size} needs a replay of make_replay, not {algo.replay}")
             evaluator = None
             if experiment.runner.evaluates(experiment.eval.n_episodes):
                 supervision = replace(experiment.sampler.supervision(), name="evaluation worker")

@@ -16,6 +16,7 @@ from rlframe.core.files import parse_yaml
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
 from rlframe.runners import sync_rl
 from rlframe.samplers import EvalConfig, nothing
 from rlframe.samplers.base import SamplerConfig
@@ -107,7 +108,7 @@ class Experiment:
     @property
     def n_samplers(self) -> int:
         """The ranks that have environments: learners from replay have theirs on rank 0."""
-        return self.world_size if "replay" in chz.chz_fields(type(self.algo)) else self.n_ranks
+        return self.world_size if isinstance(getattr(self.algo, "replay", None), ReplayConfig) else self.n_ranks
 
     def env_config(self) -> EnvConfig:
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
@@ -278,7 +279,12 @@ def share_of(experiment: Experiment, rank: int) -> Experiment:
     n, sampler, algo = experiment.learners, experiment.sampler, experiment.algo
     if n == 1:
         return experiment
+    if experiment.threads <= 0:  # a learner has a core
+        experiment = chz.replace(experiment, threads=1)
     if experiment.n_samplers == 1:
+        if not hasattr(algo, "batch_size"):
+            name = part_name(algo, PARTS["algo"])
+            raise ConfigError(f"learners={n} divides the rows of an update, but algo={name} has no batch_size")
         if algo.batch_size % n:
             raise ConfigError(f"learners={n} must divide algo.batch_size={algo.batch_size}: each learns from a part")
         if rank:
@@ -286,14 +292,20 @@ def share_of(experiment: Experiment, rank: int) -> Experiment:
         return chz.replace(experiment, sampler=sampler)
     if sampler.batch_B % n:
         raise ConfigError(f"learners={n} must divide sampler.batch_B={sampler.batch_B}: each steps a part")
-    n_workers = -(-sampler.worker_count() // n) if sampler.worker_count() > 0 else sampler.worker_count()
-    return chz.replace(experiment, sampler=chz.replace(sampler.with_workers(n_workers), batch_B=sampler.batch_B // n))
+    n_workers, n_groups = sampler.worker_count(), getattr(sampler, "n_groups", 1)
+    if n_workers > 0 and (n_workers % n or n_workers // n < n_groups):
+        raise ConfigError(
+            f"learners={n} must divide sampler.n_workers={n_workers}, and leave one for each of "
+            f"sampler.n_groups={n_groups}; or use sampler.n_workers=auto"
+        )
+    of_each = sampler.with_workers(n_workers // n) if n_workers > 0 else sampler
+    return chz.replace(experiment, sampler=chz.replace(of_each, batch_B=sampler.batch_B // n))
 
 
 def whole_of(share: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment again, from rank 0's share of it with every `auto` replaced."""
+    """The experiment again, from rank 0's share of it as `hardware.resolve` returned it."""
     sampler = share.sampler
     if experiment.n_samplers > experiment.world_size:
         n_workers = sampler.worker_count() * experiment.learners
         sampler = chz.replace(sampler, batch_B=experiment.sampler.batch_B).with_workers(n_workers)
-    return chz.replace(share, sampler=sampler)
+    return chz.replace(share, sampler=sampler, threads=experiment.threads)

@@ -39,10 +39,10 @@ _MOST_PER_CPU = 100  # processes
 
 @dataclass(frozen=True)
 class Resolved:
-    """An experiment without `auto`, and the part of the machine that it gets."""
+    """An experiment without `auto` but for threads=auto, and the part of the machine that it gets."""
 
     experiment: Experiment
-    affinity: Affinity
+    affinity: Affinity  # its `threads` are those that threads=auto has chosen
     notes: tuple[str, ...]  # what was chosen and why, for the log
 
 
@@ -90,7 +90,8 @@ def _check_processes(experiment: Experiment, n_ranks: int) -> None:
         raise ConfigError(
             f"{n_workers + n_ranks:,} processes are too many for this machine: they need at least {_size(n_bytes)} of "
             f"{_size(total)} memory, and its {n_cpus()} CPUs run at most {most}; lower sampler.n_workers="
-            f"{config.worker_count()}, eval.n_workers={eval_config.n_workers} or world_size={experiment.world_size}"
+            f"{config.worker_count()}, eval.n_workers={eval_config.n_workers}, world_size={experiment.world_size} or "
+            f"learners={experiment.learners}"
         )
 
 
@@ -126,8 +127,9 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     precision = choose_precision(experiment.precision, device)
     measured = chz.replace(experiment, precision=precision)
     way, reason = fastest(measured, affinity, ways_to_learn(experiment, affinity.threads))
-    threads = AUTO if way.learners == 1 and not experiment.threads else experiment.threads  # remembered, so at once
-    return chz.replace(experiment, learners=way.learners, threads=threads), "" if threads == AUTO else reason
+    if way.learners == 1 and experiment.threads <= 0:
+        return chz.replace(experiment, learners=1, threads=AUTO), ""
+    return chz.replace(experiment, learners=way.learners, threads=way.threads), reason
 
 
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:

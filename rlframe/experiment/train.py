@@ -110,6 +110,19 @@ def _is_fixed(key: str) -> bool:
     return not key.startswith(_ADJUSTABLE) or key in _FIXED
 
 
+def check_job(job: Job) -> Experiment:
+    """The experiment of a job that a study queues.
+
+    Raises:
+        ConfigError: its runner cannot train in ranks, or its batches cannot be divided.
+    """
+    if job.experiment.learners == AUTO:
+        raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
+    experiment = for_ranks(job.experiment, job.experiment.world_size)
+    share_of(experiment, rank=0)
+    return experiment
+
+
 def place_job(job: Job) -> tuple[Job, int]:
     """The job for the ranks that train it, and the number of those on this machine.
 
@@ -119,7 +132,9 @@ def place_job(job: Job) -> tuple[Job, int]:
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes
-    if experiment.learners == AUTO:
+    if experiment.learners == AUTO and started:
+        experiment = chz.replace(experiment, learners=1)
+    elif experiment.learners == AUTO:
         experiment, reason = hardware.choose_learners(experiment)
         notes = (*notes, *filter(None, [reason]))
     experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
@@ -165,7 +180,8 @@ def build_job(job: Job) -> Built:
     """
     if job.resume or job.experiment.n_ranks > 1:
         raise ConfigError("build makes a new run in one process; use train for resume=, world_size= and learners=")
-    resolved = hardware.resolve(job.experiment, job.tune_sampler)
+    experiment = chz.replace(job.experiment, learners=1)  # which auto may be
+    resolved = hardware.resolve(experiment, job.tune_sampler)
     return build(resolved.experiment, resolved.affinity)
 
 
@@ -175,7 +191,8 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
     found = _newest_state(resume, experiment.snapshot_mode, place.rank) if resume else None
     retain_freed_memory()
     share = share_of(experiment, place.rank)
-    resolved = hardware.resolve(share, job.tune_sampler, place.local_rank, place.local_world_size)
+    tune = job.tune_sampler and place.rank < experiment.n_samplers
+    resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size)
     config = to_flat(whole_of(resolved.experiment, experiment))
     pin(resolved.affinity.master)
     with _join(resolved, place) as ranks:

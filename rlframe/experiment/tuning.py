@@ -22,6 +22,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import read_json, write_file
 from rlframe.core.ranks import current_ranks
+from rlframe.core.types import BatchSpec
 from rlframe.experiment.build import choose_device, make_agent
 from rlframe.experiment.config import Experiment, share_of, to_flat
 from rlframe.kernels.device import learning_in
@@ -34,6 +35,7 @@ _ROUNDS = 3  # measurements of each way
 _MIN_S = 0.1  # of a measurement
 _WARM_ROUNDS = 1  # not counted: memory is touched first, and kernels are made
 _REPLAY_ROWS = 20_000  # of the trial's replay: sampling from it takes as long as from a larger one
+_REPLAY_BATCHES, _REPLAY_STEPS = 8, 500  # that it holds at least, of each environment: enough for any reader
 _SAME = ("env", "model.", "algo", "precision", "sampler.batch_")  # prefixes of what decides the time of a step
 _MOST_REMEMBERED = 500  # experiments
 _BUSY = 0.5  # CPUs that others use, above which a measurement is not remembered
@@ -139,8 +141,12 @@ class _Trial:
             )
             agent = make_agent(chz.replace(experiment, init=""), *spaces, device)
             self.sampler = config.make_sampler(envs, agent, seed)
-            algo = _learning_at_once(experiment.algo)
-            self.algo = algo.make_algorithm(agent, self.sampler.batch_spec, experiment.runner.n_steps, seed)
+            spec = self.sampler.batch_spec
+            try:
+                algo = _learning_at_once(experiment.algo, spec)
+                self.algo = algo.make_algorithm(agent, spec, experiment.runner.n_steps, seed)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
             opened.pop_all()
 
     def seconds_per_step(self) -> float:
@@ -173,12 +179,13 @@ def _timed(function: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def _learning_at_once(algo: Any) -> Any:
+def _learning_at_once(algo: Any, batch_spec: BatchSpec) -> Any:
     """The algorithm's config with learning from the first batch on and a small replay, if it has these fields."""
     fields = chz.chz_fields(type(algo))
     changes: dict[str, Any] = {"learn_from": 0} if "learn_from" in fields else {}
     if "replay" in fields:
-        changes["replay"] = chz.replace(algo.replay, size=min(algo.replay.size, _REPLAY_ROWS))
+        rows = max(_REPLAY_ROWS, (_REPLAY_BATCHES * batch_spec.T + _REPLAY_STEPS) * batch_spec.B)
+        changes["replay"] = chz.replace(algo.replay, size=min(algo.replay.size, rows))
     return chz.replace(algo, **changes)
 
 

@@ -19,7 +19,8 @@ _NONE = np.zeros(0, np.int64), np.zeros(0)
 class DividedReplay(Generic[Batch]):
     """A replay (see `Replay`) that all ranks sample at the same time; each gets its share of the rows.
 
-    The rows are those that one rank would draw. Priorities that other ranks set reach rank 0 before the next sample.
+    The rows are those that one rank would draw. Priorities that other ranks set reach rank 0 before the next batch is
+    appended or sampled.
     """
 
     def __init__(self, replay: ReplayBuffer[Batch], ranks: Ranks) -> None:
@@ -35,17 +36,23 @@ class DividedReplay(Generic[Batch]):
         return self._replay.n_rows
 
     def append(self, samples: Samples) -> None:
+        self._send_priorities()  # new rows get the highest one so far
         if self._ranks.rank == 0:
             self._replay.append(samples)
+
+    def _send_priorities(self) -> None:
+        """To rank 0, from the others."""
+        if not self._replay.is_prioritized:
+            return
+        for index, priority in self._ranks.gather([x.tolist() for x in self._new]):
+            if self._ranks.rank == 0 and index:
+                self._replay.update_priorities(np.array(index), np.array(priority))
+        self._new = _NONE
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
         """This rank's n / world_size of n rows."""
         ranks = self._ranks
-        if self._replay.is_prioritized:
-            for index, priority in ranks.gather([x.tolist() for x in self._new]):
-                if ranks.rank == 0 and index:
-                    self._replay.update_priorities(np.array(index), np.array(priority))
-            self._new = _NONE
+        self._send_priorities()
         if ranks.rank == 0:
             parts = self._replay.sample_parts(n, ranks.world_size, beta)
             ranks.scatter([_arrays(part) for part in parts], ())
@@ -58,7 +65,7 @@ class DividedReplay(Generic[Batch]):
         if self._ranks.rank == 0:
             self._replay.update_priorities(index, priority)
         else:
-            self._new = index, as_numpy(priority)
+            self._new = np.append(self._new[0], index), np.append(self._new[1], as_numpy(priority))
 
     def newest(self) -> np.ndarray:
         return self._replay.newest()

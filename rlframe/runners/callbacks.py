@@ -80,7 +80,10 @@ class Callback:
         """Training starts, or continues after a resume; `state_dict` has been loaded."""
 
     def on_batch(self, samples: Samples) -> None:
-        """The algorithm has received a batch. `samples` is valid until the next batch: copy what you keep."""
+        """The algorithm has received a batch. `samples` is valid until the next batch: copy what you keep.
+
+        Not called on learners without environments (learners=N with replay).
+        """
 
     def on_episode(self, trajectory: Trajectory) -> None:
         """A training episode has ended; called after `on_batch` for each episode that ended in the batch."""

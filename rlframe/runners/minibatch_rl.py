@@ -19,7 +19,8 @@ class MinibatchRl(Runner):
                 samples = self.sampler.collect()
             with self.log.timers("learning"):
                 self.algo.receive(samples)
-            self.callbacks.call("on_batch", samples)
+            if samples.valid.numel():  # none where there are no environments
+                self.callbacks.call("on_batch", samples)
             self.record_episodes()
         with self.log.timers("learning"):
             self.updates_left = not self._learn()

@@ -14,6 +14,7 @@ import torch
 from rlframe import launch
 from rlframe.algos import dqn, ppo
 from rlframe.core.config import AUTO
+from rlframe.core.types import BatchSpec
 from rlframe.experiment import tuning
 from rlframe.experiment.config import Experiment, from_flat
 from rlframe.experiment.hardware import affinity_of
@@ -121,10 +122,10 @@ def test_a_memory_that_cannot_be_written_is_left_out(monkeypatch: pytest.MonkeyP
 
 
 def test_a_trial_learns_at_once_from_a_small_replay() -> None:
-    changed = _learning_at_once(DQN)
+    changed = _learning_at_once(DQN, BatchSpec(4, 2))
     assert (changed.learn_from, changed.replay.size) == (0, 20_000)
     assert changed == chz.replace(DQN, learn_from=0, replay=chz.replace(DQN.replay, size=20_000))
-    assert _learning_at_once(PPO) == PPO
+    assert _learning_at_once(PPO, BatchSpec(4, 2)) == PPO
 
 
 def test_threads_are_chosen_at_each_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

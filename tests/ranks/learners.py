@@ -20,14 +20,19 @@ from rlframe.system.distributed import RankInfo, join
 
 CARTPOLE = EnvConfig("CartPole-v1", backend="python")
 PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
+GROWING = EnvConfig("tests.ranks.envs:Growing", backend="python")
+IMAGES = EnvConfig("tests.ranks.envs:Pictures", backend="python")
 PRIORITIZED = {"prioritized": True, "alpha": 0.9}
-SAME: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {  # updates without noise
+SAME: dict[
+    str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]
+] = {  # updates without noise, and little rounding
     "dqn": (dqn, CARTPOLE, {"batch_size": 8, "target_interval": 5}, {"normalize_observation": True}),
-    "dqn, prioritized": (dqn, CARTPOLE, {"batch_size": 8, "n_step": 3, **PRIORITIZED}, {}),
+    "dqn, prioritized": (dqn, GROWING, {"batch_size": 8, **PRIORITIZED}, {}),
     "r2d1": (r2d1, CARTPOLE, {"batch_size": 4, "burn_in": 2, "learn_T": 4}, {"memory": "lstm", "memory_size": 8}),
     "ddpg": (ddpg, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
 }
 NOISY: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {
+    "dqn, images": (dqn, IMAGES, {"batch_size": 8}, {"image_hidden": (8,)}),  # of one environment: may be prefetched
     "dqn, noisy": (dqn, CARTPOLE, {"batch_size": 8, "noisy": True}, {}),
     "td3": (td3, PENDULUM, {"batch_size": 8}, {}),
     "sac": (sac, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
@@ -42,7 +47,7 @@ class Training:
         module, env, settings, model = {**SAME, **NOISY}[name]
         config = module.Config(replay=ReplayConfig(size=1_000), replay_ratio=2.0, learn_from=32, **settings)
         config_class = nothing.NoSamplerConfig if current_ranks().rank else serial.Config
-        sampler = config_class(batch_T=4, batch_B=2)
+        sampler = config_class(batch_T=4, batch_B=1 if env is IMAGES else 2)
         envs = sampler.make_envs(env, 5, ())
         self.agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,), **model), 5)
         self.sampler = sampler.make_sampler(envs, self.agent, 5)
@@ -51,6 +56,7 @@ class Training:
     def train(self, n_batches: int, last_updates: int = -1) -> None:
         """Collect and learn; after the last batch make so many updates, -1: all."""
         for i in range(n_batches):
+            self.algo.prefetch()
             self.algo.receive(self.sampler.collect())
             due = self.algo.updates_due()
             for _ in range(last_updates if i == n_batches - 1 and last_updates >= 0 else due):
@@ -90,6 +96,7 @@ def interrupted(name: str) -> dict[str, Any]:
 
 def job(info: RankInfo, folder: Path) -> None:
     """Every training, as one of the learners; writes a file of its results."""
+    torch.set_num_threads(2)  # with which one learner would prefetch
     with join(info):
         results = {name: trained(name) for name in {**SAME, **NOISY}}
         resumed = {name: interrupted(name) for name in {**SAME, **NOISY}}

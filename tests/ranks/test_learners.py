@@ -21,6 +21,8 @@ SMALL += ["sampler.batch_T=16", "runner.n_steps=768", "runner.log_interval_steps
 PPO = ["algo=ppo", "algo.minibatches=1", *SMALL]
 DQN = ["algo=dqn", "algo.learn_from=64", "algo.replay.size=2000", *SMALL]
 
+GROUPS = ["sampler=gpu", "sampler.n_workers=2", "sampler.n_groups=2"]
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -79,6 +81,10 @@ def test_a_run_of_learners_is_one_run_with_its_files_and_is_resumed(tmp_path: Pa
         ([*DQN, "learners=2", "runner=async_rl"], "learners=2 needs runner=sync_rl; runner=async_rl"),
         ([*PPO, "learners=2", "affinity=1cpu"], "1 cores are too few for 2 ranks on this machine"),
         ([*PPO, "learners=0"], "learners=0 must be at least 1"),
+        ([*PPO, "learners=2", "sampler=cpu", "sampler.n_workers=3"], "learners=2 must divide sampler.n_workers=3"),
+        ([*PPO, *GROUPS, "learners=2"], "leave one for each of sampler.n_groups=2"),
+        ([*PPO, "learners=auto", "sweep.seed=0,1"], "give a study learners=N"),
+        ([*DQN, "learners=3", "sweep.seed=0,1", "eval.n_episodes=3"], "learners=3 must divide algo.batch_size=32"),
     ],
     ids=lambda words: words[-1] if isinstance(words, list) else "",
 )
