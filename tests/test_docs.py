@@ -17,6 +17,7 @@ import pytest
 
 from rlframe import evaluate, launch, plot
 from rlframe.envs import atari
+from rlframe.experiment import tuning
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
@@ -92,6 +93,7 @@ def test_launch_commands_make_a_configuration(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     fork = Supervision()  # a spawned process would spend 2 s on importing what mine.py does
     monkeypatch.setattr(auto, "Supervision", lambda *_, **__: fork)
+    monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
     for words in commands(document, "rlframe.launch"):
         if any(word.startswith("experiment=mujoco/") for word in words) and not importlib.util.find_spec("mujoco"):
             continue  # an extra that the tests do not need

@@ -73,5 +73,5 @@ def test_a_wrong_setting_is_refused(settings: dict[str, Any], says: str, tmp_pat
 
 
 def test_build_is_for_one_process() -> None:
-    with pytest.raises(ConfigError, match="use train for resume= and world_size="):
+    with pytest.raises(ConfigError, match="use train for resume=, world_size= and learners="):
         rlframe.build("ppo", "CartPole-v1", world_size=2)

@@ -23,9 +23,7 @@ PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
 GROWING = EnvConfig("tests.ranks.envs:Growing", backend="python")
 IMAGES = EnvConfig("tests.ranks.envs:Pictures", backend="python")
 PRIORITIZED = {"prioritized": True, "alpha": 0.9}
-SAME: dict[
-    str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]
-] = {  # updates without noise, and little rounding
+SAME: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {  # updates without noise
     "dqn": (dqn, CARTPOLE, {"batch_size": 8, "target_interval": 5}, {"normalize_observation": True}),
     "dqn, prioritized": (dqn, GROWING, {"batch_size": 8, **PRIORITIZED}, {}),
     "r2d1": (r2d1, CARTPOLE, {"batch_size": 4, "burn_in": 2, "learn_T": 4}, {"memory": "lstm", "memory_size": 8}),

@@ -48,6 +48,6 @@ def test_without_pins_threads_and_workers_are_dealt() -> None:
 
 
 def test_more_ranks_than_cores_are_refused_unless_they_may_share() -> None:
-    with pytest.raises(ConfigError, match="4 cores are too few for world_size=8 ranks on this machine"):
+    with pytest.raises(ConfigError, match="4 cores are too few for 8 ranks on this machine"):
         shares("auto", 8)
     assert [each.threads for each in shares("none", 8)] == [1] * 8
