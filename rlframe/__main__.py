@@ -2,7 +2,6 @@
 
 import runpy
 import sys
-from difflib import get_close_matches
 
 _COMMANDS = {
     "launch": "train a run, resume one, or queue a study of many",
@@ -23,8 +22,9 @@ def main() -> int:
         print("\n".join(f"  {name:<10} {does}" for name, does in _COMMANDS.items()))
         print("\nrlframe COMMAND --help says more.")
         return 0
-    near = get_close_matches(word, [*_COMMANDS], n=1) or (["launch " + word] if "=" in word else [])
-    hint = f"; did you mean rlframe {near[0]}?" if near else ""
+    from rlframe.core.config import nearest  # slow to import
+
+    hint = f"; did you mean rlframe launch {word}?" if "=" in word else nearest(word, _COMMANDS)
     print(f"error: {word!r} is not one of {', '.join(_COMMANDS)}{hint}", file=sys.stderr)
     return 2
 

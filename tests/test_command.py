@@ -41,7 +41,7 @@ def test_a_run_of_it_is_a_run_of_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "says"), [("lauch", "did you mean rlframe launch?"), ("algo=sac", "did you mean rlframe launch algo=sac?")]
+    ("word", "says"), [("lauch", "did you mean launch?"), ("algo=sac", "did you mean rlframe launch algo=sac?")]
 )
 def test_a_wrong_word_is_refused_with_the_nearest(word: str, says: str) -> None:
     done = run(word)

@@ -34,7 +34,7 @@ ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["plot"] = {"plot", "analysis", "core"}
-ALLOWED["__main__"] = set()  # it runs the commands by their names
+ALLOWED["__main__"] = {"core"}  # it runs the commands by their names
 ALLOWED["__init__"] = {"deploy", "experiment", "system"}  # inside functions
 
 OF_LEARNERS = {

@@ -26,8 +26,8 @@ PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn a
 class ReplayRatio:
     """Counts due updates exactly: each env_step after `learn_from` adds `replay_ratio / batch_size` updates.
 
-    Ranks with a replay of their own draw batch_size rows each for an update, and env_steps count over all ranks, so an
-    env_step adds the n-th part of that with n of them, and all ranks have the same updates due.
+    An update learns from batch_size rows of each replay: one a rank, or one of all learners. env_steps count over all
+    ranks, so with n replays an env_step adds 1 / n of that, and all ranks have the same updates due.
     If batches arrive faster than updates are made (AsyncRl), updates for more than 8 batches are dropped and counted:
     made later all at once, they would learn from data that has hardly changed.
     """

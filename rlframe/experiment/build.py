@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import chz
 import torch
 from gymnasium import Space, spaces
 
@@ -94,8 +95,8 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             n_steps = experiment.runner.n_steps
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
             ranks = current_ranks()
-            if ranks.n_samplers < ranks.world_size and not isinstance(algo.replay, DividedReplay):
-                raise ConfigError(f"learners={ranks.world_size} needs a replay of make_replay, not {algo.replay}")
+            if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
+                raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
             evaluator = None
             if experiment.runner.evaluates(experiment.eval.n_episodes):
                 supervision = replace(experiment.sampler.supervision(), name="evaluation worker")
@@ -147,6 +148,12 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     if experiment.init:
         load_weights(agent, load_snapshot(Path(experiment.init), key="agent")[0], experiment.init)
     return agent.to(device)
+
+
+def untrained_agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
+    """An agent to measure with, on the experiment's device."""
+    device = choose_device(experiment.device, affinity.gpus)
+    return make_agent(chz.replace(experiment, init=""), observation_space, action_space, device)
 
 
 def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:

@@ -18,7 +18,7 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import sync_rl
-from rlframe.samplers import EvalConfig, nothing
+from rlframe.samplers import EvalConfig, no_sampler
 from rlframe.samplers.base import SamplerConfig
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
@@ -288,7 +288,7 @@ def share_of(experiment: Experiment, rank: int) -> Experiment:
         if algo.batch_size % n:
             raise ConfigError(f"learners={n} must divide algo.batch_size={algo.batch_size}: each learns from a part")
         if rank:
-            sampler = nothing.NoSamplerConfig(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
+            sampler = no_sampler.NoSamplerConfig(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
         return chz.replace(experiment, sampler=sampler)
     if sampler.batch_B % n:
         raise ConfigError(f"learners={n} must divide sampler.batch_B={sampler.batch_B}: each steps a part")

@@ -13,14 +13,13 @@ from typing import Any
 import chz
 import psutil
 import torch
-from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
-from rlframe.experiment.build import choose_device, make_agent, torch_threads
+from rlframe.experiment.build import choose_device, torch_threads, untrained_agent
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.tuning import fastest, ways_to_learn
 from rlframe.kernels.device import choose_precision
@@ -141,7 +140,7 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
     if not can_split(env, config.batch_B):
         return auto.Choice(only_serial, "serial: its vector environment steps all in one call, and cannot be split")
     with closing(auto.TimingProcess(env, config.batch_B, -(-config.batch_B // n_workers), config.timeout_s)) as probe:
-        agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
+        agent = untrained_agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         if tune:
             return _fastest_sampler(experiment, affinity, n_workers, agent)
@@ -150,11 +149,6 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
     acting = threads if next(agent.parameters()).device.type == "cpu" else 1
     machine = auto.Machine(n_workers, n_cores, steps_on_threads(env, config.batch_B), acting)
     return auto.choose(config, costs, machine)
-
-
-def _agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
-    device = choose_device(experiment.device, affinity.gpus)
-    return make_agent(chz.replace(experiment, init=""), observation_space, action_space, device)
 
 
 def _fastest_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, agent: Agent) -> auto.Choice:
@@ -185,7 +179,7 @@ def describe_processes(resolved: Resolved) -> str:
     with closing(
         auto.TimingProcess(experiment.env_config(), config.batch_B, 1, config.supervision().timeout_s)
     ) as probe:
-        agent = _agent(experiment, affinity, probe.observation_space, probe.action_space)
+        agent = untrained_agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
         batch = empty_batch(probe.observation_space, probe.action_space, agent, config.batch_T, config.batch_B)
         worker_bytes = probe.memory_mb() * 1e6 + (_TORCH_BYTES if config.acts_in_workers else 0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import chz
 
 from rlframe.core.config import AUTO, accepts_auto, find_module, module_names, nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, printable
 from rlframe.envs.make import registered_envs
 from rlframe.experiment.config import PARTS, Experiment, part_name
 from rlframe.experiment.presets import load_preset, preset_names
@@ -58,12 +58,12 @@ def _text(value: Any, may_be_auto: bool) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}"
+        return repr(value).removesuffix(".0")
     if isinstance(value, (tuple, list)):
         return f"[{','.join(map(str, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {each}' for name, each in value.items())}}}"
-    return str(value)
+        return printable(f"{{{', '.join(f'{name}: {each}' for name, each in value.items())}}}")
+    return printable(str(value))  # it may come from another person's run
 
 
 def describe_keys(experiment: Experiment) -> str:

@@ -20,12 +20,14 @@ import torch
 
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.files import read_json, write_file
+from rlframe.core.files import read_json
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec
-from rlframe.experiment.build import choose_device, make_agent
+from rlframe.experiment.build import untrained_agent
 from rlframe.experiment.config import Experiment, share_of, to_flat
 from rlframe.kernels.device import learning_in
+from rlframe.record.directory import replace_file
+from rlframe.replay.make import small_size
 from rlframe.samplers import serial
 from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import RankInfo, join, launch_ranks
@@ -35,7 +37,6 @@ _ROUNDS = 3  # measurements of each way
 _MIN_S = 0.1  # of a measurement
 _WARM_ROUNDS = 1  # not counted: memory is touched first, and kernels are made
 _REPLAY_ROWS = 20_000  # of the trial's replay: sampling from it takes as long as from a larger one
-_REPLAY_BATCHES, _REPLAY_STEPS = 8, 500  # that it holds at least, of each environment: enough for any reader
 _SAME = ("env", "model.", "algo", "precision", "sampler.batch_")  # prefixes of what decides the time of a step
 _MOST_REMEMBERED = 500  # experiments
 _BUSY = 0.5  # CPUs that others use, above which a measurement is not remembered
@@ -135,11 +136,7 @@ class _Trial:
         self.precision = experiment.precision
         with ExitStack() as opened:
             envs = opened.enter_context(closing(config.make_envs(experiment.env_config(), seed, ())))
-            spaces, device = (
-                (envs.observation_space, envs.action_space),
-                choose_device(experiment.device, affinity.gpus),
-            )
-            agent = make_agent(chz.replace(experiment, init=""), *spaces, device)
+            agent = untrained_agent(experiment, affinity, envs.observation_space, envs.action_space)
             self.sampler = config.make_sampler(envs, agent, seed)
             spec = self.sampler.batch_spec
             try:
@@ -184,7 +181,7 @@ def _learning_at_once(algo: Any, batch_spec: BatchSpec) -> Any:
     fields = chz.chz_fields(type(algo))
     changes: dict[str, Any] = {"learn_from": 0} if "learn_from" in fields else {}
     if "replay" in fields:
-        rows = max(_REPLAY_ROWS, (_REPLAY_BATCHES * batch_spec.T + _REPLAY_STEPS) * batch_spec.B)
+        rows = max(_REPLAY_ROWS, small_size(batch_spec))
         changes["replay"] = chz.replace(algo.replay, size=min(algo.replay.size, rows))
     return chz.replace(algo, **changes)
 
@@ -204,8 +201,9 @@ def _key(experiment: Experiment) -> str:
 def _remembered(experiment: Experiment) -> dict[str, float]:
     """Seconds by way, of earlier measurements; empty if there are none, or if they cannot be read."""
     with contextlib.suppress(ConfigError, OSError):
-        found = read_json(_memory()).get(_key(experiment), {})
-        return {str(way): float(s) for way, s in found.items() if isinstance(s, (int, float)) and s > 0}
+        found = read_json(_memory()).get(_key(experiment))
+        if isinstance(found, dict):
+            return {str(way): float(s) for way, s in found.items() if isinstance(s, (int, float)) and s > 0}
     return {}
 
 
@@ -219,7 +217,4 @@ def _remember(experiment: Experiment, seconds: dict[str, float]) -> None:
     kept = dict([*content.items()][-_MOST_REMEMBERED:])
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f"{file.name}.{os.getpid()}")
-        new.unlink(missing_ok=True)
-        write_file(new, json.dumps(kept, indent=1).encode())
-        new.replace(file)
+        replace_file(file, json.dumps(kept, indent=1))

@@ -30,7 +30,7 @@ from rlframe.replay.storage import Storage
 _ROW_BYTES = 32  # at most, per row: flags, reward, return and eligibility
 _PRIORITY_BYTES = 9  # per row of a sum tree
 _COMPRESSION = 4  # compressed frames take at most a quarter
-_LAYOUT_BATCHES, _LAYOUT_ROWS = 8, 2_000  # of a replay that stores nothing: enough for any reader
+_FEW_BATCHES, _FEW_STEPS = 8, 2_000  # of each environment: enough for any reader, frames and sequences included
 _CPU = torch.device("cpu")
 
 
@@ -46,6 +46,11 @@ class ReplayConfig:
     def _check(self) -> None:
         if self.compress and self.memory != "cpu":
             raise ConfigError(f"algo.replay.compress=true needs algo.replay.memory=cpu, not {self.memory}")
+
+
+def small_size(batch_spec: BatchSpec) -> int:
+    """Rows of a small replay of such batches that can be sampled."""
+    return (_FEW_BATCHES * batch_spec.T + _FEW_STEPS) * batch_spec.B
 
 
 def make_replay(
@@ -75,7 +80,7 @@ def make_replay(
     """
     (T, B), ranks = batch_spec, current_ranks()
     if ranks.rank >= ranks.n_samplers:  # it stores nothing here
-        config = ReplayConfig(size=min(config.size, _LAYOUT_BATCHES * batch_spec.size + _LAYOUT_ROWS * B))
+        config = ReplayConfig(size=min(config.size, small_size(batch_spec)))
     memory = _memory(config, device)
     ring = Ring(-(-config.size // B), B)
     size = _checked_size(config, observation_space, action_space, ring, memory, alpha)

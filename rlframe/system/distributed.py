@@ -53,7 +53,7 @@ class RankInfo:
     local_world_size: int = 1
     folder: str = ""  # private to the ranks that rank 0 has started; empty: see MASTER_ADDR and MASTER_PORT
     memory: Sequence[RankMemory] = field(default=(), repr=False)  # of those ranks
-    n_samplers: int = 0  # of those ranks, how many have environments; 0: all
+    n_samplers: int = 0  # ranks with environments (see Ranks); 0: all
     job: str = ""  # torchrun's id of the job, equal after its restarts
     max_restarts: int = 0  # of torchrun
 
@@ -113,16 +113,8 @@ def _connect(info: RankInfo, timeout_s: float, on_gpus: bool) -> Ranks:
         if info.memory:
             if on_gpus:
                 init("nccl", store=FileStore(f"{info.folder}/store", info.world_size))
-            shared = SharedRanks(
-                info.rank,
-                info.world_size,
-                info.memory[0],
-                timeout_s,
-                _check_children,
-                _child_pids,
-                on_gpus,
-                info.n_samplers,
-            )
+            place, n_samplers = (info.rank, info.world_size), info.n_samplers or info.world_size
+            shared = SharedRanks(*place, info.memory[0], timeout_s, _check_children, _child_pids, n_samplers, on_gpus)
             shared.sum(0)  # all are here
             return shared
         store = _meet(info, _store(timeout), timeout_s)

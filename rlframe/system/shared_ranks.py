@@ -62,15 +62,15 @@ class SharedRanks(ExchangingRanks):
         timeout_s: float,
         check: Callable[[], None],
         children: Callable[[], Sequence[int]],
+        n_samplers: int,
         on_gpus: bool = False,
-        n_samplers: int = 0,
     ) -> None:
         """Args:
         check: called now and then while this rank waits; raises if another rank has failed.
         children: process ids of the ranks that this process has started.
-        n_samplers: see Ranks; 0: all have environments.
+        n_samplers: see Ranks.
         """
-        self.rank, self.world_size, self.n_samplers = rank, world_size, n_samplers or world_size
+        self.rank, self.world_size, self.n_samplers = rank, world_size, n_samplers
         self._timeout_s, self._check, self._children, self._on_gpus = timeout_s, check, children, on_gpus
         self._arrived = [memory.words.tree["arrived"][i, :1] for i in range(world_size)]
         self._numbers, self._weights = memory.words.tree["number"], memory.words.tree["weight"]

@@ -3,6 +3,7 @@
 import pytest
 
 from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.keys import KINDS, keys_of
 from rlframe.experiment.presets import preset_names
 from rlframe.launch import main
 
@@ -39,11 +40,11 @@ def test_help_names_a_key_that_is_unknown(capsys):
 
 
 def test_what_help_and_show_print_can_be_typed(capsys):
-    assert main(["algo=td3", "env=Pendulum-v1", "env_kwargs.g=9.0", "--show"]) == 0
+    assert main(["algo=td3", "algo.learning_rate=0.000123456789", "env=Pendulum-v1", "env_kwargs.g=9.0", "--show"]) == 0
     printed = [line.rpartition("  ")[0].strip() for line in capsys.readouterr().out.splitlines()]
     words = [word for word in printed if not word.startswith(("env_kwargs=", "eval.env_kwargs="))]
     experiment = from_flat(dict(word.split("=", 1) for word in words))
-    assert experiment == from_flat({"algo": "td3", "env": "Pendulum-v1"})
+    assert experiment == from_flat({"algo": "td3", "algo.learning_rate": 0.000123456789, "env": "Pendulum-v1"})
     assert "env_kwargs={g: 9.0}" in printed
 
 
@@ -95,3 +96,9 @@ def test_parts_are_found_in_capitals_and_recorded_as_they_are_named(capsys: pyte
     experiment = from_flat({"algo": "DQN", "sampler": "Serial", "runner": "Async_RL"})
     assert experiment == from_flat({"algo": "dqn", "sampler": "serial", "runner": "async_rl"})
     assert to_flat(experiment)["algo"] == "dqn"
+
+
+def test_the_listed_encoders_are_those_of_the_key() -> None:
+    keys = {key.name: key for key in keys_of(from_flat({}))}
+    choices = keys["model.encoder"].doc.split(",")[0].split(" or ")[0].split(" | ")
+    assert [name for name, _ in KINDS["encoders"]()] == choices

@@ -15,7 +15,7 @@ from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners.sync_rl import check_equal, learned
-from rlframe.samplers import nothing, serial
+from rlframe.samplers import no_sampler, serial
 from rlframe.system.distributed import RankInfo, join
 
 CARTPOLE = EnvConfig("CartPole-v1", backend="python")
@@ -44,7 +44,7 @@ class Training:
     def __init__(self, name: str) -> None:
         module, env, settings, model = {**SAME, **NOISY}[name]
         config = module.Config(replay=ReplayConfig(size=1_000), replay_ratio=2.0, learn_from=32, **settings)
-        config_class = nothing.NoSamplerConfig if current_ranks().rank else serial.Config
+        config_class = no_sampler.NoSamplerConfig if current_ranks().rank else serial.Config
         sampler = config_class(batch_T=4, batch_B=1 if env is IMAGES else 2)
         envs = sampler.make_envs(env, 5, ())
         self.agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,), **model), 5)
