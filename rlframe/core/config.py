@@ -129,6 +129,15 @@ def sizes(default: tuple[int, ...], doc: str) -> Any:
     return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.strip("[] ").split(",") if name.strip())
+
+
+def names(default: tuple[str, ...], doc: str) -> Any:
+    """A field for a list of names, written [a,b] or a,b."""
+    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_names)
+
+
 def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
     """A field for one of a few names; any other name is an error that lists them."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, nearest, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, names, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.envs import EnvConfig
@@ -75,7 +75,9 @@ class Experiment:
     snapshot_best: str = option("", "metric that best compares, -metric if lower is better; default: the mean return")
     snapshot_errors: str = choice("stop", ("stop", "continue"), "what to do if a snapshot or row cannot be written")
     init: str = option("", "snapshot or run directory to take trained weights from")
-    callbacks: str = option("", "module:Class,./file.py:Class: your subclasses of rlframe.runners.Callback")
+    callbacks: tuple[str, ...] = names(
+        (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
+    )
 
     @chz.validate
     def _check(self) -> None:

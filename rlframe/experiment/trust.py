@@ -104,7 +104,7 @@ def _is_plain(key: str, value: Any) -> bool:
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
     if key == "callbacks":
-        return value == ""
+        return value in ("", [])
     if key in _TEXT:
         return isinstance(value, str)
     if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):

@@ -1,6 +1,6 @@
 """Callbacks: user code that every runner calls during training, to log metrics, write files or stop the run.
 
-On the command line: `callbacks=module:Class,./file.py:Class`. In a script: `MinibatchRl(..., callbacks=[Class()])`.
+On the command line: `callbacks=[module:Class,./file.py:Class]`. In a script: `MinibatchRl(..., callbacks=[Class()])`.
 """
 
 from __future__ import annotations
@@ -173,9 +173,7 @@ class Callbacks:
         """
         before, now = [each["name"] for each in saved], [name_of(callback) for callback in self.all]
         if before != now:
-            raise ValueError(
-                f"it was saved with callbacks={','.join(before) or 'none'}, this run has {','.join(now) or 'none'}"
-            )
+            raise ValueError(f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]")
         for callback, each in zip(self.all, saved, strict=True):
             callback.load_state_dict(each["state"])
 
@@ -193,13 +191,13 @@ def _call(callback: Callback, hook: str, *arguments: Any) -> None:
         raise CallbackError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def load_callbacks(names: str) -> list[Callback]:
-    """New callbacks from `module:Class,./file.py:Class`, made without arguments.
+def load_callbacks(names: Sequence[str]) -> list[Callback]:
+    """New callbacks from `module:Class` or `./file.py:Class`, made without arguments.
 
     Raises:
         ConfigError: a module or class does not exist, or does not make a Callback.
     """
-    return [_load(name) for name in names.split(",") if name]
+    return [_load(name) for name in names]
 
 
 def _load(name: str) -> Callback:
