@@ -135,7 +135,7 @@ def test_a_run_that_its_callback_stopped_is_resumed_and_stopped_again(
     run = tmp_path / "runs/run_0"
     assert launch.main(words(case, tmp_path / "runs")) == 0
     assert ":Stopper: 2 batches)" in capsys.readouterr().out
-    assert json.loads((run / "params.json").read_text())["config"]["callbacks"] == "./mine_stops.py:Mine"
+    assert json.loads((run / "params.json").read_text())["config"]["callbacks"] == ["./mine_stops.py:Mine"]
     assert launch.main([f"resume={run}"]) == 2
     assert "callbacks=./mine_stops.py:Mine" in capsys.readouterr().err
     assert launch.main([f"resume={run}", TRUST, "callbacks="]) == 2
@@ -184,15 +184,15 @@ def test_a_class_that_cannot_be_a_callback_is_refused(
     name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        load_callbacks(name)
+        load_callbacks([name])
     assert launch.main(words(f"{CASE} callbacks={name}", tmp_path / "runs")) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
 def test_several_callbacks_are_named_in_one_list() -> None:
-    assert [type(each) for each in load_callbacks(f"{HERE}:Counter,{HERE}:Recorder")] == [Counter, Recorder]
-    assert load_callbacks("") == []
+    assert [type(each) for each in load_callbacks([f"{HERE}:Counter", f"{HERE}:Recorder"])] == [Counter, Recorder]
+    assert load_callbacks([]) == []
     with pytest.raises(TypeError, match=r"must be instances of rlframe\.runners\.Callback"):
         Callbacks([NotACallback()])  # type: ignore[list-item]
 
