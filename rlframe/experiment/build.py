@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.evaluation import make_evaluator
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -26,7 +27,7 @@ from rlframe.replay.divided import DividedReplay
 from rlframe.runners import Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, Sampler
 from rlframe.system.affinity import Affinity
 
 
@@ -97,13 +98,10 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             ranks = current_ranks()
             if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
                 raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
-            evaluator = None
-            if experiment.runner.evaluates(experiment.eval.n_episodes):
-                supervision = replace(experiment.sampler.supervision(), name="evaluation worker")
-                env, config = experiment.eval_env_config(), experiment.eval
-                evaluator = Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
+            evaluator = make_evaluator(experiment, agent, affinity, envs)
+            if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
+            runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks, experiment.stop)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = AdaptiveThreads(threads)
         except ValueError as error:

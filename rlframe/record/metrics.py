@@ -25,6 +25,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval/return_min": "lowest of those returns",
         "eval/return_max": "highest of those returns",
         "eval/length_mean": "mean length of the evaluation episodes (env_steps)",
+        "eval/return_best": "highest eval/return_mean so far",
+        "eval/since_best": "evaluations since that one (evaluations)",
         "eval/n_episodes": "episodes in the evaluation (episodes)",
         "eval/restarts": "worker processes of the evaluation replaced since the start (processes)",
         "time/elapsed_s": "wall time of the run, including evaluation and the time before each resume (s)",

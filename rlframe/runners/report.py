@@ -44,6 +44,7 @@ class TrainingLog:
         self.n_episodes = 0  # of this rank
         self.last = -1  # the runner's clock at the last row; -1: there is no row yet
         self.score = math.nan  # of the last row
+        self.latest: dict[str, float] = {}  # the newest value of every metric
 
     def add_episodes(self, finished: Sequence[Trajectory]) -> None:
         self.n_episodes += len(finished)
@@ -80,6 +81,7 @@ class TrainingLog:
         return {
             "reported": self.last,
             "score": self.score,
+            "latest": dict(self.latest),
             "metrics": self.metrics.state_dict(),
             "n_episodes": self.n_episodes,
             "elapsed_s": self.timers.elapsed_s(),
@@ -88,6 +90,7 @@ class TrainingLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.last, self.score, self.n_episodes = state["reported"], state["score"], state["n_episodes"]
+        self.latest = dict(state["latest"])
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
@@ -131,6 +134,26 @@ def save_snapshot(runner: Runner, final: bool) -> None:
         )
     if ranks.broadcast(path is not None):
         runner.callbacks.call("on_snapshot", env_steps)
+
+
+def write_result(runner: Runner, how: str, why: str) -> None:
+    """Write result.json: how and why the training ended, and its scores; `how`: completed, stopped, ..."""
+    evaluations, latest = runner.evaluations, runner.log.latest
+    scored = math.isfinite(evaluations.best)
+    current_run().write_result(
+        {
+            "ended": how,
+            "reason": why,
+            "env_steps": runner.env_steps,
+            "updates": runner.algo.progress.updates,
+            "elapsed_s": round(runner.log.timers.elapsed_s(), 3),
+            "score": runner.score_name,
+            "final_score": latest.get(runner.score_name),
+            "best_score": evaluations.best if scored else None,
+            "best_env_steps": evaluations.best_env_steps if scored else None,
+            "metrics": latest,
+        }
+    )
 
 
 def save_after_error(runner: Runner) -> None:

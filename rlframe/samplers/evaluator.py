@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
@@ -12,7 +13,7 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, count, count_or_auto, option
+from rlframe.core.config import AUTO, count, count_or_auto, number, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
@@ -38,13 +39,70 @@ class EvalConfig:
 
     n_envs: int = count(8, "environments, which step together")
     n_episodes: int = count(20, "episodes per evaluation, split evenly over n_envs; 0: none (sync_rl, async_rl)", low=0)
+    interval_steps: float = number(
+        0.0, "env_steps between evaluations; 0: one at every row of the log; inf: at the end only", infinite=True
+    )
+    asynchronous: bool = option(False, "evaluate in a process of its own, on a copy of the agent, while it learns")
+    env: str = option("", "environment of evaluation; default: that of training")
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
     n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise as in training, instead of greedily")
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
+    function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
 
 
-class Evaluator:
+Stop = Callable[[], bool]
+Result = tuple[int, dict[str, float]]  # env_steps of the agent, and its metrics
+
+
+def never() -> bool:
+    return False
+
+
+class BaseEvaluator(ABC):
+    """What a runner asks of its evaluator."""
+
+    interval_steps: float  # see EvalConfig
+
+    @abstractmethod
+    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+        """The metrics of the current agent; `number`, its env_steps, decides the seeds. Empty if they come later.
+
+        Raises:
+            EvaluationStopped: `stop()` returned True on some rank.
+        """
+
+    def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
+        """The results that came later, since the last call; with `wait`, also that of a running evaluation."""
+        return []
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next evaluation cannot start yet."""
+        return False
+
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:  # noqa: B027  # most have none
+        """Increment `heartbeat[0]` during an evaluation, so that another process can detect one that hangs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """May be called twice."""
+
+
+class NoEvaluator(BaseEvaluator):
+    """Of a rank that leaves evaluation to another one."""
+
+    def __init__(self, interval_steps: float) -> None:
+        self.interval_steps = interval_steps
+
+    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Evaluator(BaseEvaluator):
     """The number of episodes of each environment is fixed beforehand, so that short episodes get no extra weight.
 
     Its seeds are never used in training. Greedy acting is acting with zero noise. Ranks share the environments, and
@@ -61,7 +119,7 @@ class Evaluator:
         supervision: Supervision | None = None,
     ) -> None:
         """`cpus` and `supervision` are for the worker processes, if there are any."""
-        self.config, self.ranks = config, current_ranks()
+        self.config, self.ranks, self.interval_steps = config, current_ranks(), config.interval_steps
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least {world_size}, one for each rank")
@@ -80,7 +138,7 @@ class Evaluator:
             self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
-    def evaluate(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> list[Trajectory]:
+    def evaluate(self, number: int = 0, stop: Stop = never) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
         The seeds depend on `number` only, not on earlier evaluations. An episode longer than `max_length` counts as
@@ -92,7 +150,7 @@ class Evaluator:
             raise EvaluationStopped
         return [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, own)]) for row in rows]
 
-    def _play(self, number: int, stop: Callable[[], bool]) -> tuple[list[Trajectory], bool]:
+    def _play(self, number: int, stop: Stop) -> tuple[list[Trajectory], bool]:
         """This rank's episodes, and whether they are complete."""
         self.collector.reset(number)
         for env, rng in enumerate(self.rngs):
@@ -120,10 +178,14 @@ class Evaluator:
                     quotas[env] = len(done[env])
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
 
-    def score(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def score(self, number: int = 0, stop: Stop = never) -> dict[str, float]:
         """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
         trajectories = self.evaluate(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
+
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        for stepper in self.collector.steppers:
+            stepper.set_heartbeat(heartbeat)
 
     def counters(self) -> dict[str, float]:
         """The number of worker processes replaced since the start, if there are workers."""

@@ -173,8 +173,8 @@ def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Counter", "must be written package.module:Class or ./file.py:Class"),
-        (f"{HERE}:Couter", "has no class Couter; did you mean Counter"),
+        ("Counter", "must be written package.module:name or ./file.py:name"),
+        (f"{HERE}:Couter", "has no Couter; did you mean Counter"),
         ("tests.no_such_module:Counter", "No module named 'tests.no_such_module'"),
         ("./no_such_file.py:Counter", "does not exist"),
         (f"{HERE}:NotACallback", "is not a subclass of rlframe.runners.Callback"),
