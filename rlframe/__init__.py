@@ -52,6 +52,20 @@ def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
     return build_job(job)
 
 
+def log(name: str, value: Any) -> None:
+    """Log a metric from anywhere in a run's process: a network, an algorithm, an environment with sampler=serial.
+
+    The row of the log has the mean of the interval's values, or what the name ends in: _sum, _last, _min or _max.
+    Outside of a training nothing is logged. Environments in worker processes log through their `info`.
+
+    Raises:
+        ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
+    """
+    from rlframe.record import metrics
+
+    metrics.log(name, value)
+
+
 def _read(algo: str, env: str, n_steps: float, settings: dict[str, Any]) -> "Job":
     given = {"algo": algo, "env": env, "runner.n_steps": n_steps}
     keys = {**{key: value for key, value in given.items() if value}, **settings}

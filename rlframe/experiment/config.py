@@ -117,6 +117,11 @@ class Experiment:
         """The ranks that have environments: learners from replay have theirs on rank 0."""
         return self.world_size if isinstance(getattr(self.algo, "replay", None), ReplayConfig) else self.n_ranks
 
+    def sampler_config(self) -> Any:
+        """With the discount of the algorithm, unless it has its own."""
+        discount = getattr(self.algo, "discount", 1.0)
+        return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
+
     def env_config(self) -> EnvConfig:
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
 

@@ -103,7 +103,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key == "callbacks":
+    if key in ("callbacks", "sampler.statistics"):
         return value in ("", [])
     if key == "eval.function":
         return value == ""

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ class BaseRun:
 
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
+
+    def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record training episodes; each row has `env_steps`."""
 
     def progress(self, env_steps: int, n_steps: int) -> None:
         """Show how far the run is; cheap enough for every iteration."""
@@ -119,6 +122,8 @@ class Run(BaseRun):
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory)) if console else Console()
             opened.callback(self._console.close)
+            self._episodes = CsvWriter(directory / "episodes.csv")
+            opened.callback(self._episodes.close)
             self._writers: list[Writer] = []
             for writer in (CsvWriter(directory / "progress.csv"), TensorBoardWriter(directory)):
                 opened.callback(writer.close)
@@ -152,6 +157,12 @@ class Run(BaseRun):
             except OSError as error:
                 what = f"the row of env_steps {plain['env_steps']:,}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
+
+    def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self._episodes.write_all(rows)
+        except OSError as error:
+            self._handle_disk_error(disk_error("episodes.csv", self.directory, error), self._policy.errors == "stop")
 
     def progress(self, env_steps: int, n_steps: int) -> None:
         self._console.progress(env_steps, n_steps)
@@ -208,7 +219,7 @@ class Run(BaseRun):
             raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
 
     def trim(self, env_steps: int) -> None:
-        for writer in self._writers:
+        for writer in (self._episodes, *self._writers):
             writer.trim(env_steps)
         self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)

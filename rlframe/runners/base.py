@@ -20,6 +20,7 @@ from rlframe.algos.base import UpdateMetrics
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
+from rlframe.record.metrics import collect_in
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_LIMITS, Limits
 from rlframe.runners.evaluations import SCORE, Evaluations
@@ -161,6 +162,7 @@ class Runner(ABC):
         request = 0
         with (
             stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.forward_signal) as self.stop,
+            collect_in(self.log.metrics),
             self.callbacks.running(self),
         ):
             try:
@@ -233,7 +235,7 @@ class Runner(ABC):
         """Add the episodes that ended to the log, and move the progress bar."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            self.log.add_episodes(finished)
+            self.log.add_episodes(finished, self.env_steps)
             current_run().progress(self.now, self.n_steps)
         self.callbacks.call_each("on_episode", finished)
 

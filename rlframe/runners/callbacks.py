@@ -6,7 +6,6 @@ On the command line: `callbacks=[module:Class,./file.py:Class]`. In a script: `M
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,12 @@ from torch import Tensor
 from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.types import Samples, Trajectory
-from rlframe.record import METRICS
+from rlframe.record.metrics import check_own_name
 
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
-_METRIC = re.compile(r"[^\s/]+/[^\s/]+")
 
 _logger = logging.getLogger("rlframe")
 
@@ -55,16 +53,14 @@ class Callback:
     def log(self, name: str, value: Tensor | float) -> None:
         """Log a metric: the row of the log has the mean of the interval's values.
 
-        A value logged in `on_log` is in that row. With several ranks the row has the values of rank 0, but for
-        metrics named algo/..., which are averaged over ranks.
+        Or what its name ends in: _sum, _last, _min or _max. `rlframe.log` does the same from anywhere else. A value
+        logged in `on_log` is in that row. With several ranks the row has the values of rank 0, but for metrics named
+        algo/..., which are averaged over ranks.
 
         Raises:
             ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
         """
-        if not _METRIC.fullmatch(name):
-            raise ValueError(f"metric {name!r} must be named group/name, such as my_group/{name.strip('/') or 'name'}")
-        if name in METRICS:
-            raise ValueError(f"metric {name!r} is logged by rlframe itself; choose another name")
+        check_own_name(name)
         self.runner.log.metrics.add({name: value})
 
     def stop(self, reason: str) -> None:

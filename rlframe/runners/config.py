@@ -13,6 +13,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, number, positive
 from rlframe.runners.callbacks import Callback
+from rlframe.runners.report import WINDOW
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers.evaluator import BaseEvaluator
 from rlframe.system.distributed import TIMEOUT_S
@@ -59,6 +60,7 @@ class RunnerConfig:
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
     max_time_s: float = number(0.0, "seconds after which this start saves a snapshot and ends; 0: no limit")
+    window: int = count(WINDOW, "training episodes, the last ones, that episode/return_mean and similar metrics are of")
     target_score: float = number(
         math.inf,
         "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never",

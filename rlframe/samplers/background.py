@@ -308,6 +308,7 @@ def background_main(
         slots, shared_parameters = parent.receive_memory().tree, parent.receive_memory().tree
         agent.to(torch.device(device))
         sampler: Sampler = config.make_sampler(envs, agent, seed)
+        config.follow_episodes(sampler)
         filler = _SlotFiller(parent, sampler, agent, shared_parameters)
         parent.send(sampler.backend)
         fill = fill_handler(slots, filler.fill)

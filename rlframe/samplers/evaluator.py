@@ -206,4 +206,6 @@ def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
         f"{group}/return_min": min(returns),
         f"{group}/return_max": max(returns),
         f"{group}/length_mean": statistics.fmean(t.length for t in trajectories),
+        f"{group}/length_min": min(t.length for t in trajectories),
+        f"{group}/length_max": max(t.length for t in trajectories),
     }
