@@ -99,7 +99,9 @@ def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
+        from rlframe.experiment.config import to_flat
         from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
+        from rlframe.experiment.trust import foreign
         from rlframe.study.sweep import is_study, run_sweep
         from rlframe.system.distributed import rank_from_environment
 
@@ -112,7 +114,7 @@ def _launch(argv: list[str]) -> int:
         return 0
     result = train(job)
     if not rank_from_environment().rank:
-        _print_next_commands(result.directory)
+        _print_next_commands(result.directory, bool(foreign(to_flat(job.experiment))))
     return 0
 
 
@@ -121,13 +123,13 @@ def _with_default(words: Mapping[str, str]) -> dict[str, str]:
     return dict(words) if named else {"experiment": DEFAULT_PRESET, **words}
 
 
-def _print_next_commands(directory: Path) -> None:
+def _print_next_commands(directory: Path, needs_trust: bool) -> None:
     here, python = Path.cwd(), Path(sys.executable)
     shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
     program = shlex.quote(str(python.relative_to(here)) if python.is_relative_to(here) else "python")
     run = shlex.quote(str(shown))
     print(f"run:      {shown}")
-    print(f"evaluate: {program} -m rlframe.evaluate {run}")
+    print(f"evaluate: {program} -m rlframe.evaluate {run}" + " trust=true" * needs_trust)
     print(f"plot:     {program} -m rlframe.plot {run}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ def make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity, env
     of_workers = affinity.workers, replace(supervision, name="evaluation worker")
     make: MakeEvaluator = partial(_evaluator, env, config, seed, of_workers)
     if config.function:
-        function = find_attribute(config.function, "eval.function")
+        function = _function(config.function)
         make = partial(_evaluation_function, function, env, spaces_, config.interval_steps)
     if not config.asynchronous and not config.function:
         return make(agent)
@@ -48,6 +49,15 @@ def make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity, env
         return make(agent)
     own = replace(supervision, name="evaluation")
     return AsyncEvaluator(make, agent, config.interval_steps, affinity.master, own)
+
+
+def _function(name: str) -> Any:
+    function = find_attribute(name, "eval.function")
+    try:
+        inspect.signature(function).bind("policy", "make_env")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"eval.function={name} must be a function of (policy, make_env): {error}") from None
+    return function
 
 
 def _evaluator(env: EnvConfig, config: EvalConfig, seed: int, of_workers: Any, agent: Agent) -> BaseEvaluator:

@@ -124,7 +124,7 @@ class EpisodeTracker:
         """Continue saved episodes, except in the environments that `restarted` [B]."""
         for name, array in self._arrays():
             array[...] = np.where(restarted, 0, saved[name])
-        self._factor = self._discount**self.length
+        self._factor[restarted] = 1.0
         for of_env, states, anew in zip(self.statistics, saved["statistics"], restarted, strict=True):
             for each, state in zip(of_env, [] if anew else states, strict=False):
                 each.load_state_dict(state)
@@ -136,6 +136,7 @@ class EpisodeTracker:
             ("partial", self.partial),
             ("discounted", self.discounted),
             ("nonzero", self.nonzero),
+            ("factor", self._factor),
         ]
 
     def pop(self) -> list[Trajectory]:

@@ -52,7 +52,7 @@ NO_LIMITS = Limits()
 class RunnerConfig:
     """Base of every runner's Config."""
 
-    runner_class: ClassVar[type[Runner]]
+    runner_class: ClassVar[Any]  # a subclass of Runner
     samples_in_background = False  # the sampler has its own process: n_slots, learner_cores and supervision() apply
     trains_in_ranks = False  # world_size may be above 1
     becomes_sync_rl = False  # with world_size above 1

@@ -68,7 +68,7 @@ class TrainingLog:
             "return": episode.return_,
             "length": episode.length,
             "end": "terminated" if episode.terminated else "truncated",
-            **episode.diagnostics,
+            **{f"env/{name}": value for name, value in episode.diagnostics.items()},
         }
 
     def record_episodes(self) -> None:

@@ -39,9 +39,9 @@ class StopRule:
         self.text = text
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ConfigError(f"stop={text!r} cannot be read; {_FORM}") from None
-        self._check(self._tree)
+            self._check(self._tree)
+        except (SyntaxError, RecursionError, MemoryError):
+            raise ConfigError(f"stop={text:.200} cannot be read; {_FORM}") from None
 
     def __call__(self, metrics: Mapping[str, float]) -> bool:
         return _holds(self._tree, metrics)

@@ -12,7 +12,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
-from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop, never
+from rlframe.samplers.evaluator import BaseEvaluator, Result, Stop, never
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.shared import make_shared_parameters, post_parameters
@@ -60,7 +60,7 @@ class AsyncEvaluator(BaseEvaluator):
         self._child = self._start()
         try:
             self._child.start_command(_READY)
-            self._wait(lambda: False)
+            self._wait(never)
         except BaseException:
             self.close()
             raise
@@ -106,9 +106,10 @@ class AsyncEvaluator(BaseEvaluator):
         return self._child.wait(0.0) or self._child.check(waited_s, self._timeout_s)
 
     def _wait(self, stop: Stop) -> bool:
+        """Wait until the command is done; False if `stop()` became true first."""
         while not (self._child.wait(SLICE_S) or self._child.check(SLICE_S, self._timeout_s)):
             if stop():
-                raise EvaluationStopped
+                return False
         return True
 
     def _replace(self, death: ChildDied) -> None:

@@ -73,7 +73,10 @@ class BaseEvaluator(ABC):
         """
 
     def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
-        """The results that came later, since the last call; with `wait`, also that of a running evaluation."""
+        """The results that came later, since the last call; with `wait`, also that of a running evaluation.
+
+        Unless `stop()` becomes true first; then it is still `busy`.
+        """
         return []
 
     @property

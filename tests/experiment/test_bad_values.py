@@ -18,7 +18,7 @@ from rlframe.experiment.config import PARTS, Experiment, from_flat
 
 BAD = ["nan", "-nan", "inf", "-inf", "-1", "-1e-9", "-1e300", "1e300", "1e999", "0x10", "1,5", "ten", "", "None"]
 SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
-INFINITE = {"max_grad_norm", "rho_clip", "c_clip"}  # inf: never
+INFINITE = {"max_grad_norm", "rho_clip", "c_clip", "interval_steps"}  # inf: never
 WITH_AUTO = {"threads", "learners", "n_workers"}  # -1 is what auto is in params.json
 
 
@@ -95,7 +95,7 @@ def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> 
 
 WORDS = ["perhaps", "2", "nan", "-1", "os:getpid", "[]", "{", "\t", "a b", "../x", "None", ""]
 ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
-EMPTY = {"init", "callbacks"}  # none
+EMPTY = {"init", "callbacks", "statistics"}  # none
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -110,6 +110,11 @@ def test_a_value_on_the_command_line_is_never_evaluated() -> None:
         {"algo": "dqn", "env": "ALE/Pong-v5", "env_kwargs.frameskip": 4, "env_kwargs.map_name": "4x4"},
         {"algo": "r2d1", "model.memory": "lstm", "model.memory_size": 512, "device": "cuda:0"},
         {"env": "rlframe.envs.debug_envs:identity", "runner": "async_rl", "affinity": "16cpu_4gpu_1gpr_0slt"},
+        {
+            "snapshot_mode": "best",
+            "snapshot_best": "-eval/length_mean",
+            "stop": "updates > 9 or env_steps > 1",
+        },
         {"env": "HalfCheetah-v5", "env_kwargs.xml_file": "half_cheetah.xml", "init": "/else/run_0"},
     ],
 )

@@ -172,10 +172,7 @@ def test_the_config_says_whether_a_runner_evaluates(words: list[str], evaluates:
     assert len(rows) == 2
 
 
-def test_no_episodes_do_not_fit_a_runner_that_evaluates():
-    for keys in ({}, {"runner": "minibatch_rl_eval"}):
-        with pytest.raises(ConfigError, match="for no evaluation use runner=minibatch_rl"):
-            from_flat({"eval.n_episodes": 0, **keys})
+def test_a_negative_number_of_episodes_is_refused():
     with pytest.raises(ConfigError, match=r"eval\.n_episodes=-1 must be at least 0"):
         from_flat({"eval.n_episodes": -1, "runner": "sync_rl"})
 

@@ -137,5 +137,7 @@ def test_a_summary_is_over_episodes() -> None:
         "eval/return_min": 1.0,
         "eval/return_max": 4.0,
         "eval/length_mean": 20.0,
+        "eval/length_min": 10,
+        "eval/length_max": 30,
     }
     assert summarize([], "eval") == {}

@@ -20,14 +20,14 @@ def test_an_episode_is_reported_once_at_its_end() -> None:
     sampler.collect()
     assert sampler.trajectories() == []
     sampler.collect()
-    assert sampler.trajectories() == [Trajectory(6.0, 6, True, 0), Trajectory(6.0, 6, True, 1)]
+    assert sampler.trajectories() == [Trajectory(6.0, 6, True, env, {}, 6.0, 6) for env in range(2)]
     assert sampler.trajectories() == []
 
 
 def test_episodes_in_a_row_are_scored_apart() -> None:
     sampler, _ = sampler_for(debug_envs.time_limit, T=20, B=1, length=3, ends="truncated")
     sampler.collect()
-    assert sampler.trajectories() == [Trajectory(3.0, 3, False, 0)] * 5  # 3 steps and the row of the end
+    assert sampler.trajectories() == [Trajectory(3.0, 3, False, 0, {}, 3.0, 3)] * 5  # 3 steps and the row of the end
 
 
 class Lives(Envs):
@@ -70,7 +70,8 @@ def test_a_lost_life_terminates_for_learning_and_the_game_continues() -> None:
     assert samples.terminated[:, 0].int().tolist() == [0, 1, 0, 1, 0, 0]
     assert samples.valid[:, 0].int().tolist() == [1, 1, 1, 1, 0, 1]
     assert samples.reward[:, 0].tolist() == [1, 1, 1, 1, 0, 1]
-    assert sampler.trajectories() == [Trajectory(40.0, 4, True, 0, {"bonus": 2.0})], "the whole game, by its own score"
+    game = Trajectory(40.0, 4, True, 0, {"bonus": 2.0}, 40.0, 4)
+    assert sampler.trajectories() == [game], "the whole game, by its own score"
 
 
 def batches(n: int = 3, **kwargs: Any) -> list[Any]:

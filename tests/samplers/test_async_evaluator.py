@@ -1,0 +1,177 @@
+"""AsyncEvaluator: the scores of an evaluation in this process, and what it costs when its process dies or hangs."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from rlframe.agents import Agent
+from rlframe.envs import EnvConfig, EnvError, make_envs
+from rlframe.envs.debug_envs import TimeLimit
+from rlframe.samplers import EvalConfig, Evaluator
+from rlframe.samplers.async_evaluator import AsyncEvaluator
+from rlframe.samplers.evaluation_function import EvaluationError, EvaluationFunction
+from rlframe.samplers.evaluator import BaseEvaluator, Result
+from rlframe.system.supervision import Supervision, WorkersFailed
+from tests.samplers.made import agent_for
+from tests.samplers.supervised import supervision
+
+CARTPOLE = EnvConfig("CartPole-v1")
+CONFIG = EvalConfig(n_envs=3, n_episodes=7, explore=True)
+
+
+def cartpole_agent() -> Agent:
+    with closing(make_envs(CARTPOLE, 1, [0])) as envs:
+        return agent_for(envs.observation_space, envs.action_space)
+
+
+def episodes(env: EnvConfig, config: EvalConfig, agent: Agent) -> BaseEvaluator:
+    return Evaluator(env, agent, config, 5)
+
+
+@contextmanager
+def started(
+    make: Callable[[Agent], BaseEvaluator], agent: Agent, watched: Supervision | None = None
+) -> Iterator[AsyncEvaluator]:
+    with closing(AsyncEvaluator(make, agent, 0.0, (), watched or Supervision(name="evaluation"))) as evaluator:
+        yield evaluator
+
+
+def result(evaluator: AsyncEvaluator, number: int) -> dict[str, float]:
+    assert evaluator.score(number) == {}
+    assert evaluator.busy
+    ((of, metrics),) = evaluator.finished(wait=True)
+    assert of == number
+    assert not evaluator.busy
+    return metrics
+
+
+def test_its_scores_are_those_of_an_evaluation_here_of_the_parameters_at_its_start() -> None:
+    agent = cartpole_agent()
+    with (
+        closing(Evaluator(CARTPOLE, agent, CONFIG, 5)) as here,
+        started(partial(episodes, CARTPOLE, CONFIG), agent) as there,
+    ):
+        for number in (0, 1000, 2000):
+            expected = here.score(number)
+            there.score(number)
+            with torch.no_grad():
+                for parameter in agent.parameters():  # learning goes on meanwhile
+                    parameter += 0.1 * torch.randn_like(parameter)
+            ((of, metrics),) = there.finished(wait=True)
+            assert of == number
+            assert metrics.pop("eval/restarts") == 0
+            assert metrics == expected
+
+
+def test_it_does_not_wait_for_a_result_unless_asked_to() -> None:
+    agent = cartpole_agent()
+    with started(partial(episodes, CARTPOLE, EvalConfig(n_envs=1, n_episodes=1000)), agent) as evaluator:
+        assert evaluator.finished(wait=True) == []
+        evaluator.score(0)
+        assert evaluator.finished(wait=False) == []
+        with pytest.raises(RuntimeError, match="evaluation of env_steps 0 is not finished"):
+            evaluator.score(1)
+        assert evaluator.finished(wait=True, stop=lambda: True) == []
+        assert evaluator.busy
+        found: list[Result] = []
+        deadline = time.monotonic() + 60
+        while not found and time.monotonic() < deadline:
+            found = evaluator.finished(wait=False)
+        assert [number for number, _ in found] == [0]
+
+
+def test_a_killed_process_costs_its_evaluation_only(caplog: pytest.LogCaptureFixture) -> None:
+    agent = cartpole_agent()
+    with started(partial(episodes, CARTPOLE, CONFIG), agent) as evaluator:
+        before = result(evaluator, 3)
+        for n in range(1, 4):
+            evaluator.score(3)
+            os.kill(evaluator._child.pid, signal.SIGKILL)
+            assert evaluator.finished(wait=True) == []
+            assert f"the evaluation of env_steps 3 is lost (restart {n})" in caplog.text
+        assert result(evaluator, 3) == {**before, "eval/restarts": 3}
+
+
+def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    env = EnvConfig(Stuck, {}, "python")
+    agent = agent_for(Stuck().observation_space, Stuck().action_space)
+    with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent, supervision(1.0)) as evaluator:
+        evaluator.score(0)
+        assert evaluator.finished(wait=True) == []
+        assert "made no progress for 1 s" in caplog.text
+        evaluator.score(1)  # by the new process
+
+
+class Stuck(TimeLimit):
+    """Its second step does not end."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(600 if self._time else 0)
+        return super().step(action)
+
+
+def test_an_error_of_its_environment_is_raised_here() -> None:
+    env = EnvConfig(Failing, {}, "python")
+    agent = agent_for(Failing().observation_space, Failing().action_space)
+    with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent) as evaluator:
+        evaluator.score(0)
+        with pytest.raises(EnvError, match="in evaluation, environment 0 raised: ArithmeticError: the sky fell"):
+            evaluator.finished(wait=True)
+
+
+class Failing(TimeLimit):
+    def step(self, action: Any) -> Any:
+        raise ArithmeticError("the sky fell")
+
+
+def test_too_many_deaths_end_the_run() -> None:
+    agent = cartpole_agent()
+    few = Supervision(max_restarts=1, name="evaluation")
+    with started(partial(episodes, CARTPOLE, CONFIG), agent, few) as evaluator:
+        for n in range(2):
+            evaluator.score(0)
+            os.kill(evaluator._child.pid, signal.SIGKILL)
+            with pytest.raises(WorkersFailed, match=r"more than sampler\.max_restarts=1") if n else nullcontext():
+                evaluator.finished(wait=True)
+
+
+def steps_of_a_game(policy: Any, make_env: Callable[[], gymnasium.Env]) -> dict[str, float]:
+    with closing(make_env()) as env:
+        observation, _ = env.reset(seed=3)
+        n, ended = 0, False
+        while not ended:
+            observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+            n, ended = n + 1, terminated or truncated
+    return {"n": n}
+
+
+def function_of(agent: Agent) -> BaseEvaluator:
+    with closing(make_envs(CARTPOLE, 1, [0])) as envs:
+        return EvaluationFunction(steps_of_a_game, CARTPOLE, agent, envs.observation_space, envs.action_space)
+
+
+def test_a_function_of_the_users_gives_the_same_metrics_in_either_process() -> None:
+    agent = cartpole_agent()
+    here = function_of(agent).score(0)
+    assert here["eval/n"] >= 8
+    with started(function_of, agent) as there:
+        assert result(there, 0) == {**here, "eval/restarts": 0}
+
+
+@pytest.mark.parametrize("found", [None, {"n": "many"}, 3])
+def test_a_function_that_does_not_return_numbers_by_name_is_an_error(found: Any) -> None:
+    agent = cartpole_agent()
+    with closing(make_envs(CARTPOLE, 1, [0])) as envs:
+        evaluator = EvaluationFunction(
+            lambda policy, make_env: found, CARTPOLE, agent, envs.observation_space, envs.action_space
+        )
+    with pytest.raises(EvaluationError, match=r"eval\.function .* failed"):
+        evaluator.score(0)
