@@ -46,7 +46,7 @@ class EvalConfig:
         math.nan, "with explore=true, the rate of random actions instead of training's; nan: training's"
     )
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
-    n_steps: int = count(0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides")
+    env_steps: int = count(0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides")
 
     @chz.validate
     def _check(self) -> None:
@@ -59,7 +59,7 @@ class EvalConfig:
 class Evaluator:
     """The number of episodes of each environment is fixed beforehand, so that short episodes get no extra weight.
 
-    With `n_steps`, an environment starts another episode until it has played its share, n_steps / n_envs, and every
+    With `env_steps`, an environment starts another episode until it has played its share, env_steps / n_envs, and every
     episode that it starts is played to its end and counts, so that long episodes are not left out.
     Its seeds are never used in training. Greedy acting is acting with zero noise. Ranks share the environments, and
     together play the same episodes as one rank would.
@@ -79,10 +79,10 @@ class Evaluator:
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least {world_size}, one for each rank")
-        n_envs = config.n_envs if config.n_steps else min(config.n_envs, config.n_episodes)
+        n_envs = config.n_envs if config.env_steps else min(config.n_envs, config.n_episodes)
         n = max(n_envs, world_size)
         self.lo, hi = split(n, world_size)[rank]
-        self.share = math.ceil(config.n_steps / n)  # env steps
+        self.share = math.ceil(config.env_steps / n)  # env steps
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]
         seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
         self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
