@@ -108,7 +108,7 @@ def _load(name: str, options: Options) -> Run:
         _logger.warning(f"the best snapshot cannot be used: {error}. Loading the newest instead")
         chosen, trained = path, load_trained(path, o.device, o.trust, o.changes)
     config = trained.experiment.eval
-    if config.n_steps and (o.render or o.video):
+    if config.env_steps and (o.render or o.video):
         raise ConfigError("steps is for episodes side by side; with render and video give n_episodes")
     with trained.agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
         pass
@@ -143,11 +143,11 @@ def _play(run: Run, options: Options, folder: Path) -> Evaluation:
     precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
     with (
         learning_in(precision),
-        progress_bar(trained.experiment.title(), config.n_steps or config.n_episodes) as advance,
+        progress_bar(trained.experiment.title(), config.env_steps or config.n_episodes) as advance,
     ):
 
         def on_episode(episode: Trajectory) -> None:
-            advance(episode.length if config.n_steps else 1)
+            advance(episode.length if config.env_steps else 1)
 
         if watched:
             episodes = _watch(trained, options, folder, on_episode)
@@ -156,10 +156,10 @@ def _play(run: Run, options: Options, folder: Path) -> Evaluation:
                 episodes = evaluator.evaluate(number, on_episode=on_episode)
     seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
     found = Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
-    if config.n_steps:
+    if config.env_steps:
         print(
-            f"steps={config.n_steps:,}: each of {config.n_envs} environments started another episode until it had "
-            f"played {math.ceil(config.n_steps / config.n_envs):,}, and each episode was played to its end and counts: "
+            f"steps={config.env_steps:,}: each of {config.n_envs} environments started another episode until it had "
+            f"played {math.ceil(config.env_steps / config.n_envs):,}, and each episode was played to its end and counts: "
             f"{sum(episode.length for episode in episodes):,} env_steps"
         )
     print(found.lines())

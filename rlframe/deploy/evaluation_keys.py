@@ -16,7 +16,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment
 
 _OWN = ("seed", "snapshot", "replay", "render", "video", "out", "device", "trust")
-_SHORT = {"steps": "n_steps"}  # key: field of eval., where they differ
+_SHORT = {"steps": "env_steps"}  # key: field of eval., where they differ
 _OF_EVAL = ("n_episodes", "steps", "n_envs", "n_workers", "explore", "epsilon")  # with defaults of this command
 _WITH_REPLAY = ("replay", "snapshot", "n_workers", "out", "device", "threads", "trust")
 _WITHOUT_EFFECT = (  # beginnings of keys of the run
@@ -74,7 +74,7 @@ def _eval_keys(words: KeyValues) -> dict[str, Any]:
         raise ConfigError(f"n_episodes={n_episodes}, n_envs={n_envs} and steps must be at least 1")
     return {
         "eval.n_episodes": n_episodes,
-        "eval.n_steps": steps,
+        "eval.env_steps": steps,
         "eval.n_envs": n_envs,
         "eval.n_workers": words.count("n_workers", 0),
         "eval.explore": words.flag("explore", "epsilon" in given),
