@@ -6,9 +6,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlframe.deploy.load import Policy
     from rlframe.experiment.build import Built
     from rlframe.experiment.train import Job, TrainResult
+    from rlframe.rollout.policy import Policy
 
 __version__ = "0.1.0"
 
@@ -50,6 +50,20 @@ def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
     from rlframe.experiment.train import build_job
 
     return build_job(job)
+
+
+def log(name: str, value: Any) -> None:
+    """Log a metric from anywhere in a run's process: a network, an algorithm, an environment with sampler=serial.
+
+    The row of the log has the mean of the interval's values, or what the name ends in: _sum, _last, _min or _max.
+    Outside of a training nothing is logged. Environments in worker processes log through their `info`.
+
+    Raises:
+        ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
+    """
+    from rlframe.record import metrics
+
+    metrics.log(name, value)
 
 
 def _read(algo: str, env: str, n_steps: float, settings: dict[str, Any]) -> "Job":

@@ -157,10 +157,10 @@ def _play(run: Run, options: Options, folder: Path) -> Evaluation:
     seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
     found = Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
     if config.env_steps:
+        share, played = math.ceil(config.env_steps / config.n_envs), sum(episode.length for episode in episodes)
         print(
             f"steps={config.env_steps:,}: each of {config.n_envs} environments started another episode until it had "
-            f"played {math.ceil(config.env_steps / config.n_envs):,}, and each episode was played to its end and counts: "
-            f"{sum(episode.length for episode in episodes):,} env_steps"
+            f"played {share:,}, and each episode was played to its end and counts: {played:,} env_steps"
         )
     print(found.lines())
     if replay:

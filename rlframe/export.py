@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.deploy.export import N_CHECKED, FlatGreedy, Greedy, compare, require_onnx, save_onnx, save_torch, trace
+from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
 from rlframe.deploy.load import load_trained
+from rlframe.rollout.greedy import Greedy
 
 _KEYS = ("format", "out", "trust", "traceback")
 _USAGE = """\

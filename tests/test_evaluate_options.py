@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlframe import launch
+from rlframe.core.command_line import KeyValues
 from rlframe.deploy import evaluation_keys
 from rlframe.deploy.load import choose_snapshot, load_trained
 from rlframe.evaluate import main
@@ -64,6 +65,26 @@ def test_keys_of_the_run_have_other_values_in_an_evaluation(run, capsys):
     assert set(lengths(printed(capsys, run, *FEW, "eval.env_kwargs.max_episode_steps=6"))) == {6}
     assert "ppo_CartPole-v0" in printed(capsys, run, *FEW, "env=CartPole-v0", "env_backend=python", "threads=1")
     assert len(lengths(printed(capsys, run, "eval.n_episodes=3", "precision=fp32"))) == 3
+
+
+def test_env_wins_over_the_environment_that_the_run_evaluates_on(tmp_path):
+    words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.env=CartPole-v0"]
+    assert launch.main(words) == 0
+    assert load_trained(tmp_path / "run_0").env.id == "CartPole-v0"
+    options = evaluation_keys.read_options(KeyValues(["env=CartPole-v1"]))
+    assert load_trained(tmp_path / "run_0", changes=options.changes).env.id == "CartPole-v1"
+
+
+def test_an_evaluation_by_a_function_cannot_be_replayed(tmp_path, capsys):
+    words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.function=tests.test_evaluate_options:constant"]
+    assert launch.main(words) == 0
+    told = error(capsys, tmp_path / "run_0", "replay=true", "trust=true")
+    assert "the run evaluated by eval.function=tests.test_evaluate_options:constant" in told
+    assert len(lengths(printed(capsys, tmp_path / "run_0", *FEW, "trust=true"))) == 2
+
+
+def constant(policy: object, make_env: object) -> dict[str, float]:
+    return {"return_mean": 1.0}
 
 
 def test_env_kwargs_win_over_those_that_the_run_evaluates_with(tmp_path, capsys):

@@ -35,7 +35,7 @@ ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__main__"] = {"core"}  # it runs the commands by their names
-ALLOWED["__init__"] = {"deploy", "experiment", "system"}  # inside functions
+ALLOWED["__init__"] = {"deploy", "experiment", "record", "rollout", "system"}  # inside functions
 
 OF_LEARNERS = {
     f"rlframe.system.{name}" for name in ("distributed", "collectives", "shared_ranks")

@@ -104,9 +104,9 @@ def option(default: Any, doc: str) -> Any:
     return chz.field(meta_factory=_value(), default=default, doc=doc)
 
 
-def number(default: float, doc: str, low: float = 0.0) -> Any:
-    """A field for a number that is at least `low`; infinite or NaN only if that is the default."""
-    check = _within(low, math.inf, infinite=default == math.inf, nan=math.isnan(default))
+def number(default: float, doc: str, low: float = 0.0, infinite: bool = False) -> Any:
+    """A field for a number that is at least `low`; NaN only if that is the default; `infinite`, or so too, also inf."""
+    check = _within(low, math.inf, infinite=infinite or default == math.inf, nan=math.isnan(default))
     return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
 
 
@@ -209,6 +209,29 @@ def find_module(name: str, package: str) -> ModuleType:
         if error.name and not f"{target}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
+
+
+def find_attribute(name: str, key: str) -> Any:
+    """What `package.module:name` or `./file.py:name` means; `key` is the setting that says so, for messages.
+
+    Raises:
+        ConfigError: it is not of this form, or there is no such module or name.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    form = "package.module:name or ./file.py:name"
+    if not module_name:
+        raise ConfigError(f"{key}={name} must be written {form}")
+    try:
+        is_file = module_name.endswith(".py")
+        module = _load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{key}={name}: {error}; write {form}") from None
+    found = vars(module)
+    if attribute not in found:
+        raise ConfigError(f"{key}={name}: {module_name} has no {attribute}{nearest(attribute, found)}")
+    return found[attribute]
 
 
 def module_names(package: str) -> list[str]:

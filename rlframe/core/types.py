@@ -74,4 +74,6 @@ class Trajectory:
     length: int  # env steps
     terminated: bool  # else truncated
     env: int  # index of the environment in its sampler
-    diagnostics: dict[str, float] = field(default_factory=dict)  # episode means of numeric infos
+    diagnostics: dict[str, float] = field(default_factory=dict)  # numbers of the infos, and the user's own statistics
+    discounted_return: float = 0.0
+    nonzero_rewards: int = 0

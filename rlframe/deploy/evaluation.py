@@ -114,8 +114,10 @@ def logged_score(trained: Trained) -> float:
     """The score of the evaluation that the run made when it wrote the snapshot.
 
     Raises:
-        ConfigError: it made none then.
+        ConfigError: it made none then, or not from episodes.
     """
+    if function := trained.experiment.eval.function:
+        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.function={function}")
     log = params_of(trained.snapshot).with_name(LOG)
     rows = iter_csv(log)
     columns = next(rows, [])

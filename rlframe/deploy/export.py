@@ -1,4 +1,4 @@
-"""The greedy policy as a torch module (Greedy), and its export as a torch.export program or an ONNX file.
+"""Export of a greedy policy as a torch.export program or an ONNX file.
 
 Inputs are observations as in the environment's observation space, outputs are actions as in its action space.
 """
@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
-from rlframe.agents.q import QState
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.core.types import AgentInputs
+from rlframe.rollout.greedy import Greedy
 
 N_CHECKED = 1000  # observations that `compare` checks
 _BATCH = 50
@@ -34,117 +32,6 @@ Policy = Callable[[list[np.ndarray]], list[np.ndarray]]  # an exported policy: a
 
 class ExportError(ReadableError):
     """The policy cannot be exported, or the exported one acts differently."""
-
-
-class Greedy(nn.Module):
-    """(observation [B, ...], state, reward [B]) -> (action [B, ...], state), without noise.
-
-    The state is () unless the policy has memory or sees its previous action; then it is {"memory", "action", "first"},
-    and an episode starts with `initial_state`. `reward` is that of the previous action; only such a policy uses it.
-    """
-
-    def __init__(self, agent: Agent, observation_space: Space, action_space: Space) -> None:
-        super().__init__()
-        if not isinstance(agent, PolicyAgent | QAgent | ActorAgent):
-            raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
-        self.agent, self.observation_space, self.action_space = agent, observation_space, action_space
-        self.decode = Decoder(action_space)
-        sees_previous = isinstance(agent, PolicyAgent | QAgent) and agent.model.uses_previous
-        self.stateful = agent.recurrent or sees_previous
-
-    def initial_state(self, n: int) -> Tree:
-        """The state at the start of n episodes."""
-        if not self.stateful:
-            return ()
-        device = next(self.agent.parameters()).device
-        action = map_tree(lambda x: torch.from_numpy(x).to(device), canonical.zeros(self.action_space, (n,)))
-        memory = self.agent.memory(n) if isinstance(self.agent, QAgent) else self.agent.initial_state(range(n))
-        return {"memory": memory, "action": action, "first": torch.ones(n, dtype=torch.bool, device=device)}
-
-    def forward(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[Tree, Tree]:
-        inputs, memory = self._inputs(observation, state, reward)
-        action, memory = self._act(inputs, memory)
-        return self.decode(action), self._next_state(action, memory)
-
-    def _inputs(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[AgentInputs, Tree]:
-        observation = _as_agents_see(observation, self.observation_space)
-        if not self.stateful:
-            return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
-        return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
-
-    def step(self, observation: Tree, state: Tree, reward: Tensor, noise: Tree) -> tuple[Tree, Tree]:
-        """`Agent.step` with noise: the canonical action, and the next state."""
-        inputs, memory = self._inputs(observation, state, reward)
-        of_q = isinstance(self.agent, QAgent)
-        step = self.agent.step(inputs, QState(torch.zeros_like(reward), memory) if of_q else memory, noise)
-        return step.action, self._next_state(step.action, step.state.memory if of_q else step.state)
-
-    def _next_state(self, action: Tree, memory: Tree) -> Tree:
-        if not self.stateful:
-            return ()
-        one = leaves(action)[0]
-        first = torch.zeros(one.shape[0], dtype=torch.bool, device=one.device)
-        return {"memory": memory, "action": action, "first": first}
-
-    def _act(self, inputs: AgentInputs, memory: Tree) -> tuple[Tree, Tree]:
-        """Canonical actions, equal to those of `Agent.step` with zero noise, and the memory."""
-        agent = self.agent
-        if isinstance(agent, QAgent):
-            values, memory = agent.model(inputs, memory, 0.0)
-            return agent.kind.q(values).argmax(-1), memory
-        n = inputs.first.shape[0]
-        zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x)), agent.noise(np.random.default_rng(0), ()))
-        zeros = map_tree(lambda x: x.to(inputs.first.device), zeros)
-        if isinstance(agent, PolicyAgent):
-            params, _, memory = agent.model(inputs, memory)
-            return agent.distribution.sample(params, zeros), memory
-        assert isinstance(agent, ActorAgent)
-        return agent.policy.mode(agent.model(inputs.observation)), ()
-
-
-def _as_agents_see(observation: Tree, space: Space) -> Tree:
-    """The canonical observation: classes count from 0, float64 becomes float32."""
-    match space:
-        case spaces.Dict():
-            return {key: _as_agents_see(observation[key], sub) for key, sub in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_as_agents_see(x, sub) for x, sub in zip(observation, space.spaces, strict=True))
-        case spaces.Discrete() | spaces.MultiDiscrete():
-            return observation.long() - torch.as_tensor(np.asarray(space.start)).to(observation.device)
-        case _:
-            return observation.float() if space.dtype == np.float64 else observation
-
-
-class Decoder(nn.Module):
-    """From canonical actions to actions of the space; the torch counterpart of `core.spaces.action_decoder`."""
-
-    def __init__(self, space: Space) -> None:
-        super().__init__()
-        self.space = space
-        for index, (_, box) in enumerate(canonical.action_parts(space)):
-            if isinstance(box, spaces.Box):
-                scale, offset, low, high = canonical.box_scaling(box)
-                bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
-                for name, value in {**bounds, "least": box.low, "most": box.high}.items():
-                    self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
-
-    def forward(self, action: Tree) -> Tree:
-        parts = iter(enumerate(space for _, space in canonical.action_parts(self.space)))
-        return map_tree(lambda x: self._part(*next(parts), x), action)
-
-    def _part(self, index: int, space: Space, action: Tensor) -> Tensor:
-        match space:
-            case spaces.Box():
-                low, high, scale, offset, least, most = (
-                    getattr(self, f"{name}_{index}") for name in ("low", "high", "scale", "offset", "least", "most")
-                )
-                clipped = torch.minimum(torch.maximum(action, low), high)
-                decoded = (clipped * scale + offset).to(least.dtype)
-                return torch.minimum(torch.maximum(decoded, least), most)
-            case spaces.Discrete() | spaces.MultiDiscrete():
-                return action + torch.as_tensor(np.asarray(space.start)).to(action.device)
-            case _:
-                return action
 
 
 def example_of(space: Space, n: int) -> Tree:

@@ -1,4 +1,4 @@
-"""A trained agent from a run directory, and Policy, which acts with it: `load_policy(RUN_DIR).act(observation)`."""
+"""A trained agent, or its policy, from a run directory: `load_policy(RUN_DIR).act(observation)`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from types import MappingProxyType
 from typing import Any
 
 import chz
-import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
-from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.deploy.export import Greedy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.build import choose_device, load_weights, make_agent
 from rlframe.experiment.config import Experiment, from_flat, merge
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest
+from rlframe.rollout.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -117,68 +115,7 @@ def params_of(snapshot: Path) -> Path:
     raise ConfigError(f"{snapshot} is not in a run directory: there is no params.json above it")
 
 
-class Policy:
-    """Acts on observations of the environment, one or a batch; a policy with memory keeps its state between calls."""
-
-    def __init__(self, trained: Trained, seed: int = 0) -> None:
-        """`seed`: of the exploration noise."""
-        self.snapshot, self.env_steps = trained.snapshot, trained.env_steps
-        self.observation_space, self.action_space = trained.observation_space, trained.action_space
-        self._agent = trained.agent
-        self._device = next(trained.agent.parameters()).device
-        self._greedy = Greedy(trained.agent, trained.observation_space, trained.action_space).to(self._device)
-        self._rng = np.random.default_rng(seed)
-        self._state: Tree = ()
-        self._n = 0  # rows of the state; 0: an episode starts
-
-    def reset(self) -> None:
-        """Start an episode: forget the previous one. A policy without memory needs no reset."""
-        self._n = 0
-
-    @torch.inference_mode()
-    def act(self, observation: Any, reward: Any = 0.0, explore: bool = False) -> Any:
-        """The action for an observation [*obs], or the actions for a batch of them [B, *obs].
-
-        Args:
-            reward: of the previous action, a number or [B]; only a policy with model.feed_back uses it.
-            explore: act with the exploration noise of training.
-        Raises:
-            ValueError: the observation does not fit the observation space.
-        """
-        single = not _is_batch(observation, self.observation_space)
-        rows = map_tree(lambda x: torch.as_tensor(np.asarray(x)).to(self._device), observation)
-        rows = map_tree(lambda x: x.unsqueeze(0), rows) if single else rows
-        n = len(leaves(rows)[0])
-        if n != self._n:
-            self._state, self._n = self._greedy.initial_state(n), n
-        rewards = torch.as_tensor(np.broadcast_to(np.asarray(reward, np.float32), (n,)).copy()).to(self._device)
-        call = self._explore if explore else self._greedy
-        actions, self._state = call(rows, self._state, rewards)
-        return map_tree(lambda x: as_numpy(x)[0] if single else as_numpy(x), actions)
-
-    def _explore(self, rows: Tree, state: Tree, rewards: torch.Tensor) -> tuple[Tree, Tree]:
-        noise = map_tree(lambda x: torch.from_numpy(x).to(self._device), self._agent.noise(self._rng, (len(rewards),)))
-        action, state = self._greedy.step(rows, state, rewards, noise)
-        return self._greedy.decode(action), state
-
-
 def load_policy(path: str | Path, device: str = "cpu", trust: bool = False) -> Policy:
     """The policy of a run directory, or of one of its snapshots (see `load_trained`)."""
-    return Policy(load_trained(Path(path), device, trust))
-
-
-def _is_batch(observation: Any, space: Space) -> bool:
-    """Whether an observation has one more leading dimension than its space.
-
-    Raises:
-        ValueError: it has neither that shape nor the space's.
-    """
-    match space:
-        case spaces.Dict():
-            return all(_is_batch(observation[key], sub) for key, sub in space.spaces.items())
-        case spaces.Tuple():
-            return all(_is_batch(x, sub) for x, sub in zip(observation, space.spaces, strict=True))
-    shape, own = np.shape(observation), tuple(space.shape or ())
-    if own not in (shape, shape[1:]):
-        raise ValueError(f"an observation of shape {shape} is neither one of {space} nor a batch of them")
-    return shape != own
+    trained = load_trained(Path(path), device, trust)
+    return Policy(trained.agent, trained.observation_space, trained.action_space)

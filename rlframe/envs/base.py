@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ReadableError
+from rlframe.core.reduction import reduction_of
 from rlframe.core.struct import Struct, Tree
 from rlframe.system.signals import DeadlinePassed, deadline
 
@@ -135,10 +136,14 @@ _MAX_PENDING = 32  # infos
 
 
 class InfoMeans:
-    """Running means, by name, of the numbers in one environment's `info`. Other values are ignored."""
+    """Running means, by name, of the numbers in one environment's `info`. Other values are ignored.
+
+    A name that ends in _sum, _last, _min or _max has that instead of the mean (see core.reduction).
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}  # name: [sum, count]
+        self._others: dict[str, float] = {}  # name: its number so far, not a mean
         self._pending: list[dict[Any, Any]] = []
 
     def add(self, info: Mapping[Any, Any]) -> None:
@@ -160,29 +165,44 @@ class InfoMeans:
                         number = float(value)
                     except OverflowError:  # an int too large for a float
                         continue
-                    entry = sums.setdefault(str(name), [0.0, 0.0])
-                    entry[0] += number
-                    entry[1] += 1.0
+                    self._add(str(name), number)
         self._pending.clear()
 
+    def _add(self, name: str, number: float) -> None:
+        if reduce := reduction_of(name):
+            self._others[name] = reduce(self._others[name], number) if name in self._others else number
+        else:
+            entry = self._sums.setdefault(name, [0.0, 0.0])
+            entry[0] += number
+            entry[1] += 1.0
+
     def clear(self) -> None:
-        self._sums = {}
+        self._sums, self._others = {}, {}
         self._pending.clear()
 
     def pop(self) -> dict[str, float]:
-        """The means so far; starts over."""
-        means = {name: total / count for name, (total, count) in self.state().items()}
-        self._sums = {}
-        return means
+        """The numbers so far; starts over."""
+        found = {name: total / count if count else total for name, (total, count) in self.state().items()}
+        self.clear()
+        return found
 
     def state(self) -> dict[str, list[float]]:
-        """[sum, count] by name."""
+        """By name: [sum, count], or [number, 0] if it is not a mean."""
         self._add_pending()
-        return {name: [float(total), float(count)] for name, (total, count) in self._sums.items()}
+        means = {name: [float(total), float(count)] for name, (total, count) in self._sums.items()}
+        return means | {name: [number, 0.0] for name, number in self._others.items()}
 
     def load(self, saved: Mapping[str, Sequence[float]]) -> None:
         self.clear()
-        self._sums = {name: list(entry) for name, entry in saved.items()}
+        self._sums = {name: list(entry) for name, entry in saved.items() if entry[1]}
+        self._others = {name: entry[0] for name, entry in saved.items() if not entry[1]}
+
+
+_VECTOR_REDUCTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "last": lambda before, values: values,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 
 
 class VectorInfoMeans:
@@ -190,7 +210,7 @@ class VectorInfoMeans:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._sums: dict[str, np.ndarray] = {}  # name: [2, n], sums and counts
+        self._sums: dict[str, np.ndarray] = {}  # name: [2, n], sums (or other reductions) and counts
 
     def add(self, infos: Any, valid: np.ndarray) -> None:
         """Add one step's infos for the environments that are `valid` [n]; never raises."""
@@ -202,7 +222,11 @@ class VectorInfoMeans:
             mask = infos.get(f"_{name}")
             counted = valid & mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ else valid
             entry = self._sums.setdefault(name, np.zeros((2, self._n)))
-            np.add(entry[0], values, out=entry[0], where=counted)
+            if reduce := _VECTOR_REDUCTIONS.get(name.rpartition("_")[2]):
+                combined = np.where(entry[1] > 0, reduce(entry[0], values), values)
+                np.copyto(entry[0], combined, where=counted)
+            else:
+                np.add(entry[0], values, out=entry[0], where=counted)
             entry[1] += counted
 
     def clear(self, which: np.ndarray) -> None:
@@ -213,7 +237,9 @@ class VectorInfoMeans:
     def pop(self, index: int) -> dict[str, float]:
         """The means of environment `index` so far; starts over."""
         entries = {name: entry[:, index] for name, entry in self._sums.items() if entry[1, index]}
-        means = {name: float(total / count) for name, (total, count) in entries.items()}
+        means = {
+            name: float(value if reduction_of(name) else value / count) for name, (value, count) in entries.items()
+        }
         for entry in entries.values():
             entry[:] = 0.0
         return means

@@ -57,6 +57,17 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
         raise ConfigError(f"env={env_name(config.id)}: {error}") from error
 
 
+def make_env(config: EnvConfig) -> gymnasium.Env:
+    """One environment as Gymnasium has it, with its time limit; Atari's without the preprocessing of training.
+
+    Raises:
+        ConfigError: as `make_envs`.
+    """
+    make, time_limit = env_maker(resolve(config.id), config.kwargs)
+    env = make()
+    return gymnasium.wrappers.TimeLimit(env, time_limit) if time_limit else env
+
+
 def fixed_backend(config: EnvConfig, n: int) -> str:
     """The backend of a batch of `n`. Workers use it for their parts, so that the split does not change the choice."""
     return _choose_backend(config, resolve(config.id), n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,9 +16,10 @@ from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.ranks import current_ranks
-from rlframe.core.seeding import Role, seed_int
+from rlframe.core.seeding import Role, env_seeds, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.evaluation import make_evaluator
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -26,7 +27,7 @@ from rlframe.replay.divided import DividedReplay
 from rlframe.runners import Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, Evaluator, Sampler
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, Sampler
 from rlframe.system.affinity import Affinity
 
 
@@ -97,13 +98,12 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             ranks = current_ranks()
             if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
                 raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
-            evaluator = None
-            if experiment.runner.evaluates(experiment.eval.n_episodes):
-                supervision = replace(experiment.sampler.supervision(), name="evaluation worker")
-                env, config = experiment.eval_env_config(), experiment.eval
-                evaluator = Evaluator(env, agent, config, experiment.seed, affinity.workers, supervision)
+            evaluator = make_evaluator(experiment, agent, affinity, envs)
+            if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks)
+            runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks, experiment.stop)
+            runner.log.set_window(experiment.runner.window)
+            runner.log.env_seeds = env_seeds(experiment.seed, Role.ENV, sampler.batch_spec.B)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = AdaptiveThreads(threads)
         except ValueError as error:
@@ -121,7 +121,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     """The environments, or the background process that steps them."""
-    config, runner = experiment.sampler, experiment.runner
+    config, runner = experiment.sampler_config(), experiment.runner
     if not runner.samples_in_background:
         return config.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)
@@ -130,9 +130,11 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
 
 
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:
-    config = experiment.sampler
+    config = experiment.sampler_config()
     if not experiment.runner.samples_in_background:
-        return config.make_sampler(envs, agent, experiment.seed)
+        sampler: Sampler = config.make_sampler(envs, agent, experiment.seed)
+        config.follow_episodes(sampler)
+        return sampler
     return BackgroundSampler(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
 
 

@@ -18,6 +18,7 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import sync_rl
+from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import EvalConfig, no_sampler
 from rlframe.samplers.base import SamplerConfig
 
@@ -74,6 +75,7 @@ class Experiment:
     snapshot_keep: int = count(2, "newest snapshots kept, with snapshot_mode=last or best")
     snapshot_best: str = option("", "metric that best compares, -metric if lower is better; default: the mean return")
     snapshot_errors: str = choice("stop", ("stop", "continue"), "what to do if a snapshot or row cannot be written")
+    stop: str = option("", "end when this holds, such as 'eval/return_mean >= 475 and env_steps > 5e4' (metric names)")
     init: str = option("", "snapshot or run directory to take trained weights from")
     callbacks: tuple[str, ...] = names(
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
@@ -87,7 +89,10 @@ class Experiment:
         if self.learners != 1 and self.world_size > 1:
             learners = "auto" if self.learners == AUTO else self.learners
             raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
-        if self.runner.evaluates(n_episodes) and n_episodes < self.n_ranks:
+        if self.stop:
+            StopRule(self.stop)
+        episodes = self.runner.evaluates(n_episodes) and not (self.eval.asynchronous or self.eval.function)
+        if episodes and n_episodes < self.n_ranks:
             key = "learners" if self.learners > 1 else "world_size"
             raise ConfigError(
                 f"eval.n_episodes={n_episodes} must be at least {key}={self.n_ranks}: each rank plays some"
@@ -112,11 +117,17 @@ class Experiment:
         """The ranks that have environments: learners from replay have theirs on rank 0."""
         return self.world_size if isinstance(getattr(self.algo, "replay", None), ReplayConfig) else self.n_ranks
 
+    def sampler_config(self) -> Any:
+        """With the discount of the algorithm, unless it has its own."""
+        discount = getattr(self.algo, "discount", 1.0)
+        return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
+
     def env_config(self) -> EnvConfig:
         return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
 
     def eval_env_config(self) -> EnvConfig:
-        return EnvConfig(self.env, {**self.env_kwargs, **self.eval.env_kwargs}, self.env_backend)
+        own = self.env_kwargs if self.eval.env in ("", self.env) else {}
+        return EnvConfig(self.eval.env or self.env, {**own, **self.eval.env_kwargs}, self.env_backend)
 
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""

@@ -33,7 +33,7 @@ from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_e
 from rlframe.system.machine import retain_freed_memory
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
-_ADJUSTABLE = ("runner.", "eval.", "snapshot_", "device", "threads", "affinity", "sampler")  # in a resumed run
+_ADJUSTABLE = ("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler")  # in a resumed run
 _FIXED = ("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps")  # although sampler is adjustable
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 

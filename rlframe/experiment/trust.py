@@ -39,7 +39,7 @@ _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not 
 _VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: cannot name a module
 _DIGITS = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
 _ARGUMENT = re.compile(r"(?![.~])[^:/\\~]*")  # of an environment: no path, no module:attribute
-_TEXT = ("name", "log_dir", "init", "device", "affinity")  # fields of free text
+_TEXT = ("stop", "name", "log_dir", "init", "device", "affinity")  # fields of free text
 _GROUPS = ("model", "eval")  # they have fields, but no value
 _ENV_KWARGS = ("env_kwargs", "eval.env_kwargs")
 
@@ -97,14 +97,16 @@ def _shown(value: Any) -> str:
 def _is_plain(key: str, value: Any) -> bool:
     if key in PARTS:
         return isinstance(value, str) and bool(_NAME.fullmatch(value) or _OWN_MODULE.fullmatch(value))
-    if key == "env":
-        return isinstance(value, str) and bool(_REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
+    if key in ("env", "eval.env"):
+        return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
     if key == "model.encoder":
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key == "callbacks":
+    if key in ("callbacks", "sampler.statistics"):
         return value in ("", [])
+    if key == "eval.function":
+        return value == ""
     if key in _TEXT:
         return isinstance(value, str)
     if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):

@@ -1,13 +1,17 @@
 """Metrics: the table of names, means over a log interval, and the time spent in each part of the training loop."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rlframe.core.reduction import Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -18,13 +22,22 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "episode/return_min": "lowest of those returns",
         "episode/return_max": "highest of those returns",
         "episode/length_mean": "mean length of the last 100 training episodes (env_steps)",
+        "episode/length_min": "shortest of those episodes (env_steps)",
+        "episode/length_max": "longest of those episodes (env_steps)",
+        "episode/discounted_return_mean": "mean over those episodes of the discounted return from their first step",
+        "episode/nonzero_rewards_mean": "mean number of rewards that are not 0 in those episodes",
         "episode/count": "training episodes finished so far (episodes)",
-        "env/<info name>": "mean over the last 100 training episodes of a numeric entry of the environment's info",
+        "env/<info name>": "mean over the last 100 training episodes of a number in the environment's info: its "
+        "mean over the episode, or what its name ends in: _sum, _last, _min, _max",
         "eval/return_mean": "mean return of the evaluation episodes, in separate environments",
         "eval/return_std": "standard deviation of those returns",
         "eval/return_min": "lowest of those returns",
         "eval/return_max": "highest of those returns",
         "eval/length_mean": "mean length of the evaluation episodes (env_steps)",
+        "eval/length_min": "shortest of those episodes (env_steps)",
+        "eval/length_max": "longest of those episodes (env_steps)",
+        "eval/return_best": "highest eval/return_mean so far",
+        "eval/since_best": "evaluations since that one (evaluations)",
         "eval/n_episodes": "episodes in the evaluation (episodes)",
         "eval/restarts": "worker processes of the evaluation replaced since the start (processes)",
         "time/elapsed_s": "wall time of the run, including evaluation and the time before each resume (s)",
@@ -92,17 +105,26 @@ def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 class Metrics:
     """Means over a log interval. Tensors are summed on their device and converted to floats once, in `flush`.
 
-    Each metric is averaged over the `add` calls that have it. NaN is kept, to make a NaN loss visible.
+    Each metric is averaged over the `add` calls that have it. NaN is kept, to make a NaN loss visible. A name that ends
+    in _sum, _last, _min or _max has that instead of the mean.
     """
 
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}  # running sums, float64 scalars on their device
         self._floats: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._reductions: dict[str, Reduction | None] = {}  # of the names so far; None: the mean
+        self._reduced: dict[str, float] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
         """Add one number or one-element tensor per metric (else ValueError), without synchronizing with a device."""
         for name, value in values.items():
+            if name not in self._reductions:
+                self._reductions[name] = reduction_of(name)
+            if reduce := self._reductions[name]:
+                number = float(value)
+                self._reduced[name] = reduce(self._reduced[name], number) if name in self._reduced else number
+                continue
             self._counts[name] = self._counts.get(name, 0) + 1
             if isinstance(value, Tensor):
                 if not value.is_cpu or value.numel() != 1:
@@ -123,11 +145,12 @@ class Metrics:
 
     def state_dict(self) -> dict[str, Any]:
         tensors = {name: total.clone() for name, total in self._tensors.items()}
-        return {"tensors": tensors, "floats": dict(self._floats), "counts": dict(self._counts)}
+        floats, counts, reduced = dict(self._floats), dict(self._counts), dict(self._reduced)
+        return {"tensors": tensors, "floats": floats, "counts": counts, "reduced": reduced}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._tensors, self._floats = dict(state["tensors"]), dict(state["floats"])
-        self._counts = dict(state["counts"])
+        self._counts, self._reduced = dict(state["counts"]), dict(state["reduced"])
 
     def flush(self) -> dict[str, float]:
         """The means since the last flush in order of first appearance, with one transfer per device."""
@@ -140,14 +163,49 @@ class Metrics:
             for name, total_float in zip(names, totals, strict=True):
                 sums[name] = sums.get(name, 0.0) + total_float
         means = {name: sums[name] / count for name, count in self._counts.items()}
-        self._tensors, self._floats, self._counts = {}, {}, {}
-        return means
+        found = means | self._reduced
+        self._tensors, self._floats, self._counts, self._reduced = {}, {}, {}, {}
+        return found
 
 
 def _zero_on(device: torch.device) -> Tensor:
     # Not an inference tensor, since sums continue outside of inference_mode. MPS has no float64.
     with torch.inference_mode(False):
         return torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+
+_NAME = re.compile(r"[^\s/]+/[^\s/]+")
+_collecting: ContextVar[Metrics] = ContextVar("rlframe_metrics")
+
+
+def check_own_name(name: str) -> None:
+    """Raise ValueError unless `name` is of the form group/name and no metric of rlframe's own."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"metric {name!r} must be named group/name, such as my_group/{name.strip('/') or 'name'}")
+    if name in METRICS:
+        raise ValueError(f"metric {name!r} is logged by rlframe itself; choose another name")
+
+
+@contextmanager
+def collect_in(metrics: Metrics) -> Iterator[None]:
+    """Inside the `with` block, `log` adds to these metrics."""
+    token = _collecting.set(metrics)
+    try:
+        yield
+    finally:
+        _collecting.reset(token)
+
+
+def log(name: str, value: Tensor | float) -> None:
+    """Add a value to a metric of the training that runs in this context; without one, nothing is logged.
+
+    Raises:
+        ValueError: see `check_own_name`; or the value is not one number.
+    """
+    check_own_name(name)
+    metrics = _collecting.get(None)
+    if metrics is not None:
+        metrics.add({name: value})
 
 
 PARTS = ("sampling", "learning", "evaluating", "recording")

@@ -22,6 +22,7 @@ from rlframe.record.snapshot import (
     remove_snapshot,
     save_snapshot,
     set_link,
+    write_score,
 )
 
 MODES = ("none", "last", "all", "gap", "best")
@@ -119,6 +120,16 @@ class Retention:
         except OSError as error:
             raise disk_error(f"the links to {self._newest}", self._directory, error) from error
         return self._newest
+
+    def score(self, env_steps: int, score: float) -> None:
+        """Give the snapshot of `env_steps`, if it is still there, the score that was not known when it was written."""
+        found = [snapshot for snapshot in list_snapshots(self._directory) if env_steps_of(snapshot) == env_steps]
+        if not found or not math.isfinite(score):
+            return
+        write_score(found[-1], score)
+        if self._policy.mode not in ("none", "last") and score > self._best_score:
+            set_link(self._directory / "best", found[-1])
+            self._best_score = score
 
     def _due(self, env_steps: int, final: bool) -> bool:
         if self._policy.mode == "gap" and not final:

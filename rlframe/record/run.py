@@ -1,10 +1,11 @@
 """An open run: writes metrics, messages and snapshots into its directory. Opened by `record.context.logger_context`."""
 
+import json
 import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from rlframe.core.errors import ConfigError, Interrupted, RecordError
 from rlframe.core.files import disk_error, make_own
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, PlainConsole, on_terminal
-from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, write_params
+from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, replace_file, write_params
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
+
+RESULT = "result.json"
 
 _logger = logging.getLogger("rlframe")
 
@@ -26,6 +29,9 @@ class BaseRun:
 
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
+
+    def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record training episodes; each row has `env_steps`."""
 
     def progress(self, env_steps: int, n_steps: int) -> None:
         """Show how far the run is; cheap enough for every iteration."""
@@ -62,6 +68,12 @@ class BaseRun:
     def newest_snapshot(self) -> str:
         """Path of the newest snapshot, empty if there is none."""
         return ""
+
+    def score_snapshot(self, env_steps: int, score: float) -> None:
+        """Give the snapshot of `env_steps` its score, which was not known when it was written."""
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write result.json, of a run that has ended; numbers that are not finite become null."""
 
     def trim(self, env_steps: int) -> None:
         """Resume from `env_steps`: drop later rows and rename later snapshots."""
@@ -107,8 +119,11 @@ class Run(BaseRun):
             if not resume:
                 check_directory(directory)  # again: another run may have started here meanwhile
             (append_resumed if resume else write_params)(directory / "params.json", config)
+            (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory)) if console else Console()
             opened.callback(self._console.close)
+            self._episodes = CsvWriter(directory / "episodes.csv")
+            opened.callback(self._episodes.close)
             self._writers: list[Writer] = []
             for writer in (CsvWriter(directory / "progress.csv"), TensorBoardWriter(directory)):
                 opened.callback(writer.close)
@@ -143,6 +158,12 @@ class Run(BaseRun):
                 what = f"the row of env_steps {plain['env_steps']:,}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
+    def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self._episodes.write_all(rows)
+        except OSError as error:
+            self._handle_disk_error(disk_error("episodes.csv", self.directory, error), self._policy.errors == "stop")
+
     def progress(self, env_steps: int, n_steps: int) -> None:
         self._console.progress(env_steps, n_steps)
 
@@ -171,6 +192,21 @@ class Run(BaseRun):
             _logger.debug("snapshot %s, score %s", path.name, score)
         return path
 
+    def score_snapshot(self, env_steps: int, score: float) -> None:
+        """As `BaseRun.score_snapshot`. Raises RecordError if a disk error stops the run."""
+        score = self._policy.score(self._row, score)
+        try:
+            self._retention.score(env_steps, score)
+        except OSError as error:
+            what = f"the score of the snapshot of env_steps {env_steps:,}"
+            self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        try:
+            replace_file(self.directory / RESULT, json.dumps(_finite(result), indent=2) + "\n")
+        except OSError as error:
+            _logger.warning("%s", disk_error(RESULT, self.directory, error))
+
     def _handle_disk_error(self, error: RecordError, stop: bool) -> None:
         """Count a disk error; raise it if the run must stop, else log a warning."""
         self._n_failed += 1
@@ -183,7 +219,7 @@ class Run(BaseRun):
             raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
 
     def trim(self, env_steps: int) -> None:
-        for writer in self._writers:
+        for writer in (self._episodes, *self._writers):
             writer.trim(env_steps)
         self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
@@ -207,6 +243,12 @@ class Run(BaseRun):
             self._open.close()
         except OSError as error:  # a full disk was reported before
             _logger.warning("closing %s: %s", self.directory, error.strerror or error)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _inode(directory: Path) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from rlframe import __version__
 from rlframe.core.errors import ConfigError, SnapshotError, pluralize
 from rlframe.core.errors import RecordError as RecordError
 from rlframe.core.files import disk_error, parse_json, read_regular_file, sync, write_file
+from rlframe.record.directory import replace_file
 from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
 
@@ -86,6 +87,14 @@ def _checked(file: Path, rank: int, entry: Any) -> RankEntry:
 def self_hash(manifest: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_score(snapshot: Path, score: float) -> None:
+    """Change the score in a snapshot's manifest."""
+    manifest = _parsed(snapshot / MANIFEST)
+    manifest["meta"]["score"] = score
+    manifest["sha256"] = self_hash(manifest)
+    replace_file(snapshot / MANIFEST, json.dumps(manifest, allow_nan=False) + "\n")
 
 
 def no_other_ranks(folder: Path) -> list[RankEntry]:

@@ -61,7 +61,13 @@ class CsvWriter(Writer):
 
         After a disk error, which is raised, the row is written together with the next one.
         """
-        self._waiting.append({name: _cell(value) for name, value in row.items()})
+        self.write_all([row])
+
+    def write_all(self, rows: Sequence[Mapping[str, float | str]]) -> None:
+        """Append several rows in one write, as `write`."""
+        if not rows:
+            return
+        self._waiting += [{name: _cell(value) for name, value in row.items()} for row in rows]
         columns = list(dict.fromkeys([*self._columns, *(name for each in self._waiting for name in each)]))
         if columns != self._columns:
             earlier = iter_csv(self._path)
@@ -108,7 +114,9 @@ def _line(cells: Iterable[str]) -> str:
     return buffer.getvalue()
 
 
-def _cell(value: float) -> str:
+def _cell(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,64 +11,15 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core import spaces
 from rlframe.core.struct import leaves, map_tree, write
-from rlframe.core.types import Samples, Trajectory
+from rlframe.core.types import Samples
 from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsCheck
-from rlframe.rollout.buffer import Batch, EnvRows, empty_rows
+from rlframe.rollout.buffer import Batch, empty_rows
 from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.episodes import EpisodeTracker
 from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
-from rlframe.rollout.stepper import BatchEvents, LocalStepper, Stepper, worker_steppers
+from rlframe.rollout.stepper import LocalStepper, Stepper, worker_steppers
 from rlframe.system.shared import share_zeros
-
-
-class EpisodeTracker:
-    """Adds up the return and length of every environment's running episode, batch by batch."""
-
-    def __init__(self, n: int) -> None:
-        self.return_ = np.zeros(n)
-        self.length = np.zeros(n, np.int64)
-        self.partial = np.zeros(n, bool)  # the agent did not take all steps of the running episode
-        self.finished: list[Trajectory] = []
-
-    def update(self, rows: EnvRows, events: Iterable[BatchEvents]) -> None:
-        """Add a batch. Finished episodes are ordered by their end, then by environment."""
-        events = list(events)
-        if not np.count_nonzero(rows.ended) and not any(each.interruptions for each in events):
-            self.return_ += np.add.reduce(rows.score, axis=0, dtype=np.float64)
-            self.length += np.add.reduce(rows.valid, axis=0, dtype=np.int64)
-            return
-        diagnostics = {end: means for each in events for end, means in each.diagnostics.items()}
-        interruptions = {start for each in events for start in each.interruptions}
-        ends = [(int(t), int(env)) for t, env in np.argwhere(rows.ended)]
-        start = np.zeros(len(self.length), np.int64)  # the first row that has not been added
-        for t, env in sorted({*ends, *interruptions}):
-            self._add(rows, env, int(start[env]), t + 1)
-            start[env] = t + 1
-            if (t, env) not in interruptions and not self.partial[env]:
-                return_, length = float(self.return_[env]), int(self.length[env])
-                terminated = bool(rows.terminated[t, env])
-                self.finished.append(Trajectory(return_, length, terminated, env, diagnostics.get((t, env), {})))
-            self.return_[env], self.length[env], self.partial[env] = 0.0, 0, False
-        for env, begin in enumerate(start.tolist()):
-            self._add(rows, env, begin, rows.T)
-
-    def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
-        self.return_[env] += rows.score[start:end, env].sum(dtype=np.float64)
-        self.length[env] += np.count_nonzero(rows.valid[start:end, env])
-
-    def state(self) -> dict[str, Any]:
-        """The running episodes."""
-        return {"return": self.return_.copy(), "length": self.length.copy(), "partial": self.partial.copy()}
-
-    def load(self, saved: Mapping[str, Any], restarted: np.ndarray) -> None:
-        """Continue saved episodes, except in the environments that `restarted` [B]."""
-        for own, name in ((self.return_, "return"), (self.length, "length"), (self.partial, "partial")):
-            own[...] = np.where(restarted, 0, saved[name])
-
-    def pop(self) -> list[Trajectory]:
-        """The episodes finished since the last call."""
-        finished, self.finished = self.finished, []
-        return finished
 
 
 class Collector:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
-from rlframe.core.struct import Tree, write
+from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.rollout.buffer import Batch
 from rlframe.rollout.collector import Collector
 from rlframe.rollout.env_pool import WorkerContext
 from rlframe.rollout.inference import BatchInference, load_noise
 from rlframe.rollout.stepper import BatchEvents, LocalStepper
 from rlframe.system.machine import retain_freed_memory
+from rlframe.system.shared import read_parameters
 from rlframe.system.worker_main import PROGRESS
 
 COLLECT, COMPLETE, STATE, LOAD_STATE = range(4)  # commands
@@ -23,6 +25,26 @@ COLLECT, COMPLETE, STATE, LOAD_STATE = range(4)  # commands
 def parameters(agent: Agent) -> Tree:
     """An agent's parameters and buffers by name; views if it is on the CPU."""
     return {name: tensor.detach() for name, tensor in (*agent.named_parameters(), *agent.named_buffers())}
+
+
+class ParameterCopies:
+    """An agent's parameters in another process, copied from shared memory when newer ones were posted."""
+
+    def __init__(self, agent: Agent, shared: Any) -> None:
+        self.version = -1
+        self._shared, self._parameters = shared, parameters(agent)
+        self._values = map_tree(lambda x: np.zeros_like(as_numpy(x)), self._parameters)
+
+    def refresh(self) -> bool:
+        """Copy the newest parameters into the agent; returns whether they have changed."""
+        version = read_parameters(self._shared, self._values, self.version)
+        changed = version != self.version
+        if changed:
+            self.version = version
+            with torch.no_grad():
+                for name, tensor in self._parameters.items():
+                    tensor.copy_(torch.from_numpy(self._values[name]))
+        return changed
 
 
 class CollectHandler:

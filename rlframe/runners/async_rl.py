@@ -10,9 +10,11 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option, positive
-from rlframe.runners.base import NO_LIMITS, Limits, Runner, RunnerConfig
+from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
-from rlframe.samplers import BackgroundSampler, Evaluator
+from rlframe.runners.config import NO_LIMITS, Limits, RunnerConfig
+from rlframe.samplers import BackgroundSampler
+from rlframe.samplers.evaluator import BaseEvaluator
 from rlframe.system.process import START_METHODS
 from rlframe.system.supervision import Supervision
 
@@ -40,11 +42,12 @@ class Config(RunnerConfig):
         sampler: BackgroundSampler,
         agent: Agent,
         algo: Algorithm,
-        evaluator: Evaluator | None,
+        evaluator: BaseEvaluator | None,
         callbacks: Sequence[Callback],
+        stop: str = "",
     ) -> AsyncRl:
         steps = self.n_steps, self.log_interval_steps
-        return AsyncRl(sampler, agent, algo, *steps, evaluator, self.sampler_waits, self.limits(), callbacks)
+        return AsyncRl(sampler, agent, algo, *steps, evaluator, self.sampler_waits, self.limits(stop), callbacks)
 
 
 class AsyncRl(Runner):
@@ -65,7 +68,7 @@ class AsyncRl(Runner):
         algo: Algorithm,
         n_steps: int,
         log_interval_steps: int = 10_000,
-        evaluator: Evaluator | None = None,
+        evaluator: BaseEvaluator | None = None,
         sampler_waits: bool = False,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),

@@ -1,4 +1,4 @@
-"""Runner: the training loop that all runners share, and the options that all of them have.
+"""Runner: the training loop that all runners share.
 
 A runner collects batches from a sampler, lets the algorithm learn from them, and logs, evaluates and saves.
 """
@@ -10,21 +10,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
-
-import chz
+from typing import Any, Self
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
-from rlframe.core.config import choice, count, number, positive
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.record import current_run
+from rlframe.record.metrics import collect_in
 from rlframe.runners.callbacks import Callback, Callbacks
+from rlframe.runners.config import NO_LIMITS, Limits
+from rlframe.runners.evaluations import SCORE, Evaluations
 from rlframe.runners.report import (
     TrainingLog,
     describe_resumed,
@@ -33,17 +32,17 @@ from rlframe.runners.report import (
     save_skipped_update,
     save_snapshot,
     torch_rng_states,
+    write_result,
 )
+from rlframe.runners.stop_rule import StopRule
 from rlframe.runners.threads import keep_threads
-from rlframe.samplers import Evaluator, Sampler
-from rlframe.samplers.evaluator import EvaluationStopped
-from rlframe.system.distributed import TIMEOUT_S
+from rlframe.samplers import Sampler
+from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
 _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason()
-NONFINITE = ("stop", "skip")
 
 _logger = logging.getLogger("rlframe")
 
@@ -59,67 +58,6 @@ class Clock(Enum):
 
     ENV_STEPS = "env_steps"  # runners that step environments
     UPDATES = "updates"  # runners that learn from data alone
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What ends a training early."""
-
-    max_time_s: float = 0.0  # seconds of this start; 0: no limit
-    nonfinite: str = "stop"  # stop | skip: at an update whose loss or gradient is NaN or Inf
-    target_score: float = math.inf  # the training ends after the first row with this score; inf: none
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_time_s < math.inf or self.nonfinite not in NONFINITE:
-            raise ValueError(
-                f"runner.max_time_s={self.max_time_s} must be finite and at least 0, "
-                f"runner.nonfinite={self.nonfinite!r} one of {', '.join(NONFINITE)}"
-            )
-        if math.isnan(self.target_score):
-            raise ValueError("runner.target_score=nan must be a number, or inf for none")
-
-
-NO_LIMITS = Limits()
-
-
-@chz.chz
-class RunnerConfig:
-    """Base of every runner's Config."""
-
-    runner_class: ClassVar[type[Runner]]
-    samples_in_background = False  # the sampler has its own process: n_slots, learner_cores and supervision() apply
-    trains_in_ranks = False  # world_size may be above 1
-    becomes_sync_rl = False  # with world_size above 1
-
-    n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
-    log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
-    max_time_s: float = number(0.0, "seconds after which this start saves a snapshot and ends; 0: no limit")
-    target_score: float = number(
-        math.inf,
-        "end once eval/return_mean, or episode/return_mean without evaluation, is this high; inf: never",
-        low=-math.inf,
-    )
-    timeout_s: float = positive(TIMEOUT_S, "seconds that a rank waits for the others before the run ends (world_size)")
-    nonfinite: str = choice("stop", NONFINITE, "what to do if a loss or gradient is NaN or Inf; skip skips the update")
-
-    def limits(self) -> Limits:
-        return Limits(self.max_time_s, self.nonfinite, self.target_score)
-
-    def evaluates(self, n_episodes: int) -> bool:
-        """Whether the runner evaluates, given eval.n_episodes."""
-        return n_episodes > 0
-
-    def make_runner(
-        self,
-        sampler: Any,
-        agent: Agent,
-        algo: Algorithm,
-        evaluator: Evaluator | None,
-        callbacks: Sequence[Callback],
-    ) -> Runner:
-        """The runner with these options."""
-        steps = self.n_steps, self.log_interval_steps
-        return self.runner_class(sampler, agent, algo, *steps, evaluator, limits=self.limits(), callbacks=callbacks)
 
 
 class NothingLearned(ReadableError):
@@ -146,14 +84,14 @@ class Runner(ABC):
         algo: Algorithm,
         n_steps: int,
         log_interval_steps: int = 10_000,
-        evaluator: Evaluator | None = None,
+        evaluator: BaseEvaluator | None = None,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Args:
             n_steps, log_interval_steps: in units of the runner's clock, over all ranks.
-            evaluator: scores the agent before training and at every row of the log; None: no evaluation, and the
-                score is the mean return of the last 100 training episodes.
+            evaluator: scores the agent before training, every `interval_steps`, and at the end; None: no evaluation,
+                and the score is the mean return of the last training episodes.
         Raises:
             ValueError: n_steps or log_interval_steps is below 1.
         """
@@ -166,6 +104,9 @@ class Runner(ABC):
         self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
         self.ranks = algo.progress.ranks
         self.log, self.callbacks = TrainingLog(self.ranks), Callbacks(callbacks)
+        self.evaluations = Evaluations(evaluator, self.ranks, log_interval_steps, n_steps)
+        self._rule = StopRule(limits.stop) if limits.stop else None
+        self._rule_holds = False
         self.updates_left = False  # a stop came between the updates of the newest batch
         self.skips_updates = False  # an update was skipped since the start
         self.stop = StopRequest()
@@ -195,7 +136,7 @@ class Runner(ABC):
     @property
     def score_name(self) -> str:
         """The metric that target_score and snapshot_mode=best compare."""
-        return "eval/return_mean" if self.evaluator is not None else "episode/return_mean"
+        return SCORE if self.evaluator is not None else "episode/return_mean"
 
     def train(self) -> dict[str, float]:
         """Train to `n_steps`, to a limit, or until stopped; returns the last row of the log.
@@ -207,10 +148,21 @@ class Runner(ABC):
             NothingLearned: it came to its end without one update.    Exited: code of the user's called sys.exit.
         """
         retain_freed_memory()
+        try:
+            row, how, why = self._train()
+        except BaseException as error:
+            write_result(self, "interrupted" if isinstance(error, Interrupted) else "failed", str(error))
+            raise
+        write_result(self, how, why)
+        return row
+
+    def _train(self) -> tuple[dict[str, float], str, str]:
+        """The last row of the log, and how and why training ended."""
         row: dict[str, float] = {}
         request = 0
         with (
             stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.forward_signal) as self.stop,
+            collect_in(self.log.metrics),
             self.callbacks.running(self),
         ):
             try:
@@ -238,15 +190,15 @@ class Runner(ABC):
             self._check_parameters()
             save_snapshot(self, final=True)
             if request:
-                self._end_early(request)
-            elif not self.algo.progress.updates and self.now >= self.n_steps:
+                return row, "stopped", self._end_early(request)
+            if not self.algo.progress.updates and self.now >= self.n_steps:
                 raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
                     f"to learn from; look at algo.learn_from, and at the lengths of batches and sequences"
                 )
-            elif self.now < self.n_steps:
+            if self.now < self.n_steps:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")
-        return row
+        return row, "completed", self.end_reason
 
     @abstractmethod
     def iterate(self) -> None:
@@ -283,23 +235,27 @@ class Runner(ABC):
         """Add the episodes that ended to the log, and move the progress bar."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            self.log.add_episodes(finished)
+            self.log.add_episodes(finished, self.env_steps)
             current_run().progress(self.now, self.n_steps)
         self.callbacks.call_each("on_episode", finished)
 
     @property
     def end_reason(self) -> str:
         """Why the training is complete; empty if it is not."""
-        if self.log.score >= self.limits.target_score:
-            return f"{self.score_name} {self.log.score:g} is at least runner.target_score={self.limits.target_score:g}"
+        score = self.log.latest.get(self.score_name, math.nan)
+        if score >= self.limits.target_score:
+            return f"{self.score_name} {score:g} is at least runner.target_score={self.limits.target_score:g}"
+        if self._rule_holds:
+            return f"stop={self.limits.stop!r} holds"
         if self.now >= self.n_steps:
             return f"it has {self.now:,} of {self.n_steps:,} {self.clock.value}"
         return ""
 
     def report_due(self) -> bool:
-        """Whether an interval has passed since the last row, or the end has no row yet."""
-        passed = self.now // self.log_interval_steps > self.log.last // self.log_interval_steps
-        return passed or self.log.last < self.now >= self.n_steps
+        """Whether an interval of the log or of evaluation has passed since the last row, or the end has no row yet."""
+        last, now = self.log.last, self.now
+        passed = now // self.log_interval_steps > last // self.log_interval_steps
+        return passed or self.evaluations.passed(last, now) or last < now >= self.n_steps
 
     def _has_work(self) -> bool:
         return self.updates_left or self.report_due() or not self.end_reason
@@ -309,15 +265,17 @@ class Runner(ABC):
         reason = self.stop.reason()
         return self.ranks.max(1 + reason if reason else _BY_CALLBACK * bool(self.callbacks.stop_reason))
 
-    def _end_early(self, request: int) -> None:
+    def _end_early(self, request: int) -> str:
         where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, snapshot written; resume= continues the run"
         if request > 1 + OUT_OF_TIME:
             raise Interrupted(request - 1 - OUT_OF_TIME, f"stopped {where}")
         if request > _BY_CALLBACK:
-            _logger.info(f"the time is over (runner.max_time_s={self.limits.max_time_s:g}): stopped {where}")
-        else:
-            reason = next(filter(None, self.ranks.gather(self.callbacks.stop_reason)))
-            _logger.info(f"stopped by a callback ({reason}) {where}")
+            reason = f"the time is over (runner.max_time_s={self.limits.max_time_s:g})"
+            _logger.info(f"{reason}: stopped {where}")
+            return reason
+        reason = f"by a callback ({next(filter(None, self.ranks.gather(self.callbacks.stop_reason)))})"
+        _logger.info(f"stopped {reason} {where}")
+        return reason
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""
@@ -337,8 +295,9 @@ class Runner(ABC):
         """
         self._check_parameters()
         with self.log.timers("evaluating"):
-            evaluation = self.evaluate()
+            evaluation, late = self.evaluations.make(self.now, self.evaluate, self.stop.__bool__)
         if evaluation:
+            evaluation = self.evaluations.scored(self.env_steps, evaluation)
             self.callbacks.call("on_evaluation", MappingProxyType(evaluation))
         counters = {**self.sampler.counters(), **self.algo.counters(), **self.counters()}
         if self.algo.progress.skipped:
@@ -349,9 +308,21 @@ class Runner(ABC):
         row |= self.log.metrics.flush()  # what on_log logged
         with self.log.timers("recording"):
             current_run().log(row)
+            self.log.latest |= row
+            self._record_late(late)
+            self._rule_holds = self._rule is not None and self._rule(self.log.latest)
             self.log.last = self.now  # before the snapshot, which has it
             save_snapshot(self, final=False)
         return row
+
+    def _record_late(self, late: Sequence[Result]) -> None:
+        """Log the results of evaluations that were started earlier, each as a row of its own."""
+        for env_steps, metrics in late:
+            scored = self.evaluations.scored(env_steps, metrics)
+            self.callbacks.call("on_evaluation", MappingProxyType(scored))
+            current_run().log({"env_steps": env_steps, **scored})
+            current_run().score_snapshot(env_steps, scored.get(SCORE, math.nan))
+            self.log.latest |= scored
 
     def _check_parameters(self, cause: BaseException | None = None) -> None:
         if not all(bool(x.isfinite().all()) for x in [*self.agent.parameters(), *self.algo.progress.learned]):
@@ -367,6 +338,7 @@ class Runner(ABC):
             "algo": self.algo.state_dict(),
             "sampler": self.sampler.state_dict(),
             "runner": {"env_steps": self.env_steps, **self.log.state_dict()},
+            "evaluations": self.evaluations.state_dict(),
             "torch": torch_rng_states(self.agent),
         }
         return {**state, "callbacks": self.callbacks.state_dict()} if self.callbacks.all else state
@@ -379,6 +351,8 @@ class Runner(ABC):
         reasons = self.sampler.load_state_dict(state["sampler"])
         self.sampler.refresh(self.agent)
         self.log.load_state_dict(state["runner"])
+        self.evaluations.load_state_dict(state["evaluations"])
+        self._rule_holds = self._rule is not None and self._rule(self.log.latest)
         load_torch_rng(state["torch"], self.agent)
         self.callbacks.load_state_dict(state.get("callbacks", []))
         return reasons

@@ -5,25 +5,22 @@ On the command line: `callbacks=[module:Class,./file.py:Class]`. In a script: `M
 
 from __future__ import annotations
 
-import importlib
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rlframe.core.config import find_module, nearest
+from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.types import Samples, Trajectory
-from rlframe.record import METRICS
+from rlframe.record.metrics import check_own_name
 
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
 HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on_log", "on_snapshot", "on_end")
-_METRIC = re.compile(r"[^\s/]+/[^\s/]+")
 
 _logger = logging.getLogger("rlframe")
 
@@ -56,16 +53,14 @@ class Callback:
     def log(self, name: str, value: Tensor | float) -> None:
         """Log a metric: the row of the log has the mean of the interval's values.
 
-        A value logged in `on_log` is in that row. With several ranks the row has the values of rank 0, but for
-        metrics named algo/..., which are averaged over ranks.
+        Or what its name ends in: _sum, _last, _min or _max. `rlframe.log` does the same from anywhere else. A value
+        logged in `on_log` is in that row. With several ranks the row has the values of rank 0, but for metrics named
+        algo/..., which are averaged over ranks.
 
         Raises:
             ValueError: the name is not of the form group/name, or is a metric of rlframe, or value is not one number.
         """
-        if not _METRIC.fullmatch(name):
-            raise ValueError(f"metric {name!r} must be named group/name, such as my_group/{name.strip('/') or 'name'}")
-        if name in METRICS:
-            raise ValueError(f"metric {name!r} is logged by rlframe itself; choose another name")
+        check_own_name(name)
         self.runner.log.metrics.add({name: value})
 
     def stop(self, reason: str) -> None:
@@ -201,20 +196,7 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def _load(name: str) -> Callback:
-    module_name, _, attribute = name.rpartition(":")
-    if not module_name:
-        raise ConfigError(f"callbacks={name} must be written package.module:Class or ./file.py:Class")
-    try:
-        is_file = module_name.endswith(".py")
-        module = find_module(module_name, "rlframe.runners") if is_file else importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(f"callbacks={name}: {error}; write package.module:Class or ./file.py:Class") from None
-    found = vars(module)
-    if attribute not in found:
-        raise ConfigError(f"callbacks={name}: {module_name} has no class {attribute}{nearest(attribute, found)}")
-    callback = found[attribute]()
+    callback = find_attribute(name, "callbacks")()
     if not isinstance(callback, Callback):
         raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
     return callback

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import chz
 
-from rlframe.runners.base import Runner, RunnerConfig
+from rlframe.runners.base import Runner
+from rlframe.runners.config import RunnerConfig
 
 _CHECK_UPDATES = 8  # updates between checks for stop requests, which ranks exchange
 

@@ -8,15 +8,15 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.core.errors import ConfigError
-from rlframe.runners.base import NO_LIMITS, Limits, RunnerConfig
 from rlframe.runners.callbacks import Callback
+from rlframe.runners.config import NO_LIMITS, Limits, RunnerConfig
 from rlframe.runners.minibatch_rl import MinibatchRl
-from rlframe.samplers import Evaluator, Sampler
+from rlframe.samplers import Sampler
+from rlframe.samplers.evaluator import BaseEvaluator
 
 
 class MinibatchRlEval(MinibatchRl):
-    """Evaluates before training and at every row of the log; throughput excludes the time of evaluations."""
+    """Evaluates before training, every eval.interval_steps and at the end; their time does not count for steps/s."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class MinibatchRlEval(MinibatchRl):
         algo: Algorithm,
         n_steps: int,
         log_interval_steps: int,
-        evaluator: Evaluator,
+        evaluator: BaseEvaluator,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -38,11 +38,3 @@ class Config(RunnerConfig):
 
     runner_class = MinibatchRlEval
     becomes_sync_rl = True
-
-    def evaluates(self, n_episodes: int) -> bool:
-        if n_episodes < 1:
-            raise ConfigError(
-                f"eval.n_episodes={n_episodes} must be at least 1 with runner=minibatch_rl_eval; "
-                f"for no evaluation use runner=minibatch_rl"
-            )
-        return True

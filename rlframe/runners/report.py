@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
@@ -30,7 +31,7 @@ from rlframe.system.machine import resident_bytes
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
-_RECENT_EPISODES = 100  # in episode/return_mean and similar metrics, over all ranks
+WINDOW = 100  # episodes in episode/return_mean and similar metrics, over all ranks
 
 _logger = logging.getLogger("rlframe")
 
@@ -40,14 +41,41 @@ class TrainingLog:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks, self.metrics, self.timers = ranks, Metrics(), Timers()
-        self.recent: deque[Trajectory] = deque(maxlen=-(-_RECENT_EPISODES // ranks.n_samplers))  # of this rank
+        self.recent: deque[Trajectory] = deque()  # of this rank
+        self.set_window(WINDOW)
+        self.unrecorded: list[dict[str, Any]] = []  # rows for episodes.csv
+        self.env_seeds: Sequence[int] = ()  # of this rank's environments, for episodes.csv
         self.n_episodes = 0  # of this rank
         self.last = -1  # the runner's clock at the last row; -1: there is no row yet
         self.score = math.nan  # of the last row
+        self.latest: dict[str, float] = {}  # the newest value of every metric
 
-    def add_episodes(self, finished: Sequence[Trajectory]) -> None:
+    def set_window(self, n_episodes: int) -> None:
+        """The number of episodes, over all ranks, in episode/return_mean and similar metrics from now on."""
+        self.recent = deque(self.recent, maxlen=-(-n_episodes // self.ranks.n_samplers))
+
+    def add_episodes(self, finished: Sequence[Trajectory], env_steps: int) -> None:
         self.n_episodes += len(finished)
         self.recent.extend(finished)
+        self.unrecorded += [self._described(each, env_steps) for each in finished]
+
+    def _described(self, episode: Trajectory, env_steps: int) -> dict[str, Any]:
+        seed = {"seed": self.env_seeds[episode.env]} if self.env_seeds else {}
+        return {
+            "env_steps": env_steps,
+            "env": self.ranks.rank * len(self.env_seeds) + episode.env,
+            **seed,
+            "return": episode.return_,
+            "length": episode.length,
+            "end": "terminated" if episode.terminated else "truncated",
+            **episode.diagnostics,
+        }
+
+    def record_episodes(self) -> None:
+        """Write the episodes of all ranks that are not yet in episodes.csv."""
+        rows = [row for rows in self.ranks.gather(self.unrecorded) for row in rows]
+        current_run().log_episodes(rows)
+        self.unrecorded = []
 
     def row(
         self, progress: Progress, evaluation: Mapping[str, float], counters: Mapping[str, float]
@@ -68,6 +96,9 @@ class TrainingLog:
     def _episodes(self) -> dict[str, float]:
         recent = [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, self.recent)]) for row in rows]
         row = summarize(recent, "episode")
+        if recent:
+            row["episode/discounted_return_mean"] = statistics.fmean(each.discounted_return for each in recent)
+            row["episode/nonzero_rewards_mean"] = statistics.fmean(each.nonzero_rewards for each in recent)
         if n_episodes := self.ranks.sum(self.n_episodes):
             row["episode/count"] = n_episodes
         values: dict[str, list[float]] = {}
@@ -80,6 +111,7 @@ class TrainingLog:
         return {
             "reported": self.last,
             "score": self.score,
+            "latest": dict(self.latest),
             "metrics": self.metrics.state_dict(),
             "n_episodes": self.n_episodes,
             "elapsed_s": self.timers.elapsed_s(),
@@ -88,6 +120,7 @@ class TrainingLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.last, self.score, self.n_episodes = state["reported"], state["score"], state["n_episodes"]
+        self.latest = dict(state["latest"])
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
@@ -122,6 +155,7 @@ def save_snapshot(runner: Runner, final: bool) -> None:
         own = [write_rank_state(folder, ranks.rank, runner.state_dict())] if ranks.rank else []
         return [part for parts in ranks.gather(own) for part in parts]
 
+    runner.log.record_episodes()  # of all env_steps of the snapshot
     if not ranks.broadcast(run.snapshot_due(env_steps, final)):
         return
     updates = runner.algo.progress.updates
@@ -131,6 +165,26 @@ def save_snapshot(runner: Runner, final: bool) -> None:
         )
     if ranks.broadcast(path is not None):
         runner.callbacks.call("on_snapshot", env_steps)
+
+
+def write_result(runner: Runner, how: str, why: str) -> None:
+    """Write result.json: how and why the training ended, and its scores; `how`: completed, stopped, ..."""
+    evaluations, latest = runner.evaluations, runner.log.latest
+    scored = math.isfinite(evaluations.best)
+    current_run().write_result(
+        {
+            "ended": how,
+            "reason": why,
+            "env_steps": runner.env_steps,
+            "updates": runner.algo.progress.updates,
+            "elapsed_s": round(runner.log.timers.elapsed_s(), 3),
+            "score": runner.score_name,
+            "final_score": latest.get(runner.score_name),
+            "best_score": evaluations.best if scored else None,
+            "best_env_steps": evaluations.best_env_steps if scored else None,
+            "metrics": latest,
+        }
+    )
 
 
 def save_after_error(runner: Runner) -> None:

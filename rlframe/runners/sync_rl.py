@@ -15,7 +15,7 @@ from rlframe.algos import Algorithm
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.base import statistics
 from rlframe.models.normalize import RunningNorm
-from rlframe.runners.base import RunnerConfig
+from rlframe.runners.config import RunnerConfig
 from rlframe.runners.minibatch_rl import MinibatchRl
 
 
@@ -36,12 +36,12 @@ class SyncRl(MinibatchRl):
     def _statistics(self) -> list[Tensor]:
         return statistics_of(self.agent, self.algo)
 
-    def evaluate(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """Raises:
         RanksDiffer: the parameters of the ranks are not equal.
         """
         check_equal(learned(self.agent, self.algo), self.ranks)
-        return super().evaluate()
+        return super().report()
 
 
 @chz.chz

@@ -21,18 +21,18 @@ from gymnasium import Space
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, generators, pack_state, seed_int
-from rlframe.core.struct import Struct, as_numpy, map_tree, write
+from rlframe.core.struct import Struct, write
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.models.encoders import has_images
 from rlframe.rollout.buffer import AgentOutputs, Batch
-from rlframe.rollout.cpu_worker import parameters
+from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, WorkersConfig
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.ring import FILL, Ring, fill_handler
-from rlframe.system.shared import Shared, make_shared_parameters, post_parameters, read_parameters
+from rlframe.system.shared import Shared, make_shared_parameters, post_parameters
 from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
 from rlframe.system.worker_main import PROGRESS, ParentLink
 
@@ -308,6 +308,7 @@ def background_main(
         slots, shared_parameters = parent.receive_memory().tree, parent.receive_memory().tree
         agent.to(torch.device(device))
         sampler: Sampler = config.make_sampler(envs, agent, seed)
+        config.follow_episodes(sampler)
         filler = _SlotFiller(parent, sampler, agent, shared_parameters)
         parent.send(sampler.backend)
         fill = fill_handler(slots, filler.fill)
@@ -334,10 +335,8 @@ class _SlotFiller:
     """Fills slots with batches, each sampled with the newest parameters at its start."""
 
     def __init__(self, parent: ParentLink, sampler: Sampler, agent: Agent, shared_parameters: Any) -> None:
-        self.parent, self.sampler, self.agent, self.shared_parameters = parent, sampler, agent, shared_parameters
-        self.parameters = parameters(agent)
-        self.values = map_tree(lambda x: np.zeros_like(as_numpy(x)), self.parameters)  # copied from shared memory
-        self.version = -1
+        self.parent, self.sampler, self.agent = parent, sampler, agent
+        self.copies = ParameterCopies(agent, shared_parameters)
         self.heartbeat = parent.control[PROGRESS:]  # negative between batches, so that it changes with each batch
         self.n_batches = 0
         self.sent_at = time.monotonic()
@@ -346,22 +345,14 @@ class _SlotFiller:
     def fill(self, slot: Slot) -> None:
         self.n_batches += 1
         self.heartbeat[0] = -1 - self.n_batches
-        self._refresh()
+        if self.copies.refresh():
+            self.sampler.refresh(self.agent)
         samples, rows = self.sampler.collect(), slot.batch.rows
         write(slot.batch.inputs(), samples.inputs)
         write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
         write(slot.batch.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
-        slot.version[0] = self.version
+        slot.version[0] = self.copies.version
         slot.has_message[0] = self._send_message()
-
-    def _refresh(self) -> None:
-        version = read_parameters(self.shared_parameters, self.values, self.version)
-        if version != self.version:
-            self.version = version
-            with torch.no_grad():
-                for name, tensor in self.parameters.items():
-                    tensor.copy_(torch.from_numpy(self.values[name]))
-            self.sampler.refresh(self.agent)
 
     def _send_message(self) -> bool:
         """Send the episodes that ended, and once a second the counters; returns whether anything was sent."""

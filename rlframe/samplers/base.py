@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, choice, count, count_or_auto, positive
+from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs
 from rlframe.rollout.collector import Collector
 from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.inference import load_noise, noise_state
 from rlframe.system.process import START_METHODS
 from rlframe.system.supervision import Supervision
@@ -48,6 +50,12 @@ class Sampler(ABC):
     def counters(self) -> dict[str, float]:
         """The sampler's own metrics, `sampler/<name>`, counted since its start."""
         return {}
+
+    def follow_episodes(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:  # noqa: B027
+        """Follow episodes with this discount and these statistics, from the first `collect` on.
+
+        Does nothing where another process follows them.
+        """
 
     @abstractmethod
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
@@ -83,6 +91,8 @@ class SamplerConfig:
     batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")
     decorrelation_steps: int = count(0, "random steps before training, so that episodes do not all start together")
+    statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")
+    discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's")
 
     def worker_count(self) -> int:
         """Worker processes: their number, 0 without any, or AUTO."""
@@ -95,6 +105,18 @@ class SamplerConfig:
     def supervision(self) -> Supervision:
         """What happens to workers that die or hang."""
         return Supervision()
+
+    def follow_episodes(self, sampler: Sampler) -> None:
+        """Make a sampler of this config follow its episodes with these statistics and this discount.
+
+        Raises:
+            ConfigError: a statistic does not exist or is not an EpisodeStatistic.
+        """
+        classes = [find_attribute(name, "sampler.statistics") for name in self.statistics]
+        for name, found in zip(self.statistics, classes, strict=True):
+            if not (isinstance(found, type) and issubclass(found, EpisodeStatistic)):
+                raise ConfigError(f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic")
+        sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, classes)
 
 
 class LocalInferenceSampler(Sampler, ABC):
@@ -111,6 +133,9 @@ class LocalInferenceSampler(Sampler, ABC):
 
     def trajectories(self) -> list[Trajectory]:
         return self.collector.tracker.pop()
+
+    def follow_episodes(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
+        self.collector.tracker.follow(discount, statistics)
 
     def refresh(self, agent: Agent) -> None:
         """Does nothing: the agent is shared with the learner."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chz
@@ -16,8 +16,9 @@ from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
 from rlframe.rollout.buffer import Batch, empty_rows
-from rlframe.rollout.collector import EpisodeTracker, load_running_state, running_state
+from rlframe.rollout.collector import load_running_state, running_state
 from rlframe.rollout.env_pool import EnvPool, Worker, WorkerTask
+from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
 from rlframe.rollout.stepper import BatchEvents, Interruptions
 from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers
@@ -91,6 +92,9 @@ class CpuSampler(Sampler):
 
     def trajectories(self) -> list[Trajectory]:
         return self.tracker.pop()
+
+    def follow_episodes(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
+        self.tracker.follow(discount, statistics)
 
     def refresh(self, agent: Agent) -> None:
         post_parameters(self.shared_parameters.tree, cpu_worker.parameters(agent))

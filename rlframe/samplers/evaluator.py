@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
@@ -39,6 +40,11 @@ class EvalConfig:
 
     n_envs: int = count(8, "environments, which step together")
     n_episodes: int = count(20, "episodes per evaluation, split evenly over n_envs; 0: none (sync_rl, async_rl)", low=0)
+    interval_steps: float = number(
+        0.0, "env_steps between evaluations; 0: one at every row of the log; inf: at the end only", infinite=True
+    )
+    asynchronous: bool = option(False, "evaluate in a process of its own, on a copy of the agent, while it learns")
+    env: str = option("", "environment of evaluation; default: that of training")
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
     n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise as in training, instead of greedily")
@@ -47,6 +53,7 @@ class EvalConfig:
     )
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
     env_steps: int = count(0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides")
+    function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
 
     @chz.validate
     def _check(self) -> None:
@@ -56,7 +63,58 @@ class EvalConfig:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
 
 
-class Evaluator:
+Stop = Callable[[], bool]
+Result = tuple[int, dict[str, float]]  # env_steps of the agent, and its metrics
+
+
+def never() -> bool:
+    return False
+
+
+class BaseEvaluator(ABC):
+    """What a runner asks of its evaluator."""
+
+    interval_steps: float  # see EvalConfig
+
+    @abstractmethod
+    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+        """The metrics of the current agent; `number`, its env_steps, decides the seeds. Empty if they come later.
+
+        Raises:
+            EvaluationStopped: `stop()` returned True on some rank.
+        """
+
+    def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
+        """The results that came later, since the last call; with `wait`, also that of a running evaluation."""
+        return []
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next evaluation cannot start yet."""
+        return False
+
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:  # noqa: B027  # most have none
+        """Increment `heartbeat[0]` during an evaluation, so that another process can detect one that hangs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """May be called twice."""
+
+
+class NoEvaluator(BaseEvaluator):
+    """Of a rank that leaves evaluation to another one."""
+
+    def __init__(self, interval_steps: float) -> None:
+        self.interval_steps = interval_steps
+
+    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Evaluator(BaseEvaluator):
     """The number of episodes of each environment is fixed beforehand, so that short episodes get no extra weight.
 
     With `env_steps`, an environment starts another episode until it has played its share, env_steps / n_envs, and every
@@ -75,7 +133,7 @@ class Evaluator:
         supervision: Supervision | None = None,
     ) -> None:
         """`cpus` and `supervision` are for the worker processes, if there are any."""
-        self.config, self.ranks = config, current_ranks()
+        self.config, self.ranks, self.interval_steps = config, current_ranks(), config.interval_steps
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least {world_size}, one for each rank")
@@ -100,10 +158,7 @@ class Evaluator:
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def evaluate(
-        self,
-        number: int = 0,
-        stop: Callable[[], bool] = lambda: False,
-        on_episode: Callable[[Trajectory], None] = lambda _: None,
+        self, number: int = 0, stop: Stop = never, on_episode: Callable[[Trajectory], None] = lambda _: None
     ) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
@@ -117,9 +172,7 @@ class Evaluator:
             raise EvaluationStopped
         return [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, own)]) for row in rows]
 
-    def _play(
-        self, number: int, stop: Callable[[], bool], on_episode: Callable[[Trajectory], None]
-    ) -> tuple[list[Trajectory], bool]:
+    def _play(self, number: int, stop: Stop, on_episode: Callable[[Trajectory], None]) -> tuple[list[Trajectory], bool]:
         """This rank's episodes, and whether they are complete."""
         self.collector.reset(number)
         for env, rng in enumerate(self.rngs):
@@ -157,10 +210,14 @@ class Evaluator:
         """Whether an environment that has played these episodes starts another."""
         return sum(t.length for t in played) < self.share if self.share else len(played) < quota
 
-    def score(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def score(self, number: int = 0, stop: Stop = never) -> dict[str, float]:
         """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
         trajectories = self.evaluate(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
+
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        for stepper in self.collector.steppers:
+            stepper.set_heartbeat(heartbeat)
 
     def counters(self) -> dict[str, float]:
         """The number of worker processes replaced since the start, if there are workers."""
@@ -181,4 +238,6 @@ def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
         f"{group}/return_min": min(returns),
         f"{group}/return_max": max(returns),
         f"{group}/length_mean": statistics.fmean(t.length for t in trajectories),
+        f"{group}/length_min": min(t.length for t in trajectories),
+        f"{group}/length_max": max(t.length for t in trajectories),
     }

@@ -2,7 +2,7 @@
 
 import chz
 
-from rlframe.runners.base import RunnerConfig
+from rlframe.runners.config import RunnerConfig
 
 
 @chz.chz

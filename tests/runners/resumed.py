@@ -63,6 +63,8 @@ def last_state(run: Path, rank: int = 0) -> Any:
     """The state in the newest snapshot, without the elapsed time."""
     state = load_snapshot(resolve_snapshot(run), rank)[0]
     del state["runner"]["elapsed_s"]
+    latest = state["runner"]["latest"]
+    state["runner"]["latest"] = {name: value for name, value in latest.items() if not name.startswith(OF_TIME)}
     state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: not read
     return state
 

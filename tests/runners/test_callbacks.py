@@ -135,9 +135,9 @@ def test_a_run_that_its_callback_stopped_is_resumed_and_stopped_again(
     run = tmp_path / "runs/run_0"
     assert launch.main(words(case, tmp_path / "runs")) == 0
     assert ":Stopper: 2 batches)" in capsys.readouterr().out
-    assert json.loads((run / "params.json").read_text())["config"]["callbacks"] == "./mine_stops.py:Mine"
+    assert json.loads((run / "params.json").read_text())["config"]["callbacks"] == ["./mine_stops.py:Mine"]
     assert launch.main([f"resume={run}"]) == 2
-    assert "callbacks=./mine_stops.py:Mine" in capsys.readouterr().err
+    assert "./mine_stops.py:Mine" in capsys.readouterr().err
     assert launch.main([f"resume={run}", TRUST, "callbacks="]) == 2
     assert "callbacks cannot change" in capsys.readouterr().err
     assert launch.main([f"resume={run}", TRUST]) == 0
@@ -173,8 +173,8 @@ def test_an_error_names_the_callback_and_the_hook_and_a_snapshot_is_written(tmp_
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Counter", "must be written package.module:Class or ./file.py:Class"),
-        (f"{HERE}:Couter", "has no class Couter; did you mean Counter"),
+        ("Counter", "must be written package.module:name or ./file.py:name"),
+        (f"{HERE}:Couter", "has no Couter; did you mean Counter"),
         ("tests.no_such_module:Counter", "No module named 'tests.no_such_module'"),
         ("./no_such_file.py:Counter", "does not exist"),
         (f"{HERE}:NotACallback", "is not a subclass of rlframe.runners.Callback"),
@@ -184,15 +184,15 @@ def test_a_class_that_cannot_be_a_callback_is_refused(
     name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        load_callbacks(name)
+        load_callbacks([name])
     assert launch.main(words(f"{CASE} callbacks={name}", tmp_path / "runs")) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
 def test_several_callbacks_are_named_in_one_list() -> None:
-    assert [type(each) for each in load_callbacks(f"{HERE}:Counter,{HERE}:Recorder")] == [Counter, Recorder]
-    assert load_callbacks("") == []
+    assert [type(each) for each in load_callbacks([f"{HERE}:Counter", f"{HERE}:Recorder"])] == [Counter, Recorder]
+    assert load_callbacks([]) == []
     with pytest.raises(TypeError, match=r"must be instances of rlframe\.runners\.Callback"):
         Callbacks([NotACallback()])  # type: ignore[list-item]
 

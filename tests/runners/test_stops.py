@@ -22,7 +22,7 @@ from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl, MinibatchRlEval
-from rlframe.runners.base import Limits
+from rlframe.runners.config import Limits
 from rlframe.samplers import EvalConfig, Evaluator, Sampler, SerialSampler
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})

@@ -1,0 +1,144 @@
+"""EpisodeTracker adds up the running episodes of a sampler; EpisodeStatistic is a number of the user's own of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlframe.core.struct import Tree, map_tree
+from rlframe.core.types import Trajectory
+from rlframe.rollout.buffer import EnvRows
+from rlframe.rollout.stepper import BatchEvents
+
+
+class EpisodeStatistic(ABC):
+    """Numbers of every training episode of one environment, logged as env/<name>; each environment has its own."""
+
+    @abstractmethod
+    def add(self, observation: Tree, action: Tree, reward: np.ndarray) -> None:
+        """Add the next n steps of the running episode, each array [n, ...]; copy what you keep."""
+
+    @abstractmethod
+    def result(self) -> dict[str, float]:
+        """The numbers, by name, of the episode that has ended; the next one starts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the running episode to save in snapshots: arrays and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # optional
+        """Continue from a saved state."""
+
+
+class EpisodeTracker:
+    """Adds up the return and length of every environment's running episode, batch by batch."""
+
+    def __init__(self, n: int, discount: float = 1.0) -> None:
+        """`discount`: of `Trajectory.discounted_return`."""
+        self.return_, self.discounted = np.zeros(n), np.zeros(n)
+        self.length, self.nonzero = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.partial = np.zeros(n, bool)  # the agent did not take all steps of the running episode
+        self.finished: list[Trajectory] = []
+        self.statistics: list[list[EpisodeStatistic]] = [[] for _ in range(n)]  # of each environment
+        self._discount = discount
+        self._factor: np.ndarray = np.ones(n)  # discount ** length
+        self._powers: np.ndarray = np.ones(0)
+
+    def follow(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
+        """Discount by this factor, and make these statistics for every environment."""
+        self._discount, self._powers = discount, np.ones(0)
+        self.statistics = [[make() for make in statistics] for _ in self.statistics]
+
+    def update(self, rows: EnvRows, events: Iterable[BatchEvents]) -> None:
+        """Add a batch. Finished episodes are ordered by their end, then by environment."""
+        events = list(events)
+        if not np.count_nonzero(rows.ended) and not any(each.interruptions for each in events):
+            self._add_all(rows)
+            return
+        diagnostics = {end: means for each in events for end, means in each.diagnostics.items()}
+        interruptions = {start for each in events for start in each.interruptions}
+        ends = [(int(t), int(env)) for t, env in np.argwhere(rows.ended)]
+        start = np.zeros(len(self.length), np.int64)  # the first row that has not been added
+        for t, env in sorted({*ends, *interruptions}):
+            self._add(rows, env, int(start[env]), t + 1)
+            start[env] = t + 1
+            own = {name: value for each in self.statistics[env] for name, value in each.result().items()}
+            if (t, env) not in interruptions and not self.partial[env]:
+                self.finished.append(
+                    Trajectory(
+                        return_=float(self.return_[env]),
+                        length=int(self.length[env]),
+                        terminated=bool(rows.terminated[t, env]),
+                        env=env,
+                        diagnostics=diagnostics.get((t, env), {}) | own,
+                        discounted_return=float(self.discounted[env]),
+                        nonzero_rewards=int(self.nonzero[env]),
+                    )
+                )
+            for array in (self.return_, self.length, self.partial, self.discounted, self.nonzero):
+                array[env] = 0
+            self._factor[env] = 1.0
+        for env, begin in enumerate(start.tolist()):
+            self._add(rows, env, begin, rows.T)
+
+    def _add_all(self, rows: EnvRows) -> None:
+        """Add a batch in which no episode ended."""
+        T, score = rows.T, rows.score
+        n_valid = np.add.reduce(rows.valid, axis=0, dtype=np.int64)
+        if any(self.statistics) or not (n_valid == T).all():  # rows without a step would shift the discounts
+            for env in range(rows.B):
+                self._add(rows, env, 0, T)
+            return
+        if len(self._powers) != T:
+            self._powers = self._discount ** np.arange(T)
+        self.return_ += np.add.reduce(score, axis=0, dtype=np.float64)
+        self.length += T
+        self.nonzero += np.add.reduce(score != 0, axis=0)
+        self.discounted += self._factor * (self._powers @ score)
+        self._factor *= self._discount**T
+
+    def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
+        """Add steps `start` to `end` - 1 of one environment's running episode."""
+        score, valid = rows.score[start:end, env], rows.valid[start:end, env]
+        n = np.count_nonzero(valid)
+        self.return_[env] += score.sum(dtype=np.float64)
+        self.length[env] += n
+        self.nonzero[env] += np.count_nonzero(score)
+        self.discounted[env] += self._factor[env] * (score[valid] @ self._discount ** np.arange(n))
+        self._factor[env] *= self._discount**n
+        if n and self.statistics[env]:
+            observation = map_tree(lambda x: x[start:end, env][valid], rows.observation)
+            action = map_tree(lambda x: x[start + 1 : end + 1, env][valid], rows.action)
+            for each in self.statistics[env]:
+                each.add(observation, action, score[valid])
+
+    def state(self) -> dict[str, Any]:
+        """The running episodes."""
+        own = [[each.state_dict() for each in of_env] for of_env in self.statistics]
+        return {name: array.copy() for name, array in self._arrays()} | {"statistics": own}
+
+    def load(self, saved: Mapping[str, Any], restarted: np.ndarray) -> None:
+        """Continue saved episodes, except in the environments that `restarted` [B]."""
+        for name, array in self._arrays():
+            array[...] = np.where(restarted, 0, saved[name])
+        self._factor = self._discount**self.length
+        for of_env, states, anew in zip(self.statistics, saved["statistics"], restarted, strict=True):
+            for each, state in zip(of_env, [] if anew else states, strict=False):
+                each.load_state_dict(state)
+
+    def _arrays(self) -> list[tuple[str, np.ndarray]]:
+        return [
+            ("return", self.return_),
+            ("length", self.length),
+            ("partial", self.partial),
+            ("discounted", self.discounted),
+            ("nonzero", self.nonzero),
+        ]
+
+    def pop(self) -> list[Trajectory]:
+        """The episodes finished since the last call."""
+        finished, self.finished = self.finished, []
+        return finished

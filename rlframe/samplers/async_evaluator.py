@@ -1,0 +1,148 @@
+"""AsyncEvaluator: evaluates in a process of its own, on a copy of the agent's parameters, while learning goes on."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rlframe.agents import Agent
+from rlframe.rollout.cpu_worker import ParameterCopies, parameters
+from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop, never
+from rlframe.system.machine import retain_freed_memory
+from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
+from rlframe.system.shared import make_shared_parameters, post_parameters
+from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
+from rlframe.system.worker_main import PROGRESS, ParentLink
+
+MakeEvaluator = Callable[[Agent], BaseEvaluator]
+_READY, _EVALUATE = range(2)  # commands
+
+_log = logging.getLogger("rlframe")
+
+
+class AsyncEvaluator(BaseEvaluator):
+    """`score` starts an evaluation, and `finished` returns its result when it is there.
+
+    The scores are those of `make(agent)` in this process with one torch thread. If the process dies, it is replaced,
+    and the evaluation that it made is lost.
+    """
+
+    def __init__(
+        self,
+        make: MakeEvaluator,
+        agent: Agent,
+        interval_steps: float,
+        cpus: Sequence[int] = (),
+        supervision: Supervision | None = None,
+    ) -> None:
+        """Start the process and wait until it is ready.
+
+        Args:
+            make: makes the evaluator in the process, on a copy of the agent.    cpus: for the process.
+        Raises:
+            ConfigError, EnvError: the evaluator cannot be made.    WorkersFailed: too many processes died.
+        """
+        self.interval_steps = interval_steps
+        self._supervision = supervision or Supervision(name="evaluation")
+        self._restarts = RestartBudget(
+            self._supervision.max_restarts, "sampler.max_restarts", "the evaluation's process", "an evaluation"
+        )
+        self._arguments = make, copy.deepcopy(agent).to("cpu"), str(next(agent.parameters()).device)
+        self._parameters, self._cpus = parameters(agent), tuple(cpus)
+        self._shared = make_shared_parameters(self._parameters)
+        self._number = -1  # of the running evaluation; -1: none
+        self._checked_at = 0.0
+        self._child = self._start()
+        try:
+            self._child.start_command(_READY)
+            self._wait(lambda: False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> ChildProcess:
+        method, preload = self._supervision.start_method, ("rlframe.samplers.async_evaluator",)
+        child = ChildProcess(self._supervision.name, _main, self._arguments, self._cpus, method, preload)
+        child.send_memory(self._shared)
+        return child
+
+    @property
+    def busy(self) -> bool:
+        return self._number >= 0
+
+    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+        """Start an evaluation of the parameters as they are now; returns nothing yet."""
+        if self.busy:
+            raise RuntimeError(f"the evaluation of env_steps {self._number} is not finished")
+        post_parameters(self._shared.tree, self._parameters)
+        self._number, self._checked_at = number, time.monotonic()
+        self._child.start_command(_EVALUATE, number)
+        return {}
+
+    def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
+        if not self.busy:
+            return []
+        try:
+            if not (self._wait(stop) if wait else self._is_done()):
+                return []
+            number, metrics = self._number, self._child.answer(self._timeout_s)
+        except ChildDied as death:
+            self._replace(death)
+            return []
+        self._number = -1
+        return [(number, {**metrics, "eval/restarts": metrics.get("eval/restarts", 0) + self._restarts.n})]
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._supervision.timeout_s
+
+    def _is_done(self) -> bool:
+        waited_s, self._checked_at = time.monotonic() - self._checked_at, time.monotonic()
+        return self._child.wait(0.0) or self._child.check(waited_s, self._timeout_s)
+
+    def _wait(self, stop: Stop) -> bool:
+        while not (self._child.wait(SLICE_S) or self._child.check(SLICE_S, self._timeout_s)):
+            if stop():
+                raise EvaluationStopped
+        return True
+
+    def _replace(self, death: ChildDied) -> None:
+        what = f"{self._supervision.name} (process {self._child.pid}) {death}"
+        if isinstance(death, ChildHung):
+            what += "\nIf a step of its environments may take that long, raise sampler.timeout_s"
+        self._child.close(0.0)
+        if reason := self._restarts.record_death(0):
+            raise WorkersFailed(f"{what}; {reason}")
+        lost, self._number = self._number, -1
+        _log.warning(f"{what}; the evaluation of env_steps {lost:,} is lost (restart {self._restarts.n})")
+        self._child = self._start()
+
+    def close(self) -> None:
+        self._child.stop()
+        self._child.close(0.0 if self.busy else SLICE_S)
+        self._shared.close()
+
+
+def _main(parent: ParentLink, make: MakeEvaluator, agent: Agent, device: str) -> None:
+    """Main function of the process."""
+    retain_freed_memory()
+    torch.set_num_threads(1)
+    agent.to(torch.device(device))
+    copies, evaluator = ParameterCopies(agent, parent.receive_memory().tree), make(agent)
+    evaluator.set_heartbeat(parent.control[PROGRESS:])
+
+    def handle(command: int, number: int) -> Any:
+        if command == _READY:
+            return None
+        copies.refresh()
+        return evaluator.score(number)
+
+    try:
+        parent.serve(handle)
+    finally:
+        evaluator.close()
