@@ -5,7 +5,7 @@ import sys
 
 _COMMANDS = {
     "launch": "train a run, resume one, or queue a study of many",
-    "evaluate": "evaluate a trained agent, and film it",
+    "evaluate": "evaluate trained agents, film or watch them",
     "plot": "draw learning curves",
     "export": "write a trained policy as a program of its own",
 }

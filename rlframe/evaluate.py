@@ -1,4 +1,4 @@
-"""python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]: evaluate a trained agent, and film it."""
+"""python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]: evaluate trained agents, film or watch them."""
 
 from __future__ import annotations
 
@@ -7,47 +7,65 @@ import signal
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until run_command: during imports Ctrl-C shows no traceback
 
-import json
+import logging
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import chz
-import numpy as np
+import torch
 
-from rlframe.agents import Agent
 from rlframe.core.command_line import KeyValues, exit_with, run_command
-from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import iter_csv
-from rlframe.core.seeding import Role, env_seeds, generator
+from rlframe.core.errors import ConfigError, SnapshotError, printable
+from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
-from rlframe.deploy.load import Trained, load_trained, params_of
-from rlframe.envs import EnvConfig, make_envs
+from rlframe.deploy import evaluation
+from rlframe.deploy.evaluation import LOG, SCORE, Evaluation, logged_score
+from rlframe.deploy.evaluation_keys import Options, read_options
+from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.kernels.device import choose_precision, learning_in
-from rlframe.rollout.collector import local_collector
-from rlframe.samplers import EvalConfig, Evaluator
-from rlframe.samplers.evaluator import summarize
+from rlframe.record.progress_bar import progress_bar
+from rlframe.rollout.film import FilmConfig, film, prepare_film, show
+from rlframe.samplers import Evaluator
 
-_CHOSEN = ("n_episodes", "n_envs", "explore", "seed", "video")  # not with replay, which has those of the run
-_KEYS = (*_CHOSEN, "replay", "n_workers", "out", "device", "trust", "traceback")
-_FRAMES_PER_SECOND = 30
-_LOG, _SCORE = "progress.csv", "eval/return_mean"
 _USAGE = """\
-usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT [key=value ...]
+usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
 
   n_episodes=10    episodes, dealt evenly to the environments beforehand
+  steps=N          env steps instead of n_episodes: each environment starts another episode until it has played
+                   N / n_envs, and every episode that it starts is played to its end and counts
   n_envs=8         environments that are stepped together
   n_workers=0      worker processes that step them; 0: this process
   explore=false    act with the exploration noise of training
+  epsilon=0.05     explore with this rate of random actions (DQN and R2D1)
   seed=0           seed of the evaluation; training never uses the same environment seeds
+  snapshot=best    best | last | step_<env_steps>; default: best if the run keeps one (snapshot_mode=best, all, gap)
   replay=true      play the evaluation that the run made at this snapshot again, and compare the mean return
+  render=human     play the episodes one after another in the environment's own window
   video=DIR        play the episodes one after another, and write each as DIR/episode_<n>.mp4
-  out=FILE.json    write the summary and every episode to a file
+  out=FILE         write every episode: FILE.csv one row each, other names JSON with the summary
   device=auto      auto | cpu | cuda:0
   trust=false      allow the run's config to name code that is not part of rlframe (module:Class, ./file.py)
+  traceback=false  show the traceback of an error
+
+and any other key of the run that matters here, with another value than in training: env=, env_kwargs.NAME=,
+env_backend=, eval.NAME=, precision=, threads=, and model.NAME= and algo.NAME= as long as the weights fit the network.
+Several runs are evaluated one after another, with a table at the end. Ctrl-C ends the evaluation without a result:
+of episodes that run side by side, the short ones end first.
 """
+
+_logger = logging.getLogger("rlframe")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is to be evaluated."""
+
+    name: str  # as on the command line
+    trained: Trained
+    logged: float  # with replay, the score to compare with; else nan
 
 
 def main(argv: list[str]) -> int:
@@ -59,137 +77,119 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate(argv: list[str]) -> int:
-    path = Path(argv[0])
-    words = KeyValues(argv[1:])
-    replay = words.flag("replay")
-    if replay and (chosen := [key for key in _CHOSEN if key in words.remaining]):
-        raise ConfigError(f"replay=true plays the run's own evaluation again, so {chosen[0]} cannot be chosen")
-    n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
-    n_workers = words.count("n_workers", 0)
-    explore, seed = words.flag("explore"), words.count("seed", 0)
-    video, out, device = words.text("video"), words.text("out"), words.text("device", "auto")
-    trust = words.flag("trust")
-    words.check_unknown(_KEYS)
-    if n_episodes < 1 or n_envs < 1:
-        raise ConfigError(f"n_episodes={n_episodes} and n_envs={n_envs} must be at least 1")
-
-    trained, number = load_trained(path, device, trust), 0
-    config = chz.replace(trained.experiment.eval, n_workers=n_workers)
-    if replay:
-        logged, seed, number = _logged(trained), trained.experiment.seed, trained.env_steps
-    else:
-        config = chz.replace(config, n_episodes=n_episodes, n_envs=n_envs, explore=explore)
-    print(printable(f"{trained.experiment.title()}: {trained.snapshot}, trained for {trained.env_steps:,} env_steps"))
-    if video:
-        episodes = film(trained.env, trained.agent, config, seed, Path(video))
-    else:
-        episodes = _play(trained, config, seed, number)
-    summary = summarize(list(episodes), "eval")
-    _print(episodes, summary)
-    if replay:
-        same = "the same as" if summary[_SCORE] == logged else "but"
-        print(f"replay: return_mean {summary[_SCORE]!r}, {same} {logged!r} in {_LOG} at env_steps {number}")
-    if out:
-        facts = {"snapshot": str(trained.snapshot), "env_steps": trained.env_steps, "n_episodes": len(episodes)}
-        _write(Path(out), {**facts, **summary}, episodes)
+    is_path = [index == 0 or "=" not in word or Path(word).exists() for index, word in enumerate(argv)]
+    names = [word for word, path in zip(argv, is_path, strict=True) if path]
+    options = read_options(KeyValues(word for word, path in zip(argv, is_path, strict=True) if not path))
+    runs = [_load(name, options) for name in names]
+    if options.out:
+        evaluation.prepare(Path(options.out))
+    if options.video:
+        prepare_film(Path(options.video))
+    found = []
+    for number, run in enumerate(runs):
+        folder = Path(options.video, f"{number}_{run.trained.experiment.title()}" if len(runs) > 1 else "")
+        found.append(_play(run, options, folder))
+    if len(found) > 1:
+        print(evaluation.table(found))
+    if options.out:
+        evaluation.write(Path(options.out), found)
     return 0
 
 
-def _play(trained: Trained, config: EvalConfig, seed: int, number: int) -> Sequence[Trajectory]:
-    """Evaluation `number` of this seed, in the precision of the run's own evaluations."""
-    precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
-    with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator, learning_in(precision):
-        return evaluator.evaluate(number)
-
-
-def _logged(trained: Trained) -> float:
-    """The score of the evaluation that the run made when it wrote the snapshot.
-
-    Raises:
-        ConfigError: it made none then.
-    """
-    log = params_of(trained.snapshot).with_name(_LOG)
-    rows = iter_csv(log)
-    columns = next(rows, [])
-    at = [columns.index(name) for name in ("env_steps", _SCORE) if name in columns]
-    scores = {row[at[0]]: row[at[1]] for row in rows if len(at) == 2 and row[at[1]]}
-    if found := scores.get(str(trained.env_steps)):
-        return float(found)
-    others = f"it did at env_steps {', '.join(list(scores)[-5:])}" if scores else "it never did"
-    raise ConfigError(f"{log}: the run did not evaluate at env_steps {trained.env_steps} of its snapshot; {others}")
-
-
-def film(env: EnvConfig, agent: Agent, config: EvalConfig, seed: int, folder: Path) -> Sequence[Trajectory]:
-    """Play config.n_episodes on one environment and write each as folder/episode_<n>.mp4.
-
-    One that is longer than config.max_length is the last, and counts as it is then.
-
-    Raises:
-        ConfigError: imageio is not installed, or the folder cannot be made.
-        EnvError: the environment cannot render images.
-    """
+def _load(name: str, options: Options) -> Run:
+    """Load a run and say which snapshot was taken; raises what would prevent its evaluation."""
+    path, o = Path(name), options
+    chosen = choose_snapshot(path, o.snapshot)
     try:
-        from imageio.v2 import get_writer
-    except ImportError:
-        raise ConfigError('video needs imageio: pip install "rlframe[video]"') from None
-    is_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # its frames are those that the agent sees
-    rendered = env if is_atari else EnvConfig(env.id, {**env.kwargs, "render_mode": "rgb_array"}, "python")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"video={folder} cannot be made: {error.strerror}") from None
-    envs = make_envs(rendered, 1, env_seeds(seed, Role.EVAL_ENV, 1))
-    collector = local_collector(envs, agent, 1, [generator(seed, Role.EVAL_NOISE, 0)], config.explore)
-    episodes: list[Trajectory] = []
-    tracker = collector.tracker
-    try:
-        while len(episodes) < config.n_episodes and tracker.length[0] <= config.max_length:
-            path = folder / f"episode_{len(episodes)}.mp4"
-            writer: Any = get_writer(path, fps=_FRAMES_PER_SECOND, macro_block_size=1)
-            with closing(writer):
-                finished: list[Trajectory] = []
-                while not finished and tracker.length[0] <= config.max_length:
-                    writer.append_data(_even(envs.frame(0)))
-                    collector.collect()
-                    finished = tracker.pop()
-                writer.append_data(_even(envs.frame(0)))
-            if not finished:
-                print(f"warning: cut after {tracker.length[0]:,} steps without an end (eval.max_length)")
-                finished = [Trajectory(float(tracker.return_[0]), int(tracker.length[0]), False, 0)]
-            else:
-                collector.collect()  # the reset, so that the next video starts with the episode's first frame
-            episodes += finished
-            print(f"video: {path}")
-    finally:
-        envs.close()
-    return episodes
-
-
-def _even(frame: np.ndarray) -> np.ndarray:
-    """Enlarge small frames, and cut them to even sides, which video encoders require."""
-    factor = max(1, 336 // frame.shape[0])
-    large = frame.repeat(factor, 0).repeat(factor, 1)
-    return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
-
-
-def _print(episodes: Sequence[Trajectory], summary: Mapping[str, float]) -> None:
-    for number, episode in enumerate(episodes):
-        end = "terminated" if episode.terminated else "truncated"
-        print(f"Episode #{number}: return: {episode.return_:.1f} length: {episode.length} {end}")
+        trained = load_trained(chosen, o.device, o.trust, o.changes)
+    except SnapshotError as error:
+        if o.snapshot or chosen == path or not error.damaged:
+            raise
+        _logger.warning(f"the best snapshot cannot be used: {error}. Loading the newest instead")
+        chosen, trained = path, load_trained(path, o.device, o.trust, o.changes)
+    config = trained.experiment.eval
+    if config.env_steps and (o.render or o.video):
+        raise ConfigError("steps is for episodes side by side; with render and video give n_episodes")
+    with trained.agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
+        pass
+    if "threads" in o.changes and trained.experiment.threads > 0:
+        torch.set_num_threads(trained.experiment.threads)
+    score = "" if math.isnan(trained.score) else f", score {trained.score:.1f}"
     print(
-        f"{len(episodes)} episodes: return {summary['eval/return_mean']:.1f} +- {summary['eval/return_std']:.1f} "
-        f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
-        f"length {summary['eval/length_mean']:.1f}"
+        printable(
+            f"{trained.experiment.title()}: {_reason(path, chosen, o.snapshot)}: {trained.snapshot}, "
+            f"trained for {trained.env_steps:,} env_steps{score}"
+        )
     )
+    return Run(name, trained, logged_score(trained) if o.replay else math.nan)
 
 
-def _write(out: Path, facts: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
-    rows = [{"return": e.return_, "length": e.length, "terminated": e.terminated, **e.diagnostics} for e in episodes]
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({**facts, "episodes": rows}, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+def _reason(path: Path, chosen: Path, name: str) -> str:
+    """Which snapshot was taken, and why."""
+    if name:
+        return f"snapshot={name}"
+    if chosen != path:
+        return "the best snapshot (snapshot=last takes the newest)"
+    if not (path / "params.json").is_file() and path.name != "snapshot":
+        return "the snapshot that was named"
+    return "the newest snapshot (the run keeps no best one)"
+
+
+def _play(run: Run, options: Options, folder: Path) -> Evaluation:
+    """Play a run's episodes and print them."""
+    trained, replay = run.trained, options.replay
+    seed, number = (trained.experiment.seed, trained.env_steps) if replay else (options.seed, 0)
+    config, watched = trained.experiment.eval, options.render or options.video
+    precision = choose_precision(trained.experiment.precision, next(trained.agent.parameters()).device)
+    with (
+        learning_in(precision),
+        progress_bar(trained.experiment.title(), config.env_steps or config.n_episodes) as advance,
+    ):
+
+        def on_episode(episode: Trajectory) -> None:
+            advance(episode.length if config.env_steps else 1)
+
+        if watched:
+            episodes = _watch(trained, options, folder, on_episode)
+        else:
+            with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator:
+                episodes = evaluator.evaluate(number, on_episode=on_episode)
+    seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
+    found = Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
+    if config.env_steps:
+        share, played = math.ceil(config.env_steps / config.n_envs), sum(episode.length for episode in episodes)
+        print(
+            f"steps={config.env_steps:,}: each of {config.n_envs} environments started another episode until it had "
+            f"played {share:,}, and each episode was played to its end and counts: {played:,} env_steps"
+        )
+    print(found.lines())
+    if replay:
+        score = found.summary()[SCORE]
+        same = "the same as" if score == run.logged else "but"
+        print(f"replay: return_mean {score!r}, {same} {run.logged!r} in {LOG} at env_steps {number}")
+    return found
+
+
+def _watch(
+    trained: Trained, options: Options, folder: Path, on_episode: Callable[[Trajectory], None]
+) -> list[Trajectory]:
+    """Play episodes in a window, or film them."""
+    config, episodes = trained.experiment.eval, []
+    which = FilmConfig(config.n_episodes, options.seed, config.explore, config.max_length)
+
+    def add(episode: Trajectory) -> None:
+        on_episode(episode)
+        episodes.append(episode)
+
+    with trained.agent.exploring_at(config.epsilon):
+        if options.render:
+            for episode in show(trained.env, trained.agent, which):
+                add(episode)
+            return episodes
+        for path, episode in film(folder, trained.env, trained.agent, which):
+            print(f"video: {path}")
+            add(episode)
+    return episodes
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import pytest
 from rlframe import launch
 from rlframe.deploy.load import load_trained
 from rlframe.envs import EnvConfig
-from rlframe.evaluate import film, main
-from rlframe.samplers import EvalConfig
+from rlframe.evaluate import main
+from rlframe.rollout.film import FilmConfig, film, frames
 
 SMALL = ["sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "runner.log_interval_steps=128"]
 SMALL += ["eval.n_episodes=2", "eval.n_envs=2", "algo.minibatches=2"]
@@ -85,13 +85,25 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path, capsys):
     assert "the run did not evaluate at env_steps" in capsys.readouterr().err
 
 
-def test_a_film_of_an_episode_that_never_ends_is_cut(run, tmp_path, capsys):
+def test_a_film_of_an_episode_that_never_ends_is_cut(run, tmp_path, caplog):
     pytest.importorskip("imageio_ffmpeg")
-    trained = load_trained(run)
-    config = EvalConfig(n_episodes=3, max_length=6)
-    episodes = film(EnvConfig("tests.test_evaluate:endless"), trained.agent, config, 0, tmp_path)
-    assert [(episode.length, episode.terminated) for episode in episodes] == [(7, False)]
-    assert "cut after 7 steps without an end" in capsys.readouterr().out
+    config = FilmConfig(n_episodes=3, max_length=6)
+    films = list(film(tmp_path, EnvConfig("tests.test_evaluate:endless"), load_trained(run).agent, config))
+    assert [(path.name, each.length, each.terminated) for path, each in films] == [("episode_0.mp4", 7, False)]
+    assert "cut after 7 steps without an end" in caplog.text
+
+
+def test_frames_show_the_return_and_the_step_and_the_last_one_its_episode(run):
+    pytest.importorskip("PIL")
+    config = FilmConfig(n_episodes=2, max_length=3)
+    shown = list(frames(EnvConfig("tests.test_evaluate:endless"), load_trained(run).agent, config))
+    assert [len(frame.ended) for frame in shown] == [0, 0, 0, 0, 1], "the first episode is cut, and is the last"
+    assert shown[-1].ended[0].length == 4
+    assert all(frame.image.shape == (320, 480, 3) and frame.image.dtype == np.uint8 for frame in shown)
+    corner = [frame.image[:40] for frame in shown]
+    assert all(np.any(picture > 200) for picture in corner), "white text on a black picture"
+    assert not np.array_equal(corner[0], corner[1])
+    assert not shown[0].image[40:].any()
 
 
 def endless(render_mode: str = "") -> gymnasium.Env:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from torch import nn
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, leaves, map_tree, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 
@@ -38,6 +41,20 @@ class Agent(nn.Module, ABC):
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]; called by the learner once per batch."""
+
+    @contextmanager
+    def exploring_at(self, epsilon: float) -> Iterator[None]:
+        """Inside the `with` block, noise takes random actions at the rate `epsilon`; nan: at the agent's own.
+
+        Raises:
+            ConfigError: the agent does not explore by such a rate.
+        """
+        if not math.isnan(epsilon):
+            raise ConfigError(
+                f"epsilon={epsilon:g} is for agents that act at random at that rate (the DQN family), and "
+                f"{type(self).__name__} does not; leave epsilon out, explore=true acts with the noise of training"
+            )
+        yield
 
     @property
     def recurrent(self) -> bool:

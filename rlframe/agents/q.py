@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,16 @@ class QAgent(Agent):
         """
         fill(self.epsilon, (first, last))
         fill(self.last_env, max(n_envs - 1, 1))
+
+    @contextmanager
+    def exploring_at(self, epsilon: float) -> Iterator[None]:
+        before = self.epsilon.clone()
+        if not math.isnan(epsilon):
+            fill(self.epsilon, epsilon)
+        try:
+            yield
+        finally:
+            self.epsilon.copy_(before)
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import chz
 import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.build import choose_device, load_weights, make_agent
-from rlframe.experiment.config import Experiment, from_flat
+from rlframe.experiment.config import Experiment, from_flat, merge
 from rlframe.experiment.trust import check_network, read_config
-from rlframe.record.snapshot import load_newest
+from rlframe.record.snapshot import link_target, list_snapshots, load_newest
 from rlframe.rollout.policy import Policy
 
 
@@ -31,25 +36,71 @@ class Trained:
     action_space: Space
     snapshot: Path
     env_steps: int
+    score: float  # of the snapshot, by which the best is chosen; nan: not recorded
 
 
-def load_trained(path: Path, device: str = "auto", trust: bool = False) -> Trained:
-    """The agent of a run directory or snapshot; `trust`: its config may name code that is not part of rlframe.
+def load_trained(
+    path: Path, device: str = "auto", trust: bool = False, changes: Mapping[str, Any] = MappingProxyType({})
+) -> Trained:
+    """The agent of a run directory or snapshot.
 
+    Args:
+        trust: its config may name code that is not part of rlframe.
+        changes: keys of its config with other values.
     Raises:
-        ConfigError, SnapshotError: there is no snapshot, it is damaged, or it needs trust.
+        ConfigError, SnapshotError: there is no snapshot, it is damaged, it needs trust, or with the changes its weights
+            do not fit the network.
     """
     snapshot, weights, meta = load_newest(path, key="agent")
     config = read_config(params_of(snapshot), trust)
-    check_network(config, weights, str(snapshot))
-    experiment = chz.replace(from_flat(config), init="")
+    check_network(merge(config, changes)[0], weights, str(snapshot))
+    experiment = chz.replace(from_flat(config, changes), init="")
     env = experiment.eval_env_config()
     with closing(make_envs(env, 1, [0])) as envs:
         both_spaces = envs.observation_space, envs.action_space
-    agent = make_agent(experiment, *both_spaces, torch.device("cpu"))
-    load_weights(agent, weights, str(snapshot))
-    agent = agent.to(choose_device(device))
-    return Trained(agent, experiment, env, *both_spaces, snapshot, int(meta["env_steps"]))
+    agent = _agent_with(experiment, weights, *both_spaces, str(snapshot)).to(choose_device(device))
+    score = meta["score"] if isinstance(meta.get("score"), int | float) else math.nan
+    return Trained(agent, experiment, env, *both_spaces, snapshot, int(meta["env_steps"]), score)
+
+
+def _agent_with(
+    experiment: Experiment, weights: Any, observation_space: Space, action_space: Space, source: str
+) -> Agent:
+    try:
+        agent = make_agent(experiment, observation_space, action_space, torch.device("cpu"))
+        load_weights(agent, weights, source)
+    except (ConfigError, ValueError) as error:
+        first = " ".join(line.strip() for line in str(error).splitlines()[:2])  # torch names every parameter
+        observations, actions = (" ".join(str(space).split())[:100] for space in (observation_space, action_space))
+        raise ConfigError(
+            f"{first} (env={experiment.env} has observations {observations} and actions {actions}; with env=, "
+            f"env_kwargs=, model= and algo= the network must stay as it was trained)"
+        ) from None
+    return agent
+
+
+def choose_snapshot(path: Path, name: str = "") -> Path:
+    """What `load_trained` is to load: the snapshot `name` of a run, best, last or step_<env_steps>.
+
+    Without a name, the run's best, or if it keeps none, its newest; or `path`, if that is a snapshot itself.
+
+    Raises:
+        SnapshotError: the run has no such snapshot.    ConfigError: `path` is a snapshot, and a name is given.
+    """
+    folder = path / "snapshot" if (path / "snapshot").is_dir() else path
+    found = [snapshot.name for snapshot in list_snapshots(folder)]
+    if not found:
+        if name and path.exists():
+            raise ConfigError(f"snapshot={name} needs a run directory with snapshots, and {path} is none")
+        return path
+    has_best = link_target(folder / "best") is not None
+    if name == "last" or (not name and not has_best):
+        return path
+    known = [*(["best"] if has_best else []), "last", *found]
+    if name and name not in known:
+        kept = "; snapshot_mode=best keeps the best one" if name == "best" else nearest(name, known)
+        raise SnapshotError(f"{path} has no snapshot {name!r}; it has {', '.join(known[-7:])}{kept}")
+    return folder / (name or "best")
 
 
 def params_of(snapshot: Path) -> Path:

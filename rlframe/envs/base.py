@@ -67,6 +67,7 @@ class Envs(ABC):
     action_space: Space  # of one environment, before it is made canonical (see core.spaces)
     n: int
     backend: str  # for the log: the implementation and its number of threads
+    render_fps: float = 30.0  # frames per second of real time, for films and windows
 
     @abstractmethod
     def reset(self, out: EnvStep, round_: int = 0) -> None:

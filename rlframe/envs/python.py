@@ -39,6 +39,7 @@ class PythonEnvs(Envs):
         self._make_envs(makers, seeds)
         self.observation_space, self.action_space = self._envs[0].observation_space, self._envs[0].action_space
         self._check_spaces(seeds)
+        self.render_fps = _render_fps(self._envs[0], self.render_fps)
         self._episodes = EpisodeStates(self._envs, seeds)
         self.observation_space = _frame_stack_space(self._envs[0])
         self._steps = [env.step for env in self._envs]
@@ -271,6 +272,11 @@ class PythonEnvs(Envs):
 def _check_flag(name: str, flag: Any) -> None:
     if np.shape(flag) != () or flag not in (0, 1):
         raise InvalidValue(f"`{name}` is not True or False but {flag!r}")
+
+
+def _render_fps(env: gymnasium.Env, default: float) -> float:
+    given = env.metadata.get("render_fps")
+    return float(given) if isinstance(given, int | float) and 0 < given < 1000 else default
 
 
 def _frame_stack_space(env: gymnasium.Env) -> gymnasium.Space:

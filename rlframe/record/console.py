@@ -1,9 +1,15 @@
 """Console output of a run: plain lines, one per log interval, unless stdout is a terminal (see `rich_console`)."""
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from time import perf_counter
+
+
+def on_terminal() -> bool:
+    """Whether standard output is a terminal that can redraw lines."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 class Console:

@@ -13,7 +13,7 @@ from typing import Any
 from rlframe.core.errors import ConfigError, Interrupted, RecordError
 from rlframe.core.files import disk_error, make_own
 from rlframe.record.codec import dump
-from rlframe.record.console import Console, PlainConsole
+from rlframe.record.console import Console, PlainConsole, on_terminal
 from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, replace_file, write_params
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
@@ -273,7 +273,7 @@ def _newest(directory: Path) -> str:
 
 
 def _console(title: str) -> Console:
-    if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+    if not on_terminal():
         return PlainConsole()
     # Imported here: rich is needed on a terminal only.
     from rich.console import Console as RichConsole

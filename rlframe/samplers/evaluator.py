@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,19 @@ class EvalConfig:
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="overrides env_kwargs in evaluation")
     n_workers: int = count_or_auto("worker processes; 0: none; auto: as many as the sampler has")
     explore: bool = option(False, "act with noise as in training, instead of greedily")
+    epsilon: float = number(
+        math.nan, "with explore=true, the rate of random actions instead of training's; nan: training's"
+    )
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
+    env_steps: int = count(0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides")
     function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.epsilon > 1:
+            raise ConfigError(f"eval.epsilon={self.epsilon:g} must be from 0 to 1")
+        if not math.isnan(self.epsilon) and not self.explore:
+            raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
 
 
 Stop = Callable[[], bool]
@@ -108,6 +120,8 @@ class NoEvaluator(BaseEvaluator):
 class Evaluator(BaseEvaluator):
     """The number of episodes of each environment is fixed beforehand, so that short episodes get no extra weight.
 
+    With `env_steps`, an environment starts another episode until it has played its share, env_steps / n_envs, and every
+    episode that it starts is played to its end and counts, so that long episodes are not left out.
     Its seeds are never used in training. Greedy acting is acting with zero noise. Ranks share the environments, and
     together play the same episodes as one rank would.
     """
@@ -126,11 +140,16 @@ class Evaluator(BaseEvaluator):
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:
             raise ConfigError(f"eval.n_episodes={config.n_episodes} must be at least {world_size}, one for each rank")
-        n = max(min(config.n_envs, config.n_episodes), world_size)
+        n_envs = config.n_envs if config.env_steps else min(config.n_envs, config.n_episodes)
+        n = max(n_envs, world_size)
         self.lo, hi = split(n, world_size)[rank]
+        self.share = math.ceil(config.env_steps / n)  # env steps
         self.quota = [config.n_episodes // n + (env < config.n_episodes % n) for env in range(self.lo, hi)]
         seeds, n = distinct_seeds(seed, Role.EVAL_ENV, n)[self.lo : hi], hi - self.lo
         self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
+        self.agent = agent
+        with agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
+            pass
         self.envs: Envs | EnvPool
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
@@ -141,26 +160,35 @@ class Evaluator(BaseEvaluator):
             self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
-    def evaluate(self, number: int = 0, stop: Stop = never) -> list[Trajectory]:
+    def evaluate(
+        self, number: int = 0, stop: Stop = never, on_episode: Callable[[Trajectory], None] = lambda _: None
+    ) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
 
         The seeds depend on `number` only, not on earlier evaluations. An episode longer than `max_length` counts as
         it is then, and its environment plays no other. Raises EnvError if an environment fails, EvaluationStopped if
-        `stop()` returns True on some rank.
+        `stop()` returns True on some rank. `on_episode` is called with each of this rank's episodes at its end.
         """
-        own, complete = self._play(number, stop)
+        with self.agent.exploring_at(self.config.epsilon):
+            own, complete = self._play(number, stop, on_episode)
         if not self.ranks.all(complete):
             raise EvaluationStopped
         return [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, own)]) for row in rows]
 
-    def _play(self, number: int, stop: Stop) -> tuple[list[Trajectory], bool]:
+    def _play(self, number: int, stop: Stop, on_episode: Callable[[Trajectory], None]) -> tuple[list[Trajectory], bool]:
         """This rank's episodes, and whether they are complete."""
         self.collector.reset(number)
         for env, rng in enumerate(self.rngs):
             rng.bit_generator.state = generator(self.seed, Role.EVAL_NOISE, self.lo + env, number).bit_generator.state
         done: list[list[Trajectory]] = [[] for _ in self.quota]
-        quotas, tracker = list(self.quota), self.collector.tracker
-        while any(len(found) < quota for found, quota in zip(done, quotas, strict=True)):
+        plays, tracker = [True] * len(done), self.collector.tracker
+
+        def add(episode: Trajectory) -> None:
+            done[episode.env].append(episode)
+            plays[episode.env] = self._starts_another(done[episode.env], self.quota[episode.env])
+            on_episode(episode)
+
+        while any(plays):
             if stop():
                 return [], False
             try:
@@ -168,18 +196,22 @@ class Evaluator(BaseEvaluator):
             except EnvError as error:
                 raise EnvError(f"in evaluation, {error}") from error.__cause__
             for trajectory in tracker.pop():
-                if len(done[trajectory.env]) < quotas[trajectory.env]:
-                    done[trajectory.env].append(trajectory)
+                if plays[trajectory.env]:
+                    add(trajectory)
             for env in np.flatnonzero(tracker.length > self.config.max_length).tolist():
-                if len(done[env]) < quotas[env]:
+                if plays[env]:
                     _logger.warning(
                         f"in evaluation, environment {self.lo + env} ran {tracker.length[env]:,} steps without an end: "
                         f"the episode counts as it is, and is its last; set a time limit "
                         f"(env_kwargs.max_episode_steps=...) or another eval.max_length"
                     )
-                    done[env].append(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
-                    quotas[env] = len(done[env])
+                    add(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
+                    plays[env] = False
         return [replace(trajectory, env=self.lo + trajectory.env) for found in done for trajectory in found], True
+
+    def _starts_another(self, played: Sequence[Trajectory], quota: int) -> bool:
+        """Whether an environment that has played these episodes starts another."""
+        return sum(t.length for t in played) < self.share if self.share else len(played) < quota
 
     def score(self, number: int = 0, stop: Stop = never) -> dict[str, float]:
         """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""

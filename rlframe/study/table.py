@@ -1,7 +1,6 @@
 """The status table of a study's runs: redrawn in a terminal with rich, plain lines elsewhere."""
 
 import math
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from rlframe.core.errors import pluralize
-from rlframe.record.console import format_duration, format_number
+from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Progress
 
 HEADER = ("run", "state", "slot", "progress", "return", "time", "left")
@@ -168,7 +167,7 @@ def _rich_table(rows: Sequence[Row], with_reasons: bool, line: str) -> Any:
 
 def open_status_table() -> StatusTable:
     """A live table if standard output is a terminal, else a plain one."""
-    if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+    if not on_terminal():
         return PlainStatusTable()
     from rich.console import Console
 

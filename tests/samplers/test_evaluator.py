@@ -53,6 +53,38 @@ def test_short_episodes_get_no_more_weight_than_long_ones() -> None:
     assert share == pytest.approx(0.5, abs=0.12)  # the first 200 to end would be 40 long in 1 of 40 at most
 
 
+def test_episodes_of_a_number_of_steps_are_those_that_start_before_the_share_is_played() -> None:
+    played = evaluator_for(Lengths, EvalConfig(n_envs=20, n_episodes=1, env_steps=4000)).evaluate()
+    for env in range(20):
+        lengths = [t.length for t in played if t.env == env]
+        assert sum(lengths) >= 200 > sum(lengths[:-1])
+    share = np.mean([t.length == 40 for t in played])
+    assert share == pytest.approx(0.5, abs=0.12)  # without the last episodes about 0.47
+
+
+def test_a_cut_episode_is_the_last_of_its_environment_also_with_a_number_of_steps() -> None:
+    config = EvalConfig(n_envs=2, env_steps=1000, max_length=30)
+    found = evaluator_for(debug_envs.time_limit, config, length=1000).evaluate()
+    assert [each.env for each in found] == [0, 1]
+
+
+def test_every_episode_is_reported_when_it_ends() -> None:
+    told: list[Trajectory] = []
+    played = evaluator_for(Lengths, EvalConfig(n_envs=3, n_episodes=7)).evaluate(on_episode=told.append)
+    assert sorted(map(str, told)) == sorted(map(str, played))
+
+
+def test_epsilon_of_an_agent_without_one_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"epsilon=0\.1 is for agents that act at random at that rate"):
+        evaluator_for(Lengths, EvalConfig(explore=True, epsilon=0.1))
+
+
+@pytest.mark.parametrize(("epsilon", "explore"), [(1.5, True), (0.1, False)])
+def test_an_epsilon_that_cannot_be_is_an_error(epsilon: float, explore: bool) -> None:
+    with pytest.raises(ConfigError, match=r"eval\.epsilon="):
+        EvalConfig(explore=explore, epsilon=epsilon)
+
+
 def test_the_episodes_that_count_are_the_first_of_each_environment() -> None:
     many = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=12)).evaluate()
     few = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=4)).evaluate()

@@ -1,0 +1,129 @@
+"""The episodes of an evaluated run as lines of text, JSON, rows of CSV and a table; and the score that it logged."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlframe.core.errors import ConfigError, printable
+from rlframe.core.files import iter_csv
+from rlframe.core.types import Trajectory
+from rlframe.deploy.load import Trained, params_of
+from rlframe.samplers.evaluator import summarize
+
+LOG, SCORE = "progress.csv", "eval/return_mean"
+_HEADER = ("run", "env_steps", "episodes", "return", "min", "max", "length")
+_COLUMNS = ("run", "snapshot", "env_steps", "episode", "env", "seed", "return", "length", "end")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The episodes that one snapshot played."""
+
+    run: str  # as on the command line
+    snapshot: Path
+    env_steps: int  # that the snapshot was trained for
+    seeds: Sequence[int]  # of the first reset of each environment
+    episodes: Sequence[Trajectory]
+
+    def summary(self) -> dict[str, float]:
+        return summarize(list(self.episodes), "eval")
+
+    def lines(self) -> str:
+        """A line for each episode, and one for all."""
+        texts = [
+            f"Episode #{number}: return: {episode.return_:.1f} length: {episode.length} {_end(episode)}"
+            for number, episode in enumerate(self.episodes)
+        ]
+        summary = self.summary()
+        texts.append(
+            f"{len(self.episodes)} episodes: return {summary[SCORE]:.1f} +- {summary['eval/return_std']:.1f} "
+            f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
+            f"length {summary['eval/length_mean']:.1f}"
+        )
+        return "\n".join(texts)
+
+    def facts(self) -> dict[str, Any]:
+        """The summary and every episode, for JSON."""
+        rows = [
+            {"return": e.return_, "length": e.length, "terminated": e.terminated, **e.diagnostics}
+            for e in self.episodes
+        ]
+        facts = {"snapshot": str(self.snapshot), "env_steps": self.env_steps, "n_episodes": len(rows)}
+        return {"run": self.run, **facts, **self.summary(), "episodes": rows}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each episode, for CSV; the environment's own statistics are env/<name>."""
+        found = []
+        for number, e in enumerate(self.episodes):
+            where = (self.run, self.snapshot.name, self.env_steps, number, e.env, self.seeds[e.env])
+            own = {f"env/{name}": value for name, value in e.diagnostics.items()}
+            found.append({**dict(zip(_COLUMNS, (*where, e.return_, e.length, _end(e)), strict=True)), **own})
+        return found
+
+    def cells(self) -> tuple[str, ...]:
+        """The texts below _HEADER."""
+        summary = self.summary()
+        mean = f"{summary[SCORE]:.1f} +- {summary['eval/return_std']:.1f}"
+        rest = (f"{summary[f'eval/{name}']:.1f}" for name in ("return_min", "return_max", "length_mean"))
+        return (printable(self.run), f"{self.env_steps:,}", str(len(self.episodes)), mean, *rest)
+
+
+def _end(episode: Trajectory) -> str:
+    return "terminated" if episode.terminated else "truncated"
+
+
+def table(evaluations: Sequence[Evaluation]) -> str:
+    """One line for each run."""
+    lines = [_HEADER, *(each.cells() for each in evaluations)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
+    return "\n".join("  ".join(text) for text in texts)
+
+
+def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
+    """Write the episodes to FILE.csv, or as JSON to any other file: an object, or with several runs a list of them."""
+    facts = [each.facts() for each in evaluations]
+    try:
+        if out.suffix != ".csv":
+            out.write_text(json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n", encoding="utf-8")
+            return
+        rows = [row for each in evaluations for row in each.rows()]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        with out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(columns))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+
+
+def prepare(out: Path) -> None:
+    """Make the folder of a file to be written. Raises ConfigError if that is impossible."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
+
+
+def logged_score(trained: Trained) -> float:
+    """The score of the evaluation that the run made when it wrote the snapshot.
+
+    Raises:
+        ConfigError: it made none then, or not from episodes.
+    """
+    if function := trained.experiment.eval.function:
+        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.function={function}")
+    log = params_of(trained.snapshot).with_name(LOG)
+    rows = iter_csv(log)
+    columns = next(rows, [])
+    at = [columns.index(name) for name in ("env_steps", SCORE) if name in columns]
+    scores = {row[at[0]]: row[at[1]] for row in rows if len(at) == 2 and row[at[1]]}
+    if found := scores.get(str(trained.env_steps)):
+        return float(found)
+    others = f"it did at env_steps {', '.join(list(scores)[-5:])}" if scores else "it never did"
+    raise ConfigError(f"{log}: the run did not evaluate at env_steps {trained.env_steps} of its snapshot; {others}")
