@@ -72,6 +72,18 @@ class Algorithm(ABC):
     progress: Progress
     saved: Sequence[str]  # names of the attributes with state, besides the agent: optimizer, counts, generators, replay
 
+    @property
+    def learning_rate(self) -> float:
+        """Of the policy or Q-function now. Set, it stays so, in place of its schedule, also in snapshots.
+
+        Its `optimizer` and `critic_optimizer`, if it has one, are OptimizerSteps: `keep_rate` sets each of them.
+        """
+        return float(vars(self)["optimizer"].rate)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        vars(self)["optimizer"].keep_rate(rate)
+
     def prefetch(self) -> None:  # noqa: B027
         """Optional hook before sampling: start work on the next update. Not every runner calls it."""
 

@@ -70,7 +70,7 @@ class Config:
 class DDPG(OffPolicy):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    saved = (*OffPolicy.saved, "critic", "target_critic", "target_actor", "actor_optimizer", "critic_optimizer")
+    saved = (*OffPolicy.saved, "critic", "target_critic", "target_actor", "optimizer", "critic_optimizer")
     agent: ActorAgent
 
     def __init__(
@@ -100,12 +100,12 @@ class DDPG(OffPolicy):
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         self.online = averaged(agent.model, critic)
         self.targets = averaged(self.target_actor, self.target_critic)
-        self.actor_optimizer, self.critic_optimizer = (
+        self.optimizer, self.critic_optimizer = (
             make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
             for module, rate in ((agent, c.learning_rate), (critic, c.critic_learning_rate))
         )
         self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
-        self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.actor_optimizer])
+        self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.optimizer])
         self.explore()
 
     def explore(self) -> None:
@@ -119,7 +119,7 @@ class DDPG(OffPolicy):
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(error.abs()))
         self.ratio.count_update()
-        return {**metrics, "learning_rate": self.actor_optimizer.rate}
+        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor]:
         """One step each of critic and actor, then of their targets; also returns the errors Q - y [n]."""
@@ -149,7 +149,7 @@ class DDPG(OffPolicy):
         action = self.policy.action(self.agent.model.params(observation))
         with frozen(self.critic_optimizer.parameters):
             loss = -first(self.critic, observation, action).mean()
-        self.actor_optimizer.minimize(loss, observation)
+        self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
 
     def counters(self) -> dict[str, float]:

@@ -54,6 +54,7 @@ class OptimizerStep:
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
         self._pending: list[_Pending] = []  # at most one
+        self._kept_rate = math.nan  # in place of the schedule; nan: the schedule decides
 
     def minimize(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
         """Add the gradient of `loss` to `.grad`, make one step along it, and clear `.grad`.
@@ -139,13 +140,28 @@ class OptimizerStep:
         """The learning rate now."""
         return self.learning_rate(self.progress.scheduled)
 
+    def keep_rate(self, rate: float) -> None:
+        """Use this learning rate from now on, in place of the schedule.
+
+        Raises:
+            ValueError: it is negative or not finite.
+        """
+        if not 0 <= rate < math.inf:
+            raise ValueError(f"learning_rate={rate} must be at least 0 and finite")
+        self._kept_rate = rate
+        self.learning_rate = Linear(rate, rate, 1)
+
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state."""
-        return self.optimizer.state_dict()
+        """The optimizer's state, and the rate of `keep_rate`."""
+        return {**self.optimizer.state_dict(), "kept_rate": self._kept_rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self.optimizer.load_state_dict(state)
+        own = dict(state)
+        kept = own.pop("kept_rate")
+        self.optimizer.load_state_dict(own)
+        if not math.isnan(kept):
+            self.keep_rate(kept)
 
 
 def make_step(

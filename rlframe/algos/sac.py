@@ -154,7 +154,7 @@ class SAC(OffPolicy):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
 
     networks = ("critics", "target_critics", "temperature")
-    saved = (*OffPolicy.saved, *networks, "critic_optimizer", "actor_optimizer", "temperature_optimizer", "generator")
+    saved = (*OffPolicy.saved, *networks, "critic_optimizer", "optimizer", "temperature_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(
@@ -185,7 +185,7 @@ class SAC(OffPolicy):
         self.temperature = Temperature(c.temperature).to(self.device)
         self.target_entropy = default_entropy if math.isnan(c.target_entropy) else c.target_entropy
         rates = ((critics, c.critic_learning_rate), (agent, c.learning_rate), (self.temperature, c.learning_rate))
-        self.critic_optimizer, self.actor_optimizer, self.temperature_optimizer = steps = [
+        self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
             make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress) for module, rate in rates
         ]
         self.learn = graphed(self._learn, self.device, steps, [self.generator])
@@ -207,7 +207,7 @@ class SAC(OffPolicy):
         metrics = self.learn(self.replay.sample(self.config.batch_size))
         self.progress.updates += 1
         self.ratio.count_update()
-        return {**metrics, "learning_rate": self.actor_optimizer.rate}
+        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions) -> dict[str, Tensor]:
         """One step each of the critics, the policy and the temperature, then of the target critics."""
@@ -218,7 +218,7 @@ class SAC(OffPolicy):
         loss, q = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)
         policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
-        self.actor_optimizer.minimize(policy_loss, batch)
+        self.optimizer.minimize(policy_loss, batch)
         if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up while the entropy is too low
             temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy)
             self.temperature_optimizer.minimize(temperature_loss)

@@ -73,7 +73,7 @@ class TD3(OffPolicy):
         "critics",
         "target_critics",
         "target_actor",
-        "actor_optimizer",
+        "optimizer",
         "critic_optimizer",
         "generator",
     )
@@ -107,13 +107,13 @@ class TD3(OffPolicy):
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         self.online = averaged(agent.model, critics)
         self.targets = averaged(self.target_actor, self.target_critics)
-        self.actor_optimizer, self.critic_optimizer = (
+        self.optimizer, self.critic_optimizer = (
             make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
             for module, rate in ((agent, c.learning_rate), (critics, c.critic_learning_rate))
         )
         self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        steps, noise = [self.critic_optimizer, self.actor_optimizer], [self.generator]
+        steps, noise = [self.critic_optimizer, self.optimizer], [self.generator]
         self.learn_critics = graphed(self._learn_critics, self.device, steps[:1], noise)
         self.learn_all = graphed(self._learn_all, self.device, steps, noise)
         self.explore()
@@ -128,7 +128,7 @@ class TD3(OffPolicy):
         metrics = self.learn_critics(batch) if delayed else self.learn_all(batch)
         self.progress.updates += 1
         self.ratio.count_update()
-        return {**metrics, "learning_rate": self.actor_optimizer.rate}
+        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn_critics(self, batch: Transitions) -> dict[str, Tensor]:
         """One step of the critics; the policy and the targets wait."""
@@ -169,7 +169,7 @@ class TD3(OffPolicy):
         action = self.policy.action(self.agent.model.params(observation))
         with frozen(self.critic_optimizer.parameters):
             loss = -first(self.critics, observation, action).mean()
-        self.actor_optimizer.minimize(loss, observation)
+        self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
 
     def counters(self) -> dict[str, float]:
