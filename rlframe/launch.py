@@ -100,7 +100,8 @@ def _launch(argv: list[str]) -> int:
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
         from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
-        from rlframe.study.sweep import is_study, run_sweep
+        from rlframe.study.experiments import is_study
+        from rlframe.study.sweep import run_sweep
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):

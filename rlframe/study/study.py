@@ -11,7 +11,7 @@ from typing import Any
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize
 from rlframe.record.context import dated
-from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, make_runs, make_slots
+from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, in_order, make_runs, make_slots
 from rlframe.study.queue import Options, Queue
 from rlframe.study.record import DONE, FAILED, StudyRecord
 from rlframe.study.table import open_status_table
@@ -98,7 +98,8 @@ def run_study(
         template = CommandTemplate(tuple(command), resumes_by_directory=False)
         base = {key: value for key, value in arguments[0].items() if all(each.get(key) == value for each in arguments)}
         settings = [{key: value for key, value in each.items() if key not in base} for each in arguments]
-        runs = make_runs(partial(template.make_run, directory), base, settings, [str(seed) for seed in seeds], order)
+        combinations = [{**setting, "seed": str(seed)} for setting in settings for seed in seeds]
+        runs = in_order(make_runs(partial(template.make_run, directory, ""), base, combinations), order)
         facts = {"command": list(command), "variants": arguments, "seeds": list(seeds)}
         study = Study(directory, runs, facts, f"the same script with log_dir={directory}")
         return execute(study, make_slots(affinity, read_topology(), len(runs)), options)

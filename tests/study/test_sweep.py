@@ -39,7 +39,7 @@ REFUSED = [
     (["sweep.seed=0,1", "sweep.experiment=classic/ppo_cartpole,classic/a2c_cartpol"], "did you mean classic/a2c_cart"),
     (["sweep.runner.n_steps=1e4,many"], "'many' is not a number"),
     (["sweep.seed=0,x"], "'x' is not a whole number"),
-    (["sweep.seed=0,1", "seed=3"], "seed is given as 3 and swept"),
+    (["sweep.seed=0,1", "seed=3"], "seed is given as 3 and as sweep.seed"),
     (["sweep.seed=0,1", "seeds=outer"], "did you mean outermost"),
     (["sweep.seed=0,1", "affinity=99cpr"], "cannot get 99 of"),
     (["sweep.seed=0,1", "affinity=1cpr_0slt"], "leave out slt"),
@@ -48,6 +48,10 @@ REFUSED = [
     (["sweep.seed=0,1", "tune_sampler=true"], "tune_sampler=true is for a single run"),
     (["sweep.log_dir=a,b"], "log_dir cannot be swept"),
     (["sweep.seed=0,1", "retrys=1"], "unknown key retrys"),
+    (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9"], "zip.algo.clip has 2, zip.algo.discount has 1"),
+    (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9,2"], "clip=0.2,discount=2/run_0: algo.discount=2"),
+    (["repeats=2", "seed=x"], "seed='x' must be a whole number"),
+    (["repeats=2", "run_ID=2"], "a run's ID is its seed"),
 ]
 
 
