@@ -23,7 +23,7 @@ from rlframe.study.record import (
     StudyRecord,
     move_aside,
 )
-from rlframe.study.table import Row, StatusTable, summary
+from rlframe.study.table import Row, StatusTable, progress_line
 from rlframe.system.signals import stop_request
 
 _POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
@@ -161,4 +161,4 @@ class Queue:
         if last or now - self._shown_s >= self._table.interval_s:
             self._shown_s = now
             rows = [self._row(run) for run in self._runs]
-            self._table.show(rows, summary(rows, len(self._free) + len(self._active)), last)
+            self._table.show(rows, progress_line(rows, len(self._free) + len(self._active)), last)

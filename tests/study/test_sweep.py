@@ -252,6 +252,6 @@ def test_one_run_crashes_one_hangs_and_the_other_six_complete(tmp_path: Path, mo
     assert "hung" in reasons["a=0,b=0,c=0/run_0"]
     assert "the simulator diverged" in reasons["a=1,b=1,c=1/run_0"]
     assert all(record(study)[name]["attempts"] == 2 for name in reasons)
-    assert "8 runs: 2 failed, 6 done" in output
+    assert "6 of 8 runs done, 2 failed" in output
     assert "in step" in (study / "a=0,b=0,c=0/run_0.log").read_text()
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
