@@ -58,7 +58,7 @@ class Row:
         titles = dict(zip(HEADER, self.cells(), strict=True))
         named = [f"{name} {titles[name]}" for name in ("env_steps", "return") if titles[name]]
         named += [f"{titles[name]} {name}" for name in ("steps/s", "left") if titles[name]]
-        return f"{self.name} {', '.join(named) or 'has no row yet'}"
+        return f"{self.name} {', '.join(named)}"
 
     def result(self) -> str:
         """State, return, env_steps and time in one line."""
@@ -134,12 +134,14 @@ class PlainStatusTable(StatusTable):
         print(f"{datetime.now():%H:%M:%S} {text}", flush=True)
 
     def show(self, rows: Sequence[Row], line: str, last: bool) -> None:
-        active = [row.line() for row in rows if row.state == RUNNING]
         if last:
             print(f"\n{format_table(rows)}\n{line}", flush=True)
-        elif active:
+            return
+        running = [row for row in rows if row.state == RUNNING]
+        if running:
             self.interval_s = min(1.1 * self.interval_s, _LONGEST_S)
-            self.message("\n  ".join([line, *active]))
+            logged = [row.line() for row in running if not math.isnan(row.progress.env_steps)]
+            self.message("\n  ".join([line, *logged]))
 
     def close(self) -> None:
         sys.stdout.flush()

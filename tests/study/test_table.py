@@ -84,7 +84,7 @@ def test_without_a_terminal_the_table_is_printed_at_the_end(capsys: pytest.Captu
     line, *runs = capsys.readouterr().out.splitlines()
     assert line.split(" ", 1)[1] == "1 of 3 runs done"
     assert runs[0].startswith("  run_0 env_steps 50.1k/100k, return 123.4, 2,346 steps/s, ")
-    assert runs[1:] == ["  run_1 has no row yet"]
+    assert len(runs) == 1  # the other has no row yet
     table.show([row("run_0", "done")], "1 of 1 run done", last=True)
     assert "run    state" in capsys.readouterr().out
 
