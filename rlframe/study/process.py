@@ -19,6 +19,7 @@ from rlframe.study.plan import Run, Slot
 from rlframe.study.record import size_and_time
 from rlframe.system import parent_death
 
+REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
 _STACK_S = 2.0  # time for a hung run to write its stack
 _CLOSE_S = 10.0  # time for a killed process to disappear
 _TAIL_BYTES = 1 << 12
@@ -55,6 +56,11 @@ def kill_group(pid: int) -> None:
     """Kill the process group of a process started by `start_process`."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def describe_exit(status: int) -> str:
+    """An exit status, negative for a signal, in words."""
+    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}, {signal.strsignal(-status)}"
 
 
 class RunProcess:
@@ -109,7 +115,7 @@ class RunProcess:
         if status == 0 and not self.kill_reason:
             return 0, ""
         output = last_line(self.run.log)
-        cause = f"exit status {status}" if status >= 0 else f"killed by signal {-status}, {signal.strsignal(-status)}"
+        cause = describe_exit(status)
         return status, self.kill_reason or (f"{cause}: {output}" if output else cause)
 
     def check_hung(self, stall_s: float) -> None:

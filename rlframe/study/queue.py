@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run, Slot
-from rlframe.study.process import RunProcess
+from rlframe.study.process import REFUSED, RunProcess
 from rlframe.study.record import (
     DONE,
     FAILED,
@@ -28,7 +28,6 @@ from rlframe.system.signals import stop_request
 
 _POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
 _SNAPSHOT_S = 300.0  # time for interrupted runs to write their snapshots
-_REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Queue:
         if state == FAILED:
             self._failures[run.name] += 1
             left = self._options.retries - self._failures[run.name] + 1
-            retry = left > 0 and status.exit_status != _REFUSED
+            retry = left > 0 and status.exit_status != REFUSED
             self._table.message(f"{run.name} failed, {reason}" + (f"; retries left: {left}" if retry else ""))
             if retry:
                 status.state = WAITING
