@@ -39,7 +39,7 @@ def run_with_retries(run: Run, retries: int) -> int:
     """Train the run, with this process's output; returns the exit status of its last attempt.
 
     A failed attempt is followed by at most `retries` others, from its newest snapshot, or from the start if it has
-    none. One that is refused for its settings, or stopped by a signal to this process, is not.
+    none. An attempt with wrong settings, or stopped by a signal to this process, is not repeated.
     """
     command = run.command
     with _passing_on_signals() as signals:

@@ -21,6 +21,7 @@ from rlframe.study.study import Study, execute, preview
 from rlframe.system.affinity import read_topology
 
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
+_COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
 
@@ -43,10 +44,8 @@ def run_sweep(words: KeyValues, check: Check) -> int:
     log_dir = resume or shared.text("log_dir")
     directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
     runs = _make_runs(experiments, directory, trust)
-    grid = {"experiments": experiments, "grid": plan.varied(runs)}
-    study = Study(
-        directory, runs, {"command": command, **grid, "config": _common_config(checked)}, f"resume={directory}"
-    )
+    facts = {"command": command, "experiments": experiments, "grid": plan.varied(runs)}
+    study = Study(directory, runs, {**facts, "config": _common_config(checked)}, f"resume={directory}")
     on_gpu = any(experiment.device != "cpu" for experiment in checked)
     slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), len(runs), on_gpu)
     if dry_run:
@@ -103,12 +102,15 @@ def _grids(experiments: Experiments) -> dict[str, Grid]:
 def _grid(words: Mapping[str, str]) -> Grid:
     grid = read_grid(words)
     keys = (*grid.swept, *grid.zipped)
-    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, "dry_run", "trust", REPEATS):
+    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS, REPEATS):
         if key in keys:
             raise ConfigError(f"{key} cannot be swept; remove sweep.{key} or zip.{key}")
     for key in _SINGLE_RUN_KEYS:
         if key in words:
             raise ConfigError(f"{key}={words[key]} is for a single run, not for a sweep; remove it")
+    for key in _COMMAND_LINE_KEYS:
+        if key in words:
+            raise ConfigError(f"{key}={words[key]} belongs on the command line; remove it here")
     if "seed" in keys and "run_ID" in words:
         raise ConfigError(
             f"run_ID={words['run_ID']} conflicts with several seeds: a run's ID is its seed; remove run_ID"

@@ -161,6 +161,7 @@ def test_a_study_of_named_experiments_is_one_queue_and_resumes_without_its_file(
         ("one", {"zip.algo": "ppo,./mine.py"}, "algo=./mine.py; if you trust its author"),
         ("one", {"callbacks": "[os:getcwd]"}, "callbacks=[os:getcwd]; if you trust its author"),
         ("one", {"experiment": "./mine.yaml"}, "experiment=./mine.yaml; if you trust its author"),
+        ("one", {"trust": "true"}, "one: trust=true belongs on the command line"),
         ("../one", {}, "is damaged"),
         ("one", [], "is damaged"),
         ("one", {"seed": 3}, "is damaged"),
