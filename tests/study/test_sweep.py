@@ -97,6 +97,12 @@ def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     rows = (study / "run_3/progress.csv").read_bytes()
     assert main([f"resume={study}"]) == 0
     assert (study / "run_3/progress.csv").read_bytes() == rows
+    printed = capsys.readouterr().out
+    assert re.search(r"\nall runs +2 +[\d.]+ +\[[\d.]+, [\d.]+\] +[\d.]+ +\d+\n", printed)
+    (row,) = read_csv(study / "summary.csv")[1]
+    assert (row["n_seeds"], row["n_failed"], row["metric"]) == ("2", "0", "eval/return_mean")
+    assert main([*SHORT, "seed=3", "repeats=2", f"log_dir={study}"]) == 0  # the same runs
+    assert "2 runs, 2 already done" in capsys.readouterr().out
     assert main([f"resume={study}", "algo.discount=0.5"]) == 2
     assert "cannot change algo.discount" in capsys.readouterr().err
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
