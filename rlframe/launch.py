@@ -31,9 +31,10 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch algo=sac --help                   the keys of what is named, their values and meanings
   python -m rlframe.launch experiment=atari/ppo_pong --show  every key, its value, and where that comes from
   python -m rlframe.launch --list algos                      or: envs presets samplers runners models encoders
-  python -m rlframe.launch sweep.seed=0,1,2 sweep.algo.learning_rate=1e-3,3e-4 log_dir=DIR affinity=2cpr
+  python -m rlframe.launch repeats=3 sweep.algo.learning_rate=1e-3,3e-4 log_dir=DIR affinity=2cpr
                                                              a run for each combination, queued on slots of two cores;
                                                              the same command, or resume=DIR, continues the study
+  python -m rlframe.launch experiment=my_study.yaml log_dir=DIR   a study from a file (docs/guides/studies.md)
 
 keys besides the settings below:
   experiment=NAME      a preset, the path of a YAML file, or of a run's params.json
@@ -43,9 +44,11 @@ keys besides the settings below:
   dry_run=true         print the config and the processes, and stop
   tune_sampler=true    measure every sampler and use the fastest
   traceback=true       show the traceback of an error
-keys of a sweep:
-  sweep.KEY=V1,V2      the values of a key (lists in brackets)
   retries=0            times that a failed run is restarted from its snapshot
+keys of a study:
+  sweep.KEY=V1,V2      the values of a key, in every combination with other keys (lists in brackets)
+  zip.KEY=V1,V2        the values of keys that change together: as many for each
+  repeats=N            N seeds: seed, seed + 1, ...
   stall_s=3600         kill a run that logs nothing for so many seconds; 0: never
   seeds=innermost      innermost: all seeds of a setting first | outermost: all settings with the first seed first
 """
@@ -102,13 +105,20 @@ def _launch(argv: list[str]) -> int:
         from rlframe.experiment.config import to_flat
         from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
         from rlframe.experiment.trust import foreign
-        from rlframe.study.sweep import is_study, run_sweep
+        from rlframe.study.experiments import is_study
+        from rlframe.study.retry import run_with_retries, single_run
+        from rlframe.study.sweep import run_sweep
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):
         return run_sweep(words, lambda run: check_job(read_job(_with_default(run))))
-    dry_run = words.flag("dry_run")
-    job, n_here = place_job(read_job(_with_default(words.remaining)))
+    dry_run, retries = words.flag("dry_run"), words.count("retries", 0)
+    job = read_job(_with_default(words.remaining))
+    if retries and not dry_run:
+        if rank_from_environment().world_size > 1:
+            raise ConfigError(f"retries={retries} is not for ranks of torchrun; use its --max-restarts={retries}")
+        return run_with_retries(single_run(words.remaining, job.experiment), retries)
+    job, n_here = place_job(job)
     if dry_run:
         print(describe_job(job, n_here))
         return 0

@@ -50,8 +50,8 @@ def commands(document: Path, module: str) -> list[list[str]]:
 
 def save_files(document: Path, directory: Path) -> None:
     """Write the files that the document tells its readers to save: blocks of one name are one file."""
-    for block in blocks(document, "python"):
-        if file := re.match(r"# (\w+\.py)\n", block):
+    for block in [*blocks(document, "python"), *blocks(document, "yaml")]:
+        if file := re.match(r"# (\w+\.(py|yaml))\n", block):
             with (directory / file[1]).open("a", encoding="utf-8") as out:
                 out.write(f"{block}\n\n")
 

@@ -126,7 +126,7 @@ def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(t
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "4 runs: 4 done" in queue()
+    assert "4 of 4 runs done" in queue()
     experiments = find_experiments([folder], ())
     assert [(each.label, len(each.runs)) for each in experiments] == [
         (f"clip={clip},hidden={hidden}", 1) for clip in (0.1, 0.2) for hidden in ("16x16", "64x64")

@@ -33,6 +33,7 @@ ALLOWED["kernels"] = {"kernels", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
+ALLOWED["study"] |= {"analysis"}  # for the interval over seeds
 ALLOWED["plot"] = {"plot", "analysis", "core"}
 ALLOWED["__main__"] = {"core"}  # it runs the commands by their names
 ALLOWED["__init__"] = {"deploy", "experiment", "record", "rollout", "system"}  # inside functions

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from rlframe.analysis import intervals
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import iter_csv, read_json
-from rlframe.core.seeding import Role, generator
 
 FALLBACK = {"eval/return_mean": "episode/return_mean"}
-N_RESAMPLES = 2_000
 N_GRID = 200
 # Keys that may differ between the seeds of one experiment: every sampler returns the same samples.
 _SAME_RESULT = re.compile(
@@ -142,7 +141,7 @@ def _problem(run: RunData) -> str:
     """Why a run cannot be part of a curve; empty if it can."""
     if len(run.columns.get("env_steps", ())) < 2:
         return "has just started"
-    for study in run.directory.parents[:2]:
+    for study in run.directory.parents[:3]:  # of study/run_0, study/setting/run_0 or study/name/setting/run_0
         with suppress(ConfigError, KeyError, TypeError):
             entries = read_json(study / "experiment.json")["runs"]
             if any(entry["state"] == "failed" and study / entry["name"] == run.directory for entry in entries):
@@ -191,8 +190,8 @@ def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, cente
             print(f"{experiment.label}: cut at {x_column} {high:,.0f}, where its shortest run ends", file=sys.stderr)
         grid = np.linspace(low, high, N_GRID)
         values = np.stack([np.interp(grid, x, y_values) for x, y_values in points])
-    low_band, high_band = _bootstrap(values, center)
-    return Curve(experiment.label, len(points), grid, _center(values, center), low_band, high_band)
+    low_band, high_band = intervals.bootstrap(values, center)
+    return Curve(experiment.label, len(points), grid, intervals.center(values, center), low_band, high_band)
 
 
 def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
@@ -206,22 +205,3 @@ def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarra
     values = values[usable][first]
     window = np.ones(min(smooth, values.size))
     return x, np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
-
-
-def _center(values: np.ndarray, center: str) -> np.ndarray:
-    """Mean over the seeds, axis -2; for iqm without the lowest and highest quarter (rounded down)."""
-    cut = values.shape[-2] // 4 if center == "iqm" else 0
-    ordered = np.sort(values, axis=-2) if cut else values
-    mean: np.ndarray = ordered[..., cut : values.shape[-2] - cut, :].mean(axis=-2)
-    return mean
-
-
-def _bootstrap(values: np.ndarray, center: str) -> tuple[np.ndarray, np.ndarray]:
-    n_seeds = len(values)
-    if n_seeds == 1:
-        return values[0], values[0]
-    draws = generator(0, Role.NOISE).integers(n_seeds, size=(N_RESAMPLES, n_seeds))
-    columns = np.array_split(np.arange(values.shape[1]), max(1, values.size // 1_000))  # to bound memory
-    bands = [np.percentile(_center(values[:, part][draws], center), [2.5, 97.5], axis=0) for part in columns]
-    low, high = np.concatenate(bands, axis=1)
-    return low, high

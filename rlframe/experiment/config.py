@@ -43,7 +43,10 @@ _OTHER_WORDS = {  # of other frameworks, and what they are called here
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
 _FREE = ("env_kwargs.", "eval.env_kwargs.")  # prefixes of keys that the environment defines
 # Keys of the command line that are not fields of Experiment.
-_COMMAND_KEYS = ("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries", "stall_s", "seeds")
+_COMMAND_KEYS = (
+    *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback"),
+    *("repeats", "retries", "stall_s", "seeds"),
+)
 
 
 @chz.chz

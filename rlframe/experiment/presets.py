@@ -12,6 +12,8 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml, read_json, read_regular_file
 
+_OF_STUDY = ("sweep", "zip", "repeats", "experiments")
+
 
 def presets_dir() -> Path:
     """The folder experiments/: beside the package in a clone, inside the package in a wheel."""
@@ -26,19 +28,40 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """The `config` of a preset, by name or by the path of a YAML file or of a run's params.json.
+    """The config of a preset, by name or by the path of a YAML file or of a run's params.json.
 
     Raises:
         ConfigError: it does not exist (with the nearest names), is not valid YAML or JSON, or has no `config`.
     """
+    return {key: value for key, value in _keys_of(name).items() if not _is_of_study(key)}
+
+
+def load_study(name: str) -> dict[str, Any]:
+    """The config of a YAML file together with its sweep, zip, repeats and experiments; empty if it has none of these.
+
+    Raises:
+        ConfigError: as `load_preset`.
+    """
+    keys = {} if name.endswith(".json") else _keys_of(name)
+    return keys if any(map(_is_of_study, keys)) else {}
+
+
+def _is_of_study(key: Any) -> bool:
+    return str(key).partition(".")[0] in _OF_STUDY
+
+
+def _keys_of(name: str) -> dict[str, Any]:
+    """The entries of `config:` and those of a study beside it; of a YAML file without `config:`, all entries."""
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
     if not path.is_file():
         known = preset_names()
         raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")
     content = read_json(path) if path.suffix == ".json" else _read_yaml(path)
+    if path.suffix != ".json" and isinstance(content, dict) and content and "config" not in content:
+        return dict(content)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{path} has no mapping `config:`")
-    return dict(content["config"])
+    return {key: value for key, value in content.items() if _is_of_study(key)} | content["config"]
 
 
 def _read_yaml(path: Path) -> Any:

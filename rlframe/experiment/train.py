@@ -22,7 +22,7 @@ from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
 from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, share_of, to_flat, whole_of
-from rlframe.experiment.presets import load_preset, presets_for
+from rlframe.experiment.presets import load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
@@ -81,6 +81,12 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
         others = [f"experiment={name}" for name in presets_for(str(keys.get("env", "CartPole-v1")))]
         return {}, (f"presets for this environment: {', '.join(others)}",) if others else ()
     config = load_preset(preset)
+    if study := load_study(preset):
+        entries = ", ".join(sorted(set(study) - set(config)))
+        raise ConfigError(
+            f"experiment={preset} is a study of several runs, as it has {entries}; start it with "
+            f"python -m rlframe.launch experiment={preset}, or remove these entries"
+        )
     if preset.endswith(".json"):  # may come from another person; a preset in YAML is written by hand
         check_trusted(config, preset, trust, NEW_WEIGHTS)
         config.pop("log_dir", None)  # of that run

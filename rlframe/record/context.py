@@ -62,7 +62,7 @@ def logger_context(
     policy = SnapshotPolicy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
     if ranks.world_size > 1 and snapshot_errors == "continue":
         raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
-    directory = _existing(log_dir, run_ID) if resume else _new(log_dir, run_ID, name)
+    directory = _existing(log_dir, run_ID) if resume else new_directory(log_dir, run_ID, name)
     try:
         run = Run(directory, config, policy, resume, console)
     except OSError as error:
@@ -97,7 +97,8 @@ def _existing(log_dir: str | Path, run_id: int) -> Path:
     raise ConfigError(f"no run to resume: neither {log_dir} nor its run_{run_id} has a params.json")
 
 
-def _new(log_dir: str | Path, run_id: int, name: str) -> Path:
+def new_directory(log_dir: str | Path, run_id: int, name: str) -> Path:
+    """The directory of a new run, created. Raises ConfigError if that fails or it holds a run (see logger_context)."""
     directory = Path(log_dir).expanduser().absolute() / f"run_{run_id}" if log_dir else dated(name, f"run_{run_id}")
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """The plan of a study: runs from a grid of settings and seeds, and the machine's slots they run on. No side effects."""
 
-import itertools
-import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.system.affinity import Affinity, Topology, plan
 
-SWEEP = "sweep."
 INNERMOST, OUTERMOST = "innermost", "outermost"
-_MAX_RUNS = 5_000
 _MAX_DIGITS = 15  # of a seed
 _MAX_NAME = 200  # bytes of a directory's name that every file system allows
 
@@ -22,7 +19,7 @@ _MAX_NAME = 200  # bytes of a directory's name that every file system allows
 class Run:
     """One run of a study. The queue appends `affinity=` of the slot to its command."""
 
-    setting: str  # directory of its setting within the study; empty if there is only one setting
+    setting: str  # directory within the study: experiment/setting, or one of them; empty if there is only one of each
     run_ID: int
     arguments: Mapping[str, str]  # key=value, without those for directory and hardware
     directory: Path  # <study>/<setting>/run_<ID>
@@ -47,8 +44,9 @@ class CommandTemplate:
     command: tuple[str, ...]
     resumes_by_directory: bool  # resumed by `command resume=RUN_DIR`; else by the same arguments and `resume=true`
 
-    def make_run(self, study: Path, setting: str, run_id: int, arguments: Mapping[str, str]) -> Run:
-        """The run with this setting's name, ID and arguments."""
+    def make_run(self, study: Path, experiment: str, setting: str, run_id: int, arguments: Mapping[str, str]) -> Run:
+        """The run with this ID and arguments. The names of experiment and setting are empty if there is only one."""
+        setting = "/".join(filter(None, (experiment, setting)))
         folder = study / setting
         place = (f"log_dir={folder}", f"run_ID={run_id}")
         start = (*self.command, *[f"{key}={value}" for key, value in arguments.items()], *place)
@@ -57,73 +55,55 @@ class CommandTemplate:
         return Run(setting, run_id, dict(arguments), directory, start, resume)
 
 
-def split_values(text: str) -> tuple[str, ...]:
-    """Split at commas outside of brackets: `[64,64],[256,256]` are two values."""
-    values, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            values.append("")
-        else:
-            values[-1] += character
-    return tuple(value.strip() for value in values)
-
-
-def read_grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The values of every `sweep.KEY=v1,v2`; raises ConfigError if one is empty or repeated, or KEY is also given."""
-    grid: dict[str, tuple[str, ...]] = {}
-    for name, text in arguments.items():
-        if not name.startswith(SWEEP):
-            continue
-        key, values = name.removeprefix(SWEEP), split_values(text)
-        if not key or "" in values:
-            raise ConfigError(f"{name}={text} needs the form sweep.KEY=value,value without empty values")
-        if len(set(values)) < len(values):
-            repeated = next(value for value in values if values.count(value) > 1)
-            raise ConfigError(f"{name}={text} contains {repeated} twice")
-        if key in arguments:
-            raise ConfigError(f"{key} is given as {arguments[key]} and swept over {text}; remove one of them")
-        grid[key] = values
-    if (n_runs := math.prod(map(len, grid.values()))) > _MAX_RUNS:
-        raise ConfigError(f"the sweep has {n_runs:,} runs, more than {_MAX_RUNS:,}; sweep fewer values or keys")
-    return grid
-
-
-def expand_grid(grid: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Every combination of the grid's values; the last key varies fastest."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
 def make_runs(
     make_run: Callable[[str, int, dict[str, str]], Run],
     base: Mapping[str, str],
-    settings: Sequence[Mapping[str, str]],
-    seeds: Sequence[str],
-    order: str,
+    combinations: Sequence[Mapping[str, str]],
     run_id: int = 0,
 ) -> tuple[Run, ...]:
-    """The runs of every setting with every seed.
+    """A run for each combination of values, all seeds of a setting together.
 
     Args:
-        make_run: makes a run from a setting's name, an ID and arguments: `partial(template.make_run, study)`.
-        base: arguments of all settings.
-        seeds: number the runs of a setting, run_<seed>; if empty, there is one, run_<run_id>.
-        order: innermost runs all seeds of a setting first; outermost runs all settings with the first seed first.
+        make_run: makes a run from a setting's name, an ID and arguments: `partial(template.make_run, study, "")`.
+        base: arguments of all runs.
+        combinations: a setting is a combination without its `seed`. The run is run_<seed>, or without one run_<run_id>.
     Raises:
-        ConfigError: two settings are equal, a seed is not a whole number, or the order is unknown.
+        ConfigError: two combinations are equal, or a seed is not a whole number.
+    """
+    settings: dict[frozenset[tuple[str, str]], tuple[dict[str, str], dict[int, dict[str, str]]]] = {}
+    for combination in combinations:
+        seed = combination.get("seed", str(run_id))
+        if not seed.isdecimal() or len(seed) > _MAX_DIGITS:
+            raise ConfigError(f"seed: {seed[:60]!r} is not a whole number of at most {_MAX_DIGITS} digits")
+        setting = {key: value for key, value in combination.items() if key != "seed"}
+        _, by_id = settings.setdefault(frozenset(setting.items()), (setting, {}))
+        if int(seed) in by_id:
+            raise ConfigError(f"the setting {dict(combination)} is given twice; remove one")
+        by_id[int(seed)] = {**setting, "seed": seed} if "seed" in combination else setting
+    names = _setting_names([setting for setting, _ in settings.values()])
+    return tuple(
+        make_run(name, number, {**base, **arguments})
+        for name, (_, by_id) in zip(names, settings.values(), strict=True)
+        for number, arguments in by_id.items()
+    )
+
+
+def in_order(runs: Sequence[Run], order: str) -> tuple[Run, ...]:
+    """The runs of `make_runs` as they are (innermost), or all settings with their first seed first (outermost).
+
+    Raises:
+        ConfigError: the order is unknown.
     """
     if order not in (known := (INNERMOST, OUTERMOST)):
         raise ConfigError(f"seeds={order} is not one of {', '.join(known)}{nearest(order, known)}")
-    for seed in seeds:
-        if not seed.isdecimal() or len(seed) > _MAX_DIGITS:
-            raise ConfigError(f"sweep.seed: {seed[:60]!r} is not a whole number of at most {_MAX_DIGITS} digits")
-    named = list(zip(_setting_names(settings), settings, strict=True))
-    if not seeds:
-        return tuple(make_run(name, run_id, {**base, **setting}) for name, setting in named)
-    pairs = [(each, seed) for each in named for seed in seeds]
-    if order == OUTERMOST:
-        pairs = [(each, seed) for seed in seeds for each in named]
-    return tuple(make_run(name, int(seed), {**base, **setting, "seed": seed}) for (name, setting), seed in pairs)
+    if order == INNERMOST:
+        return tuple(runs)
+    n_seen: Counter[str] = Counter()
+    places = []
+    for run in runs:
+        places.append(n_seen[run.setting])
+        n_seen[run.setting] += 1
+    return tuple(run for _, run in sorted(zip(places, runs, strict=True), key=lambda pair: pair[0]))
 
 
 def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
@@ -132,11 +112,7 @@ def _setting_names(settings: Sequence[Mapping[str, str]]) -> list[str]:
     short = [key.rpartition(".")[2] for key in keys]
     titles = {key: last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)}
     names: dict[str, None] = {}
-    found: set[frozenset[tuple[str, str]]] = set()
     for index, setting in enumerate(settings):
-        if (pairs := frozenset(setting.items())) in found:
-            raise ConfigError(f"the setting {dict(setting)} is given twice; remove one")
-        found.add(pairs)
         name = ",".join(f"{titles[key]}={_safe(value)}" for key, value in setting.items())
         usable = name not in names and len(name.encode()) <= _MAX_NAME and (name or len(settings) == 1)
         names[name if usable else f"setting_{index}"] = None
@@ -199,3 +175,10 @@ def describe_slots(slots: Sequence[Slot]) -> str:
         place = (f"CPU {cpus}" if cpus else "not pinned") + (f", GPU {gpus}" if gpus else "")
         lines.append(f"  slot {slot.index}  {place}  (affinity={slot.code})")
     return "\n".join(lines)
+
+
+def varied(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The values of each argument that differs between the runs, `seed` included; empty where a run has none."""
+    keys = dict.fromkeys(key for run in runs for key in run.arguments)
+    values = {key: list(dict.fromkeys(run.arguments.get(key, "") for run in runs)) for key in keys}
+    return {key: each for key, each in values.items() if len(each) > 1}

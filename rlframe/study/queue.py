@@ -1,24 +1,16 @@
 """The queue of a study: one process per slot; kills hung runs, retries failed ones and records them all."""
 
-import contextlib
-import math
-import os
-import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from multiprocessing.connection import wait
-from pathlib import Path
 
-from rlframe.core.errors import ConfigError, pluralize, printable
-from rlframe.core.files import make_own
+from rlframe.core.errors import ConfigError, pluralize
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run, Slot
+from rlframe.study.process import REFUSED, RunProcess
 from rlframe.study.record import (
     DONE,
     FAILED,
@@ -30,18 +22,12 @@ from rlframe.study.record import (
     Status,
     StudyRecord,
     move_aside,
-    size_and_time,
 )
-from rlframe.study.table import Row, StatusTable, summary
-from rlframe.system import parent_death
+from rlframe.study.table import Row, StatusTable, progress_line
 from rlframe.system.signals import stop_request
 
 _POLL_S = 0.5 if sys.platform == "linux" else 0.1  # between polls; on Linux the end of a process wakes the queue
-_STACK_S = 2.0  # time for a hung run to write its stack
-_CLOSE_S = 10.0  # time for a killed process to disappear
 _SNAPSHOT_S = 300.0  # time for interrupted runs to write their snapshots
-_REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
-_TAIL_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -50,134 +36,6 @@ class Options:
 
     retries: int = 0  # times a failed run is started again, from its snapshot
     stall_s: float = 3600.0  # seconds without a new line in its logs until a run counts as hung; 0: never
-
-
-class RunProcess:
-    """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies."""
-
-    def __init__(self, run: Run, slot: Slot, resume: bool) -> None:
-        """Start or resume the run; its output is appended to `run.log`. Raises OSError or ConfigError if that fails."""
-        self.run, self.slot = run, slot
-        self.kill_reason = ""  # why the queue killed it; empty if it did not
-        self.interrupted = False
-        self._start_s = self._changed_s = time.monotonic()
-        self._kill_s = math.inf  # when to kill it
-        command = [*(run.resume_command if resume else run.command), f"affinity={slot.code}"]
-        cpus = ",".join(map(str, slot.affinity.master)) or "-"
-        for folder in (run.directory, run.log.parent if run.setting else run.directory):
-            if folder.is_symlink():
-                raise ConfigError(f"{folder} is a link; a study writes only into its own folders")
-        run.log.parent.mkdir(parents=True, exist_ok=True)
-        make_own(run.log)
-        child_end, own_end = os.pipe()
-        self._descriptors = [own_end]  # the child is killed when this end closes (see parent_death)
-        try:
-            with run.log.open("ab") as log:
-                log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} slot {slot.index}: {shlex.join(command)}\n".encode())
-                log.flush()
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", parent_death.__file__, str(child_end), cpus, *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=_environment(),
-                    start_new_session=True,
-                    pass_fds=(child_end,),
-                )
-            self.pid = self._process.pid
-            self._descriptors += [os.pidfd_open(self.pid)] if sys.platform == "linux" else []
-        except BaseException:
-            self._close_descriptors()
-            raise
-        finally:
-            os.close(child_end)
-        self._logs = (run.log, run.directory / "progress.csv", run.directory / "debug.log")
-        self._log_stats = self._stat_logs()
-
-    def sentinels(self) -> list[int]:
-        """Descriptors that become readable when the process ends; none if the system has no pidfd."""
-        return self._descriptors[1:]
-
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start_s
-
-    def ended(self) -> bool:
-        """Whether the process has ended; if so, kill the rest of its process group."""
-        if self._process.poll() is None:
-            return False
-        self._kill_group()
-        return True
-
-    def result(self) -> tuple[int, str]:
-        """Exit status (negative for a signal) and reason of the failure (empty if none) of an ended process."""
-        status = int(self._process.returncode)
-        if status == 0 and not self.kill_reason:
-            return 0, ""
-        output = last_line(self.run.log)
-        cause = f"exit status {status}" if status >= 0 else f"killed by signal {-status}, {signal.strsignal(-status)}"
-        return status, self.kill_reason or (f"{cause}: {output}" if output else cause)
-
-    def check_hung(self, stall_s: float) -> None:
-        """Kill the run if its logs have no new line for `stall_s` (0: never). Does not wait."""
-        now, stats = time.monotonic(), self._stat_logs()
-        if stats != self._log_stats:
-            self._log_stats, self._changed_s = stats, now
-        if stall_s and not self.kill_reason and now - self._changed_s >= stall_s:
-            self.kill_reason = f"hung: no new line in its logs for {stall_s:g} s; {self.run.log.name} has its stack"
-            self._send(signal.SIGABRT)  # Python's fault handler writes the stacks of all threads
-            self._kill_s = now + _STACK_S
-        if now >= self._kill_s:
-            self._kill_group()
-
-    def interrupt(self, grace_s: float) -> None:
-        """Ask the run to write a snapshot and end; kill it after `grace_s`."""
-        self.interrupted = True
-        self._send(signal.SIGINT)  # the run stops its own workers
-        self._kill_s = min(self._kill_s, time.monotonic() + grace_s)
-
-    def close(self) -> None:
-        """Kill the process group if it still runs, and release all resources."""
-        if self._process.poll() is None:
-            self._kill_group()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # not killable while it waits in the kernel
-                self._process.wait(_CLOSE_S)
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-    def _stat_logs(self) -> list[tuple[int, int]]:
-        return [size_and_time(path) for path in self._logs]
-
-    def _send(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signum)
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with unbuffered output, stacks on a crash, and the CPUs that affinity codes refer to."""
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **os.environ}
-    if sys.platform == "linux":
-        environment.setdefault(parent_death.QUEUE_CPUS, ",".join(map(str, sorted(os.sched_getaffinity(0)))))
-    return environment
-
-
-def last_line(path: Path) -> str:
-    """The last non-empty line of a log, at most 300 characters."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    output = [line.strip() for line in lines if line.strip() and not line.startswith("--- ")]
-    return printable(output[-1][:300]) if output else ""
 
 
 class Queue:
@@ -267,7 +125,7 @@ class Queue:
         if state == FAILED:
             self._failures[run.name] += 1
             left = self._options.retries - self._failures[run.name] + 1
-            retry = left > 0 and status.exit_status != _REFUSED
+            retry = left > 0 and status.exit_status != REFUSED
             self._table.message(f"{run.name} failed, {reason}" + (f"; retries left: {left}" if retry else ""))
             if retry:
                 status.state = WAITING
@@ -302,4 +160,4 @@ class Queue:
         if last or now - self._shown_s >= self._table.interval_s:
             self._shown_s = now
             rows = [self._row(run) for run in self._runs]
-            self._table.show(rows, summary(rows, len(self._free) + len(self._active)), last)
+            self._table.show(rows, progress_line(rows, len(self._free) + len(self._active)), last)

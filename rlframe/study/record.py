@@ -20,7 +20,8 @@ FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
 _FORMAT = 2
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
-_RETURNS = ("eval/return_mean", "episode/return_mean")
+_COLUMNS = ("env_steps", "time/env_steps_per_s", "time/elapsed_s")
+RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log has
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Progress:
     env_steps: float = math.nan
     n_steps: float = math.nan
     return_: float = math.nan
+    per_s: float = math.nan  # env_steps per second of the last log interval
     elapsed_s: float = math.nan
     written: float = math.nan  # time.time() of the row
 
@@ -67,9 +69,9 @@ class ProgressReader:
         if math.isnan(self._n_steps):
             with suppress(ConfigError, ValueError, KeyError, TypeError):
                 self._n_steps = float(read_json(self._params)["config"]["runner.n_steps"])
-        return_ = next((row[name] for name in _RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
-        env_steps, elapsed_s = (row.get(name, math.nan) for name in ("env_steps", "time/elapsed_s"))
-        self._progress = Progress(env_steps, self._n_steps, return_, elapsed_s, stat[1] / 1e9)
+        return_ = next((row[name] for name in RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
+        env_steps, per_s, elapsed_s = (row.get(name, math.nan) for name in _COLUMNS)
+        self._progress = Progress(env_steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9)
         return self._progress
 
 

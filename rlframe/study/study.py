@@ -1,6 +1,7 @@
 """A study runs its plan through the queue; `run_study` does so for scripts, `sweep` for `rlframe.launch`."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.command_line import run_command
-from rlframe.core.errors import ConfigError, Interrupted, pluralize
+from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
 from rlframe.record.context import dated
-from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, make_runs, make_slots
+from rlframe.record.directory import replace_file
+from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, in_order, make_runs, make_slots
 from rlframe.study.queue import Options, Queue
 from rlframe.study.record import DONE, FAILED, StudyRecord
+from rlframe.study.summary import SUMMARY_FILE, format_summary, summarize, summary_csv
 from rlframe.study.table import open_status_table
 from rlframe.system.affinity import read_topology
 
@@ -47,10 +50,22 @@ def execute(study: Study, slots: Sequence[Slot], options: Options) -> int:
             signum = Queue(study.runs, slots, record, table, options).run()
         if signum:
             raise Interrupted(signum, f"the queue was stopped; continue it with {study.resume_hint}")
+        _summarize(study, record)
         here, directory = Path.cwd(), study.directory
         shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
         print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
         return int(any(status.state == FAILED for status in record.statuses.values()))
+
+
+def _summarize(study: Study, record: StudyRecord) -> None:
+    """Print the summary and write summary.csv, if any run has logged a return."""
+    try:
+        results = summarize(study.runs, record.statuses)
+        if any(result.scores for result in results):
+            print(f"\n{format_summary(results)}", flush=True)
+            replace_file(study.directory / SUMMARY_FILE, summary_csv(results))
+    except (ConfigError, OSError) as error:  # the runs are complete all the same
+        print(printable(f"warning: no {SUMMARY_FILE}: {error}"), file=sys.stderr)
 
 
 def preview(study: Study, slots: Sequence[Slot]) -> str:
@@ -98,7 +113,8 @@ def run_study(
         template = CommandTemplate(tuple(command), resumes_by_directory=False)
         base = {key: value for key, value in arguments[0].items() if all(each.get(key) == value for each in arguments)}
         settings = [{key: value for key, value in each.items() if key not in base} for each in arguments]
-        runs = make_runs(partial(template.make_run, directory), base, settings, [str(seed) for seed in seeds], order)
+        combinations = [{**setting, "seed": str(seed)} for setting in settings for seed in seeds]
+        runs = in_order(make_runs(partial(template.make_run, directory, ""), base, combinations), order)
         facts = {"command": list(command), "variants": arguments, "seeds": list(seeds)}
         study = Study(directory, runs, facts, f"the same script with log_dir={directory}")
         return execute(study, make_slots(affinity, read_topology(), len(runs)), options)

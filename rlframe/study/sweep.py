@@ -1,7 +1,7 @@
-"""`python -m rlframe.launch sweep.KEY=v1,v2 ...`: a grid of launches, checked before the first one starts."""
+"""A study of `rlframe.launch`: its runs are launches, checked before the first one starts."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,114 +10,124 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import Experiment, to_flat
-from rlframe.experiment.trust import check_trusted, foreign
+from rlframe.experiment.trust import foreign
 from rlframe.record.context import dated
 from rlframe.study import plan
-from rlframe.study.plan import SWEEP, Run
+from rlframe.study.experiments import STUDY_KEYS, Experiments, naming, read_experiments, recorded_experiments
+from rlframe.study.grid import MAX_RUNS, REPEATS, Grid, bare_key, read_grid
+from rlframe.study.plan import Run
 from rlframe.study.queue import Options
-from rlframe.study.record import FILE, read_record
 from rlframe.study.study import Study, execute, preview
 from rlframe.system.affinity import read_topology
 
-_STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # one value for all runs
-_ADJUSTABLE = ("affinity", "retries", "stall_s")  # may change when a study is resumed
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
+_COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
 
 
-def is_study(arguments: Mapping[str, str]) -> bool:
-    """Whether the command line has a sweep or resumes a study."""
-    swept = any(key.startswith(SWEEP) for key in arguments)
-    return swept or ("resume" in arguments and (Path(arguments["resume"]) / FILE).is_file())
-
-
 def run_sweep(words: KeyValues, check: Check) -> int:
-    """Run or resume the sweep, or print its plan with `dry_run=true`; returns the exit status.
+    """Run or resume the study, or print its plan with `dry_run=true`; returns the exit status.
 
     Raises:
         ConfigError: the grid, a key or a value of any run is wrong; nothing has been started.
     """
     dry_run, resume, trust = words.flag("dry_run"), words.text("resume"), words.flag("trust")
-    given = _with_recorded(Path(resume), words.remaining, trust) if resume else dict(words.remaining)
-    study_words = KeyValues(f"{key}={value}" for key, value in given.items() if key in _STUDY_KEYS)
-    order = study_words.text("seeds", plan.INNERMOST)
-    options = Options(study_words.count("retries", 0), float(study_words.count("stall_s", int(Options.stall_s))))
-    run_id = study_words.count("run_ID", 0)
-    base = {key: value for key, value in given.items() if key not in _STUDY_KEYS and not key.startswith(SWEEP)}
-    grid = _grid(given)
-    seeds = grid.pop("seed", ())
-    if seeds and "run_ID" in given:
-        raise ConfigError(f"run_ID={run_id} conflicts with sweep.seed: a run's ID is its seed; remove run_ID")
-    command = (sys.executable, "-m", "rlframe.launch", *(("trust=true",) if trust else ()))
-    template = plan.CommandTemplate(command, resumes_by_directory=True)
-
-    def runs_in(directory: Path) -> tuple[Run, ...]:
-        runs = plan.make_runs(partial(template.make_run, directory), base, plan.expand_grid(grid), seeds, order, run_id)
-        if trust:
-            return runs
-        # A run whose own arguments name foreign code may also be resumed with it.
-        return tuple(
-            replace(run, resume_command=(*run.resume_command, "trust=true")) if foreign(run.arguments) else run
-            for run in runs
-        )
-
-    experiments = _checked(runs_in(Path()), check)
-    log_dir = resume or given.get("log_dir", "")
-    titles = {experiment.title() for experiment in experiments}
-    title = titles.pop() if len(titles) == 1 else "sweep"
-    directory = Path(log_dir).expanduser().absolute() if log_dir else dated(title)
-    facts = {
-        "command": [f"{key}={value}" for key, value in given.items()],
-        "grid": plan.read_grid(given),
-        "config": _common_config(experiments),
-    }
-    study = Study(directory, runs_in(directory), facts, f"resume={directory}")
-    on_gpu = any(experiment.device != "cpu" for experiment in experiments)
-    slots = plan.make_slots(given.get("affinity", "auto"), read_topology(), len(study.runs), on_gpu)
+    given = words.remaining
+    if resume:
+        command, experiments = recorded_experiments(Path(resume), given, trust)
+    else:
+        command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
+    shared = _shared(experiments)
+    options = Options(shared.count("retries", 0), float(shared.count("stall_s", int(Options.stall_s))))
+    checked = _checked(_make_runs(experiments, Path(), trust), check)
+    log_dir = resume or shared.text("log_dir")
+    directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
+    runs = _make_runs(experiments, directory, trust)
+    facts = {"command": command, "experiments": experiments, "grid": plan.varied(runs)}
+    study = Study(directory, runs, {**facts, "config": _common_config(checked)}, f"resume={directory}")
+    on_gpu = any(experiment.device != "cpu" for experiment in checked)
+    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), len(runs), on_gpu)
     if dry_run:
         print(preview(study, slots))
         return 0
     return execute(study, slots, options)
 
 
-def _grid(arguments: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    grid = plan.read_grid(arguments)
-    for key in (*_STUDY_KEYS, *_SINGLE_RUN_KEYS, "dry_run"):
-        if key in grid:
-            raise ConfigError(f"sweep.{key}: {key} cannot be swept")
+def _shared(experiments: Experiments) -> KeyValues:
+    """The words for the whole study, which are the same in all experiments."""
+    first = next(iter(experiments.values()))
+    return KeyValues(f"{key}={first[key]}" for key in STUDY_KEYS if key in first)
+
+
+def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[Run, ...]:
+    """The runs of all experiments, in the order in which they start."""
+    shared, template, grids = _shared(experiments), run_template(trust), _grids(experiments)
+    run_id, order = shared.count("run_ID", 0), shared.text("seeds", plan.INNERMOST)
+    not_of_runs = (*STUDY_KEYS, REPEATS)
+    runs: list[Run] = []
+    for name, words in experiments.items():
+        base = {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
+        with naming(name):
+            make_run = partial(template.make_run, directory, name)
+            runs += plan.make_runs(make_run, base, grids[name].combinations(), run_id)
+    ordered = plan.in_order(runs, order)
+    return ordered if trust else tuple(map(trusting_itself, ordered))
+
+
+def run_template(trust: bool) -> plan.CommandTemplate:
+    """The launch command of a run."""
+    command = (sys.executable, "-m", "rlframe.launch", *(("trust=true",) if trust else ()))
+    return plan.CommandTemplate(command, resumes_by_directory=True)
+
+
+def trusting_itself(run: Run) -> Run:
+    """A run whose own arguments name foreign code may also be resumed with it."""
+    if not foreign(run.arguments):
+        return run
+    return replace(run, resume_command=(*run.resume_command, "trust=true"))
+
+
+def _grids(experiments: Experiments) -> dict[str, Grid]:
+    """The grid of each experiment."""
+    grids = {}
+    for name, words in experiments.items():
+        with naming(name):
+            grids[name] = _grid(words)
+    if (n_runs := sum(grid.n_runs() for grid in grids.values())) > MAX_RUNS:
+        raise ConfigError(f"the study has {n_runs:,} runs, more than {MAX_RUNS:,}; sweep fewer values or keys")
+    return grids
+
+
+def _grid(words: Mapping[str, str]) -> Grid:
+    grid = read_grid(words)
+    keys = (*grid.swept, *grid.zipped)
+    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS, REPEATS):
+        if key in keys:
+            raise ConfigError(f"{key} cannot be swept; remove sweep.{key} or zip.{key}")
     for key in _SINGLE_RUN_KEYS:
-        if key in arguments:
-            raise ConfigError(f"{key}={arguments[key]} is for a single run, not for a sweep; remove it")
+        if key in words:
+            raise ConfigError(f"{key}={words[key]} is for a single run, not for a sweep; remove it")
+    for key in _COMMAND_LINE_KEYS:
+        if key in words:
+            raise ConfigError(f"{key}={words[key]} belongs on the command line; remove it here")
+    if "seed" in keys and "run_ID" in words:
+        raise ConfigError(
+            f"run_ID={words['run_ID']} conflicts with several seeds: a run's ID is its seed; remove run_ID"
+        )
     return grid
 
 
-def _with_recorded(directory: Path, arguments: Mapping[str, str], trust: bool) -> dict[str, str]:
-    """The arguments the study was started with, updated by the adjustable ones given now."""
-    fixed = [key for key in arguments if key not in _ADJUSTABLE]
-    if fixed:
-        raise ConfigError(
-            f"resume={directory} cannot change {', '.join(fixed)}, only {', '.join(_ADJUSTABLE)}; to add seeds or "
-            f"values, repeat the study's command with log_dir={directory}"
-        )
-    command = read_record(directory).get("command")
-    if not isinstance(command, list) or not any(str(word).startswith(SWEEP) for word in command):
-        raise ConfigError(f"{directory} is the study of a script; run that script again with log_dir={directory}")
-    recorded = KeyValues(map(str, command)).remaining
-    for name, text in recorded.items():
-        key = name.removeprefix(SWEEP)
-        for value in plan.split_values(text) if key != name else [text]:
-            check_trusted({key: value}, str(directory / FILE), trust)
-    return recorded | dict(arguments)
+def _title(given: Mapping[str, str], experiments: Sequence[Experiment]) -> str:
+    titles = {experiment.title() for experiment in experiments}
+    return titles.pop() if len(titles) == 1 else Path(given.get("experiment", "sweep")).stem
 
 
-def _checked(runs: tuple[Run, ...], check: Check) -> list[Experiment]:
+def _checked(runs: Sequence[Run], check: Check) -> list[Experiment]:
     experiments = []
     for run in runs:
-        try:
+        with naming(run.name if len(runs) > 1 or run.setting else ""):
             experiments.append(check(dict(run.arguments)))
-        except ConfigError as error:
-            raise ConfigError(f"{run.name}: {error}" if len(runs) > 1 else str(error)) from error
     return experiments
 
 
@@ -127,5 +137,5 @@ def _common_config(experiments: list[Experiment]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flats[0].items()
-        if key not in _STUDY_KEYS and all(key in flat and flat[key] == value for flat in flats)
+        if key not in STUDY_KEYS and all(key in flat and flat[key] == value for flat in flats)
     }

@@ -12,9 +12,11 @@ from rlframe.core.errors import pluralize
 from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Progress
 
-HEADER = ("run", "state", "slot", "progress", "return", "time", "left")
+HEADER = ("run", "state", "slot", "env_steps", "return", "steps/s", "time", "left")
 _BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, DONE)
 _STYLES = {RUNNING: "cyan", FAILED: "bold red", INTERRUPTED: "yellow", WAITING: "dim", DONE: "green"}
+_SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_LONGEST_S = 600.0  # between progress lines without a terminal
 _OTHER_LINES = 5  # lines of a terminal that are not rows
 
 
@@ -36,11 +38,26 @@ class Row:
             self.name,
             self.state,
             str(self.slot) if self.slot >= 0 else "",
-            "" if math.isnan(progress.fraction()) else f"{progress.fraction():.0%}",
+            self._steps(),
             "" if math.isnan(progress.return_) else format_number(progress.return_),
+            "" if math.isnan(progress.per_s) else f"{progress.per_s:,.0f}",
             format_duration(self.seconds) if self.seconds else "",
             format_duration(progress.left_s()) if self.state == RUNNING and progress.left_s() > 0 else "",
         )
+
+    def _steps(self) -> str:
+        """env_steps of all: 25.6k/100k."""
+        done, n_steps = self.progress.env_steps, self.progress.n_steps
+        if math.isnan(done):
+            return ""
+        return _short(done) if math.isnan(n_steps) else f"{_short(done)}/{_short(n_steps)}"
+
+    def line(self) -> str:
+        """The progress of an active run in one line."""
+        titles = dict(zip(HEADER, self.cells(), strict=True))
+        named = [f"{name} {titles[name]}" for name in ("env_steps", "return") if titles[name]]
+        named += [f"{titles[name]} {name}" for name in ("steps/s", "left") if titles[name]]
+        return f"{self.name} {', '.join(named)}"
 
     def result(self) -> str:
         """State, return, env_steps and time in one line."""
@@ -49,10 +66,17 @@ class Row:
         return f"{self.name} {self.state}{return_}{steps}, {format_duration(self.seconds)}"
 
 
-def summary(rows: Sequence[Row], n_slots: int) -> str:
-    """The number of runs in each state, and the time left on this number of slots."""
+def _short(n: float) -> str:
+    """A count in at most three digits: 512, 25.6k, 10M."""
+    size, suffix = next(((size, suffix) for size, suffix in _SUFFIXES if n >= size), (1.0, ""))
+    return f"{math.floor(10 * n / size) / 10:g}{suffix}" if n < 100 * size else f"{math.floor(n / size)}{suffix}"
+
+
+def progress_line(rows: Sequence[Row], n_slots: int) -> str:
+    """How many runs are done, the number in each other state, and the time left on this number of slots."""
     counts = {state: sum(row.state == state for row in rows) for state in _BY_IMPORTANCE}
-    text = f"{pluralize(len(rows), 'run')}: " + ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    others = [f", {n} {state}" for state, n in counts.items() if n and state != DONE]
+    text = f"{counts[DONE]} of {pluralize(len(rows), 'run')} done{''.join(others)}"
     left = _left_s(rows, n_slots)
     return f"{text}; about {format_duration(left)} left" if left > 0 else text
 
@@ -100,9 +124,10 @@ class StatusTable(ABC):
 
 
 class PlainStatusTable(StatusTable):
-    """Prints a line for each event, a summary once a minute, and the table at the end."""
+    """Prints a line for each event, the progress of active runs every 1 to 10 minutes, and the table at the end."""
 
-    interval_s = 60.0
+    def __init__(self) -> None:
+        self.interval_s = 60.0
 
     def message(self, text: str) -> None:
         print(f"{datetime.now():%H:%M:%S} {text}", flush=True)
@@ -110,8 +135,12 @@ class PlainStatusTable(StatusTable):
     def show(self, rows: Sequence[Row], line: str, last: bool) -> None:
         if last:
             print(f"\n{format_table(rows)}\n{line}", flush=True)
-        elif any(row.state == RUNNING for row in rows):
-            self.message(line)
+            return
+        running = [row for row in rows if row.state == RUNNING]
+        if running:
+            self.interval_s = min(1.1 * self.interval_s, _LONGEST_S)
+            logged = [row.line() for row in running if not math.isnan(row.progress.env_steps)]
+            self.message("\n  ".join([line, *logged]))
 
     def close(self) -> None:
         sys.stdout.flush()

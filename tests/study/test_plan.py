@@ -6,31 +6,15 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.study.plan import CommandTemplate, Run, expand_grid, make_runs, read_grid, split_values
+from rlframe.study.plan import CommandTemplate, Run, in_order, make_runs, varied
 
-MAKE_RUN = partial(CommandTemplate(("train",), resumes_by_directory=True).make_run, Path("study"))
+TEMPLATE = CommandTemplate(("train",), resumes_by_directory=True)
+MAKE_RUN = partial(TEMPLATE.make_run, Path("study"), "")
 
 
 def names(settings: list[dict[str, str]], seeds: tuple[str, ...] = (), order: str = "innermost") -> list[str]:
-    return [run.name for run in make_runs(MAKE_RUN, {}, settings, seeds, order)]
-
-
-def test_commas_in_brackets_do_not_split_values() -> None:
-    assert split_values("[64,64],[256,256]") == ("[64,64]", "[256,256]")
-    assert split_values("1e-3, 3e-4") == ("1e-3", "3e-4")
-    assert split_values("{a: [1,2], b: 3},x") == ("{a: [1,2], b: 3}", "x")
-    assert split_values("one") == ("one",)
-
-
-def test_a_grid_expands_to_every_combination() -> None:
-    grid = read_grid({"env": "x", "sweep.lr": "1,2", "sweep.clip": "a,b"})
-    assert grid == {"lr": ("1", "2"), "clip": ("a", "b")}
-    assert expand_grid(grid) == [
-        {"lr": "1", "clip": "a"},
-        {"lr": "1", "clip": "b"},
-        {"lr": "2", "clip": "a"},
-        {"lr": "2", "clip": "b"},
-    ]
+    combinations = [{**setting, "seed": seed} for setting in settings for seed in seeds] if seeds else settings
+    return [run.name for run in in_order(make_runs(MAKE_RUN, {}, combinations), order)]
 
 
 def test_seeds_vary_fastest_or_slowest_by_choice() -> None:
@@ -44,7 +28,7 @@ def test_without_settings_runs_have_no_setting_directory() -> None:
 
 
 def test_without_seeds_a_setting_has_one_run_with_the_given_id() -> None:
-    assert [run.name for run in make_runs(MAKE_RUN, {}, [{"lr": "1"}], (), "innermost", run_id=5)] == ["lr=1/run_5"]
+    assert [run.name for run in make_runs(MAKE_RUN, {}, [{"lr": "1"}], run_id=5)] == ["lr=1/run_5"]
 
 
 def test_directory_names_need_no_quotes() -> None:
@@ -64,7 +48,8 @@ def test_duplicate_and_long_names_are_numbered() -> None:
 def test_commands_contain_all_arguments_of_a_run() -> None:
     def run(resumes_by_directory: bool) -> Run:
         template = CommandTemplate(("python", "-m", "train"), resumes_by_directory)
-        return make_runs(partial(template.make_run, Path("study")), {"env": "x"}, [{"lr": "1"}], ("3",), "innermost")[0]
+        make_run = partial(template.make_run, Path("study"), "")
+        return make_runs(make_run, {"env": "x"}, [{"seed": "3", "lr": "1"}])[0]
 
     start = ("python", "-m", "train", "env=x", "lr=1", "seed=3", "log_dir=study/lr=1", "run_ID=3")
     assert run(True).command == run(False).command == start
@@ -74,19 +59,23 @@ def test_commands_contain_all_arguments_of_a_run() -> None:
     assert run(True).log == Path("study/lr=1/run_3.log")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"sweep.lr": "1,,2"}, "without empty values"),
-        ({"sweep.lr": ""}, "without empty values"),
-        ({"sweep.": "1"}, "sweep.KEY=value"),
-        ({"sweep.lr": "1,2,1"}, "contains 1 twice"),
-        ({"sweep.lr": "1,2", "lr": "3"}, "lr is given as 3 and swept over 1,2"),
-    ],
-)
-def test_an_invalid_grid_raises_an_error(arguments: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_grid(arguments)
+def test_runs_of_a_named_experiment_have_their_own_folder() -> None:
+    make_run = partial(TEMPLATE.make_run, Path("study"), "ppo")
+    runs = make_runs(make_run, {}, [{"lr": "1", "seed": "0"}, {"lr": "2", "seed": "0"}])
+    assert [run.name for run in runs] == ["ppo/lr=1/run_0", "ppo/lr=2/run_0"]
+    assert [run.directory for run in runs] == [Path("study/ppo/lr=1/run_0"), Path("study/ppo/lr=2/run_0")]
+    assert [run.name for run in make_runs(make_run, {}, [{}])] == ["ppo/run_0"]
+
+
+def test_the_order_of_seeds_holds_over_settings_with_different_seeds() -> None:
+    combinations = [{"lr": "1", "seed": "0"}, {"lr": "1", "seed": "1"}, {"lr": "2", "seed": "5"}]
+    runs = in_order(make_runs(MAKE_RUN, {}, combinations), "outermost")
+    assert [run.name for run in runs] == ["lr=1/run_0", "lr=2/run_5", "lr=1/run_1"]
+
+
+def test_varied_arguments_are_those_that_differ() -> None:
+    runs = make_runs(MAKE_RUN, {"env": "x"}, [{"lr": "1", "seed": "0"}, {"lr": "2", "seed": "0"}])
+    assert varied(runs) == {"lr": ["1", "2"]}
 
 
 def test_unknown_orders_invalid_seeds_and_repeated_settings_raise_errors() -> None:
@@ -96,3 +85,5 @@ def test_unknown_orders_invalid_seeds_and_repeated_settings_raise_errors() -> No
         names([{}], ("1.5",))
     with pytest.raises(ConfigError, match="is given twice"):
         names([{"lr": "1"}, {"lr": "1"}])
+    with pytest.raises(ConfigError, match="is given twice"):
+        names([{"lr": "1"}], ("1", "01"))

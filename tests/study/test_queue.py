@@ -69,7 +69,7 @@ def test_a_crash_is_reported_with_its_last_line_and_stops_no_other_run(
     assert (failed["exit_status"], failed["attempts"]) == (1, 1)
     printed = capfd.readouterr().out
     assert "ValueError: the 42nd step went wrong" in printed
-    assert "4 runs: 2 failed, 2 done" in printed
+    assert "2 of 4 runs done, 2 failed" in printed
 
 
 def test_a_hung_run_is_killed_with_its_children_and_its_log_has_the_stack(tmp_path: Path) -> None:

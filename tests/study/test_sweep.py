@@ -39,7 +39,7 @@ REFUSED = [
     (["sweep.seed=0,1", "sweep.experiment=classic/ppo_cartpole,classic/a2c_cartpol"], "did you mean classic/a2c_cart"),
     (["sweep.runner.n_steps=1e4,many"], "'many' is not a number"),
     (["sweep.seed=0,x"], "'x' is not a whole number"),
-    (["sweep.seed=0,1", "seed=3"], "seed is given as 3 and swept"),
+    (["sweep.seed=0,1", "seed=3"], "seed is given as 3 and as sweep.seed"),
     (["sweep.seed=0,1", "seeds=outer"], "did you mean outermost"),
     (["sweep.seed=0,1", "affinity=99cpr"], "cannot get 99 of"),
     (["sweep.seed=0,1", "affinity=1cpr_0slt"], "leave out slt"),
@@ -48,6 +48,10 @@ REFUSED = [
     (["sweep.seed=0,1", "tune_sampler=true"], "tune_sampler=true is for a single run"),
     (["sweep.log_dir=a,b"], "log_dir cannot be swept"),
     (["sweep.seed=0,1", "retrys=1"], "unknown key retrys"),
+    (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9"], "zip.algo.clip has 2, zip.algo.discount has 1"),
+    (["zip.algo.clip=0.1,0.2", "zip.algo.discount=0.9,2"], "clip=0.2,discount=2/run_0: algo.discount=2"),
+    (["repeats=2", "seed=x"], "seed='x' must be a whole number"),
+    (["repeats=2", "run_ID=2"], "a run's ID is its seed"),
 ]
 
 
@@ -93,6 +97,12 @@ def test_a_study_of_seeds_is_recorded_resumed_and_plotted_as_one_curve(
     rows = (study / "run_3/progress.csv").read_bytes()
     assert main([f"resume={study}"]) == 0
     assert (study / "run_3/progress.csv").read_bytes() == rows
+    printed = capsys.readouterr().out
+    assert re.search(r"\nall runs +2 +[\d.]+ +\[[\d.]+, [\d.]+\] +[\d.]+ +\d+\n", printed)
+    (row,) = read_csv(study / "summary.csv")[1]
+    assert (row["n_seeds"], row["n_failed"], row["metric"]) == ("2", "0", "eval/return_mean")
+    assert main([*SHORT, "seed=3", "repeats=2", f"log_dir={study}"]) == 0  # the same runs
+    assert "2 runs, 2 already done" in capsys.readouterr().out
     assert main([f"resume={study}", "algo.discount=0.5"]) == 2
     assert "cannot change algo.discount" in capsys.readouterr().err
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
@@ -248,6 +258,6 @@ def test_one_run_crashes_one_hangs_and_the_other_six_complete(tmp_path: Path, mo
     assert "hung" in reasons["a=0,b=0,c=0/run_0"]
     assert "the simulator diverged" in reasons["a=1,b=1,c=1/run_0"]
     assert all(record(study)[name]["attempts"] == 2 for name in reasons)
-    assert "8 runs: 2 failed, 6 done" in output
+    assert "6 of 8 runs done, 2 failed" in output
     assert "in step" in (study / "a=0,b=0,c=0/run_0.log").read_text()
     assert plot.main([str(study), f"out={tmp_path / 'curves.png'}"]) == 0
