@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlframe.experiment.build import Built
+    from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import Job, TrainResult
     from rlframe.rollout.policy import Policy
 
@@ -35,21 +35,40 @@ def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
     return train.train(train.place_job(job)[0])
 
 
-def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "Built":
-    """Build the objects of a run without training: `built.runner` and its sampler, agent and algo. Settings: see train.
+def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "LiveRun":
+    """A run to train step by step, with its `agent`, `algo`, `sampler` and `runner`. Settings: see train.
 
-        with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as built:
-            built.train()  # or built.runner.iterate(), one batch at a time
+        with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as run:
+            for row in run:  # trains up to the next row of the log
+                print(row["env_steps"], row["eval/return_mean"])
+            run.save("cartpole")
 
-    Nothing is recorded unless it is trained inside `rlframe.record.logger_context`.
+    It is recorded only if log_dir=DIR says where.
 
     Raises:
         ConfigError: a setting is wrong, or is for several processes.
     """
     job = _read(algo, env, n_steps, settings)
-    from rlframe.experiment.train import build_job
+    from rlframe.experiment.train import live_run
 
-    return build_job(job)
+    return live_run(job, str(settings.get("log_dir", "")))
+
+
+def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
+    """The run whose state is in `path`, of LiveRun.save or a run directory, as it was; see build.
+
+    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on. It is
+    recorded only if log_dir=DIR says where, as a run of its own.
+
+    Raises:
+        ConfigError: a setting is wrong or cannot change; there is no such run, or it needs trust=True.
+        SnapshotError: it has no snapshot.
+    """
+    log_dir = str(settings.pop("log_dir", ""))
+    job = _read("", "", n_steps, {"resume": str(path), **settings})
+    from rlframe.experiment.train import live_run
+
+    return live_run(job, log_dir)
 
 
 def log(name: str, value: Any) -> None:

@@ -2,14 +2,18 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rlframe
 from rlframe.core.errors import ConfigError
+from rlframe.record.rank_state import env_steps_of
 from rlframe.runners import MinibatchRl
+from tests.runners.resumed import OF_TIME
 
 SMALL: dict[str, Any] = {"sampler": "serial", "sampler.batch_T": 16, "sampler.batch_B": 4, "algo.minibatches": 2}
 SMALL |= {"eval.n_episodes": 2, "eval.n_envs": 2, "model.hidden": [8], "affinity": "none"}
@@ -56,6 +60,65 @@ def test_build_gives_the_live_objects(tmp_path: Path) -> None:
         assert built.train()["env_steps"] >= 64
 
 
+def test_a_run_in_a_loop_learns_what_train_learns(tmp_path: Path) -> None:
+    keys = {**SMALL, "runner": "minibatch_rl_eval", "eval.n_episodes": 2, "runner.log_interval_steps": 64}
+    whole = rlframe.train("ppo", "CartPole-v1", 256, log_dir=tmp_path / "whole", **keys)
+    with rlframe.build("ppo", "CartPole-v1", 256, **keys) as run:
+        rows = list(run)
+        assert rows[-1]["eval/return_mean"] == whole.metrics["eval/return_mean"] == run.evaluate()["eval/return_mean"]
+        assert run.metrics["env_steps"].tolist() == [row["env_steps"] for row in rows]
+        assert np.isnan(run.metrics["algo/entropy"][0]), "there is none before the first update"
+        assert run.policy.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
+    of_dqn = {"algo.learn_from": 32, "algo.batch_size": 8, "runner.log_interval_steps": 64}
+    keys = {key: value for key, value in SMALL.items() if not key.startswith("algo")} | of_dqn
+    with rlframe.build("dqn", "CartPole-v1", n_steps=256, **keys) as run:
+        for row in run:
+            if row["env_steps"] >= 100:
+                break
+        run.algo.learning_rate = 3e-3
+        run.save(tmp_path / "saved")
+        expected = run.train()
+        run.save(tmp_path / "saved")
+    first, second = sorted((tmp_path / "saved/snapshot").glob("step_*"))
+    shutil.rmtree(second)
+    with rlframe.restore(tmp_path / "saved", log_dir=tmp_path / "again") as again:
+        assert again.runner.env_steps == env_steps_of(first)
+        assert again.algo.learning_rate == 3e-3
+        row = again.train()
+    assert {k: v for k, v in row.items() if not k.startswith(OF_TIME)} == {
+        k: v for k, v in expected.items() if not k.startswith(OF_TIME)
+    }
+    assert (tmp_path / "again/run_0/progress.csv").is_file(), "log_dir= says where it is recorded"
+    assert rlframe.load_policy(tmp_path / "saved").act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_a_run_left_early_is_recorded_with_a_snapshot(tmp_path: Path) -> None:
+    with rlframe.build("ppo", "CartPole-v1", 10_000, **SMALL, log_dir=tmp_path) as run:
+        next(run)
+        row = next(run)
+    result = json.loads((tmp_path / "run_0/result.json").read_text())
+    assert (result["ended"], result["env_steps"]) == ("interrupted", row["env_steps"])
+    assert (
+        rlframe.train(resume=tmp_path / "run_0", n_steps=row["env_steps"] + 64).metrics["env_steps"] > row["env_steps"]
+    )
+
+
+def test_a_run_is_not_saved_over_something_else(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with rlframe.build("ppo", "CartPole-v1", 64, **SMALL) as run:
+        with pytest.raises(ConfigError, match="is not empty, and holds no run"):
+            run.save(tmp_path)
+        run.save(tmp_path / "own")
+    with (
+        rlframe.build("ppo", "CartPole-v1", 65, **SMALL) as other,
+        pytest.raises(ConfigError, match="is another run's"),
+    ):
+        other.save(tmp_path / "own")
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -73,5 +136,5 @@ def test_a_wrong_setting_is_refused(settings: dict[str, Any], says: str, tmp_pat
 
 
 def test_build_is_for_one_process() -> None:
-    with pytest.raises(ConfigError, match="use train for resume=, world_size= and learners="):
+    with pytest.raises(ConfigError, match="use train for world_size= and learners="):
         rlframe.build("ppo", "CartPole-v1", world_size=2)

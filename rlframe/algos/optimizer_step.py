@@ -153,12 +153,13 @@ class OptimizerStep:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and the rate of `keep_rate`."""
-        return {**self.optimizer.state_dict(), "kept_rate": self._kept_rate}
+        kept = {} if math.isnan(self._kept_rate) else {"kept_rate": self._kept_rate}
+        return {**self.optimizer.state_dict(), **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         own = dict(state)
-        kept = own.pop("kept_rate")
+        kept = own.pop("kept_rate", math.nan)
         self.optimizer.load_state_dict(own)
         if not math.isnan(kept):
             self.keep_rate(kept)

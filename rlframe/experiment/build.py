@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import chz
 import torch
@@ -29,6 +29,8 @@ from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Sampler
 from rlframe.system.affinity import Affinity
+
+_R = TypeVar("_R")
 
 
 def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
@@ -54,11 +56,16 @@ class Built:
 
     runner: Runner
     precision: str  # fp32 or bf16
+    spaces: tuple[Space, Space]  # of observations and actions
     summary: dict[str, str]  # of what was built, for the log
 
-    def train(self) -> dict[str, float]:
+    def learning_call(self, function: Callable[..., _R], *arguments: Any) -> _R:
+        """Call a function with products in this precision."""
         with learning_in(self.precision):
-            return self.runner.train()
+            return function(*arguments)
+
+    def train(self) -> dict[str, float]:
+        return self.learning_call(self.runner.train)
 
     def close(self) -> None:
         self.runner.close()
@@ -116,7 +123,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         "precision": f"{precision}, of matrix products in learning",
         **algo.facts(),
     }
-    return Built(runner, precision, summary)
+    return Built(runner, precision, (envs.observation_space, envs.action_space), summary)
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:

@@ -22,6 +22,7 @@ from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
 from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, share_of, to_flat, whole_of
+from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.presets import load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
@@ -178,17 +179,38 @@ def describe_job(job: Job, n_here: int) -> str:
     return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}"
 
 
-def build_job(job: Job) -> Built:
-    """Build a new run's objects for a single process, with the settings that suit this machine.
+def live_run(job: Job, log_dir: str) -> LiveRun:
+    """A run of a single process, new or from the state of the job's `resume`, recorded if `log_dir` is not empty.
 
     Raises:
-        ConfigError: the run is resumed, or wants several ranks; its parts do not fit together.
+        ConfigError: it wants several ranks; its parts do not fit together.
     """
-    if job.resume or job.experiment.n_ranks > 1:
-        raise ConfigError("build makes a new run in one process; use train for resume=, world_size= and learners=")
-    experiment = chz.replace(job.experiment, learners=1)  # which auto may be
+    if job.experiment.n_ranks > 1:
+        raise ConfigError("build and restore are for one process; use train for world_size= and learners=")
+    experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
+    found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
     resolved = hardware.resolve(experiment, job.tune_sampler)
-    return build(resolved.experiment, resolved.affinity)
+    settings = chz.replace(resolved.experiment, init="") if found else resolved.experiment
+    run = LiveRun(
+        build(settings, resolved.affinity), to_flat(resolved.experiment), _record_of(experiment) if log_dir else None
+    )
+    if found:
+        run.load(found[1])
+    return run
+
+
+def _record_of(experiment: Experiment) -> dict[str, Any]:
+    """The arguments of logger_context that an experiment decides, but for its config."""
+    return {
+        "log_dir": experiment.log_dir,
+        "run_ID": experiment.run_ID,
+        "name": experiment.title(),
+        "snapshot_mode": experiment.snapshot_mode,
+        "snapshot_gap": experiment.snapshot_gap,
+        "snapshot_keep": experiment.snapshot_keep,
+        "snapshot_best": experiment.snapshot_best,
+        "snapshot_errors": experiment.snapshot_errors,
+    }
 
 
 def _train(job: Job, place: RankInfo) -> TrainResult:
@@ -205,21 +227,11 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
         state = _common_state(found, ranks) if found else {}
+        placed = chz.replace(experiment, log_dir=resume or experiment.log_dir)
         settings = chz.replace(resolved.experiment, init="") if state else resolved.experiment  # state has the weights
         with (
             build(settings, resolved.affinity) as built,
-            logger_context(
-                log_dir=resume or experiment.log_dir,
-                run_ID=experiment.run_ID,
-                name=experiment.title(),
-                config=config,
-                snapshot_mode=experiment.snapshot_mode,
-                snapshot_gap=experiment.snapshot_gap,
-                snapshot_keep=experiment.snapshot_keep,
-                snapshot_best=experiment.snapshot_best,
-                snapshot_errors=experiment.snapshot_errors,
-                resume=bool(resume),
-            ) as run,
+            logger_context(config=config, resume=bool(resume), **_record_of(placed)) as run,
         ):
             if not place.rank:
                 summary = [f"{name}: {text}" for name, text in built.summary.items()]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Self
@@ -147,24 +147,34 @@ class Runner(ABC):
             Diverged: a parameter became NaN or Inf; no snapshot has it.
             NothingLearned: it came to its end without one update.    Exited: code of the user's called sys.exit.
         """
+        last: dict[str, float] = {}
+        with self.stop_request() as self.stop:
+            for row in self.rows():
+                last = row
+        return last
+
+    def stop_request(self) -> AbstractContextManager[StopRequest]:
+        """Signals and the time limit, for `stop`."""
+        return stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.forward_signal)
+
+    def rows(self) -> Generator[dict[str, float]]:
+        """Train as `train` does, and give each row of the log once it is written; signals are left to the caller.
+
+        Closed before the end, it writes a snapshot. Advance it in one context of contextvars only.
+        """
         retain_freed_memory()
         try:
-            row, how, why = self._train()
+            how, why = yield from self._rows()
         except BaseException as error:
-            write_result(self, "interrupted" if isinstance(error, Interrupted) else "failed", str(error))
+            stopped = isinstance(error, Interrupted | GeneratorExit)
+            write_result(self, "interrupted" if stopped else "failed", str(error) or "closed before its end")
             raise
         write_result(self, how, why)
-        return row
 
-    def _train(self) -> tuple[dict[str, float], str, str]:
-        """The last row of the log, and how and why training ended."""
-        row: dict[str, float] = {}
+    def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
+        """Returns how and why training ended."""
         request = 0
-        with (
-            stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.forward_signal) as self.stop,
-            collect_in(self.log.metrics),
-            self.callbacks.running(self),
-        ):
+        with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
@@ -174,7 +184,7 @@ class Runner(ABC):
                         self.iterate()
                         continue
                     with suppress(EvaluationStopped):  # it is repeated when the run is resumed
-                        row = self.report()
+                        yield self.report()
             except (Interrupted, Diverged, RankLost):  # there is no time, or nothing worth saving
                 raise
             except BaseException as error:
@@ -190,7 +200,7 @@ class Runner(ABC):
             self._check_parameters()
             save_snapshot(self, final=True)
             if request:
-                return row, "stopped", self._end_early(request)
+                return "stopped", self._end_early(request)
             if not self.algo.progress.updates and self.now >= self.n_steps:
                 raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
@@ -198,7 +208,7 @@ class Runner(ABC):
                 )
             if self.now < self.n_steps:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")
-        return row, "completed", self.end_reason
+        return "completed", self.end_reason
 
     @abstractmethod
     def iterate(self) -> None:

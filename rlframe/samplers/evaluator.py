@@ -91,6 +91,12 @@ class BaseEvaluator(ABC):
         """
         return []
 
+    def evaluate_now(self, number: int) -> dict[str, float]:
+        """The metrics of the current agent, however long they take."""
+        self.finished(wait=True)
+        metrics = self.score(number)
+        return metrics or dict(self.finished(wait=True)[-1][1])
+
     @property
     def busy(self) -> bool:
         """Whether the next evaluation cannot start yet."""

@@ -1,0 +1,159 @@
+"""LiveRun: a run in a script or notebook, trained one row of its log at a time; made by rlframe.build and restore."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import read_json
+from rlframe.experiment.build import Built
+from rlframe.record.context import logger_context
+from rlframe.record.directory import write_params
+from rlframe.record.snapshot import save_snapshot
+from rlframe.rollout.policy import Policy
+from rlframe.runners import Runner
+from rlframe.samplers import Sampler
+
+
+class LiveRun:
+    """A context manager: it closes its environments and its record at its end, or at `close`.
+
+    run = rlframe.build("sac", "Pendulum-v1", n_steps=20_000)
+    for row in run:  # trains up to the next row of the log
+        if row.get("eval/return_mean", -1e9) > -200:
+            break
+    run.save("pendulum")
+    """
+
+    def __init__(self, built: Built, config: Mapping[str, Any], record: Mapping[str, Any] | None) -> None:
+        """Args:
+        config: of the run, flat.    record: arguments of logger_context; None: nothing is recorded.
+        """
+        self.config, self._built = dict(config), built
+        self._table: list[dict[str, float]] = []
+        # Everything happens in one context of contextvars, since cells of a notebook may have one each.
+        self._context, self._opened = copy_context(), ExitStack()
+        self._close = weakref.finalize(self, self._context.run, self._opened.close)  # also when Python exits
+        self._opened.push(built)
+        if record is not None:
+            self._within(self._opened.enter_context, logger_context(config=config, **record))
+        self._rows = built.runner.rows()
+        self._opened.callback(self._rows.close)
+
+    def _within(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._context.run(self._built.learning_call, function, *arguments)
+
+    @property
+    def runner(self) -> Runner:
+        return self._built.runner
+
+    @property
+    def agent(self) -> Agent:
+        return self.runner.agent
+
+    @property
+    def algo(self) -> Algorithm:
+        return self.runner.algo
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.runner.sampler
+
+    @property
+    def policy(self) -> Policy:
+        """Acts with the agent as it is: `run.policy.act(observation)`."""
+        return Policy(self.agent, *self._built.spaces)
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Every metric of the rows so far, [n_rows], NaN in rows that do not have it."""
+        names = dict.fromkeys(name for row in self._table for name in row)
+        return {name: np.array([row.get(name, np.nan) for row in self._table]) for name in names}
+
+    def frame(self) -> Any:
+        """`metrics` as a pandas DataFrame.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError:
+            raise ConfigError("frame() needs pandas: pip install pandas") from None
+        return DataFrame(self.metrics)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, float]:
+        """Train up to the next row of the log, and return it.
+
+        Raises:
+            StopIteration: the training has come to its end.    Otherwise see `Runner.train`.
+        """
+        with self.runner.stop_request() as self.runner.stop:
+            row: dict[str, float] = self._within(next, self._rows)
+        self._table.append(row)
+        return row
+
+    def train(self) -> dict[str, float]:
+        """Train to the end; returns the last row of the log."""
+        for _ in self:
+            pass
+        return self._table[-1] if self._table else {}
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of an evaluation of the agent as it is; not logged.
+
+        Raises:
+            ConfigError: the run has no evaluator.
+        """
+        evaluator = self.runner.evaluator
+        if evaluator is None:
+            raise ConfigError("this run has no evaluator: use runner=minibatch_rl_eval and eval.n_episodes above 0")
+        metrics: dict[str, float] = self._within(evaluator.evaluate_now, self.runner.env_steps)
+        return metrics
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; before the first row."""
+        self._within(self.runner.resume, state)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the complete state into `path`, for `rlframe.restore`, `load_policy` and the commands.
+
+        A directory with earlier states of the same run gets one more.
+
+        Raises:
+            ConfigError: it holds something else.    RecordError: a disk error.
+        """
+        directory = Path(path).expanduser()
+        params = directory / "params.json"
+        if params.is_file() and read_json(params).get("config") != self.config:
+            raise ConfigError(f"{directory} is another run's; save into another directory")
+        if not params.is_file() and directory.exists() and any(directory.iterdir()):
+            raise ConfigError(f"{directory} is not empty, and holds no run; save into another directory")
+        directory.mkdir(parents=True, exist_ok=True)
+        if not params.is_file():
+            write_params(params, self.config)
+        runner = self.runner
+        facts = {"env_steps": runner.env_steps, "updates": runner.algo.progress.updates, "score": None}
+        return save_snapshot(directory / "snapshot", self._within(runner.state_dict), facts)
+
+    def close(self) -> None:
+        """Close the environments, and the record after a last snapshot. May be called twice."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
