@@ -211,6 +211,27 @@ def find_module(name: str, package: str) -> ModuleType:
         raise ConfigError(f"no module {target!r}: {error}; {package} has {', '.join(known)}") from None
 
 
+def find_class(name: str, key: str) -> Any:
+    """What `package.module:Class` or `./file.py:Class` names, the value of `key`.
+
+    Raises:
+        ConfigError: there is no such module or class.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name:
+        raise ConfigError(f"{key}={name} must be written package.module:Class or ./file.py:Class")
+    try:
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{key}={name}: {error}; write package.module:Class or ./file.py:Class") from None
+    found = vars(module)
+    if attribute not in found:
+        raise ConfigError(f"{key}={name}: {module_name} has no class {attribute}{nearest(attribute, found)}")
+    return found[attribute]
+
+
 def module_names(package: str) -> list[str]:
     """The modules of `package` that define a class Config."""
     folder = Path(importlib.import_module(package).__path__[0])

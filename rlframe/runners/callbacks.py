@@ -5,7 +5,6 @@ On the command line: `callbacks=[module:Class,./file.py:Class]`. In a script: `M
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rlframe.core.config import find_module, nearest
+from rlframe.core.config import find_class
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record import METRICS
@@ -201,20 +200,7 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def _load(name: str) -> Callback:
-    module_name, _, attribute = name.rpartition(":")
-    if not module_name:
-        raise ConfigError(f"callbacks={name} must be written package.module:Class or ./file.py:Class")
-    try:
-        is_file = module_name.endswith(".py")
-        module = find_module(module_name, "rlframe.runners") if is_file else importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(f"callbacks={name}: {error}; write package.module:Class or ./file.py:Class") from None
-    found = vars(module)
-    if attribute not in found:
-        raise ConfigError(f"callbacks={name}: {module_name} has no class {attribute}{nearest(attribute, found)}")
-    callback = found[attribute]()
+    callback = find_class(name, "callbacks")()
     if not isinstance(callback, Callback):
         raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
     return callback
