@@ -132,8 +132,8 @@ class Tracker(Writer):
 
 
 def _rows_from(path: Path, position: int) -> Iterator[tuple[dict[str, float], int]]:
-    """The complete rows of a progress.jsonl from a position on, each with the position after it; none if it is missing."""
-    if not path.exists():  # the run could not start
+    """The complete rows of a progress.jsonl from a position on, each with the position after it."""
+    if not path.exists():  # the run did not start
         return
     with path.open("rb") as file:
         file.seek(position)

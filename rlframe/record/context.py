@@ -55,8 +55,7 @@ def logger_context(
         resume: continue an existing run.    console: show progress and messages.
         writers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Writer of your own.
     Raises:
-        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; an unknown
-            writer, or one that cannot start.
+        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; or a writer cannot start.
     """
     ranks = current_ranks()
     if ranks.rank:
@@ -68,11 +67,8 @@ def logger_context(
         raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
     classes = find_writers(writers)
     directory = _existing(log_dir, run_ID) if resume else _new(log_dir, run_ID, name)
-    try:
+    with _disk_errors_named(directory):
         run = Run(directory, name, config, classes, policy, resume, console)
-    except OSError as error:
-        problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
-        raise ConfigError(f"{problem}; use another log_dir") from error
     try:
         with _made_current(run):
             ranks.broadcast(str(directory))
@@ -82,6 +78,15 @@ def logger_context(
         raise
     finally:
         run.close()
+
+
+@contextmanager
+def _disk_errors_named(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
+        raise ConfigError(f"{problem}; use another log_dir") from error
 
 
 @contextmanager
