@@ -1,4 +1,4 @@
-"""Trackio: `writers=[trackio]`. Its own settings apply: TRACKIO_PROJECT, TRACKIO_DIR, TRACKIO_SPACE_ID and others."""
+"""Trackio: `writers=[trackio]`. Its own settings apply: TRACKIO_DIR, TRACKIO_SPACE_ID and others."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from rlframe.integrations.tracker import Points, Tracker
 
-_DEFAULT_PROJECT = "rlframe"
+_DEFAULT_PROJECT = "rlframe"  # trackio itself has no variable for the project
 
 
 class TrackioWriter(Tracker):

@@ -55,7 +55,7 @@ def logger_context(
         resume: continue an existing run.    console: show progress and messages.
         writers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Writer of your own.
     Raises:
-        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; or a writer cannot start.
+        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a writer cannot start.
     """
     ranks = current_ranks()
     if ranks.rank:
