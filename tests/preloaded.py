@@ -1,4 +1,4 @@
-"""Imported by every server of forks before its first fork: all of rlframe but its commands, and what that imports.
+"""Imported by every server of forks before its first fork: rlframe but for commands and trackers, and what it imports.
 
 The objects that exist then are frozen, so that garbage collection in forks does not copy their memory.
 """
@@ -10,7 +10,7 @@ import pkgutil
 import rlframe
 
 for _module in pkgutil.walk_packages(rlframe.__path__, "rlframe."):
-    if _module.ispkg or _module.name.count(".") > 1:
+    if not _module.name.startswith("rlframe.integrations.") and (_module.ispkg or _module.name.count(".") > 1):
         importlib.import_module(_module.name)
 gc.collect()
 gc.freeze()

@@ -188,6 +188,14 @@ def test_every_metric_of_a_run_is_explained(algo: str, tmp_path: Path) -> None:
     assert [column for column in header if column not in METRICS and not column.startswith("env/")] == []
 
 
+def test_the_table_of_names_in_other_frameworks_names_our_metrics() -> None:
+    text = (ROOT / "docs/guides/metrics.md").read_text(encoding="utf-8")
+    table = text.partition("## Names in other frameworks")[2].partition("##")[0]
+    ours = [name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("`(.*?)`", cell)]
+    assert len(ours) > 20
+    assert [metric for metric in ours if metric not in METRICS] == []
+
+
 def test_the_atari_page_has_every_option_with_its_default() -> None:
     page_text = (ROOT / "docs/guides/atari.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", page_text, re.MULTILINE)

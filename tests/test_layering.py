@@ -17,7 +17,7 @@ PACKAGE = ROOT / "rlframe"
 LAYERS: list[set[str]] = [
     {"core"},
     {"ops", "kernels", "distributions", "system", "record"},
-    {"envs", "models", "replay"},
+    {"envs", "models", "replay", "integrations"},
     {"agents"},
     {"rollout"},
     {"algos", "samplers"},
@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["kernels"] = {"kernels", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
+ALLOWED["integrations"] = {"integrations", "record", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["study"] |= {"analysis"}  # for the interval over seeds
 ALLOWED["plot"] = {"plot", "analysis", "core"}
@@ -50,9 +51,12 @@ HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, whe
     "envpool",
     "imageio",
     "matplotlib",
+    "mlflow",
     "mujoco",
     "pygame",
     "tensorboard",
+    "trackio",
+    "wandb",
 }
 
 

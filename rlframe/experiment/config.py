@@ -16,6 +16,7 @@ from rlframe.core.files import parse_yaml
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
+from rlframe.record.named_writers import DEFAULT_WRITERS
 from rlframe.replay import ReplayConfig
 from rlframe.runners import sync_rl
 from rlframe.runners.stop_rule import StopRule
@@ -82,6 +83,10 @@ class Experiment:
     init: str = option("", "snapshot or run directory to take trained weights from")
     callbacks: tuple[str, ...] = names(
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
+    )
+
+    writers: tuple[str, ...] = names(
+        DEFAULT_WRITERS, "[tensorboard,wandb,mlflow,trackio,./file.py:Class]: of the log, beside progress.csv"
     )
 
     @chz.validate

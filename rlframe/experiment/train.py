@@ -27,6 +27,7 @@ from rlframe.experiment.presets import load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
+from rlframe.record.named_writers import check_writers
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.system.affinity import pin
@@ -34,7 +35,9 @@ from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_e
 from rlframe.system.machine import retain_freed_memory
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
-_ADJUSTABLE = ("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler")  # in a resumed run
+_ADJUSTABLE = (  # in a resumed run
+    *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "writers"),
+)
 _FIXED = ("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps")  # although sampler is adjustable
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
@@ -121,10 +124,11 @@ def check_job(job: Job) -> Experiment:
     """The experiment of a job that a study queues.
 
     Raises:
-        ConfigError: its runner cannot train in ranks, or its batches cannot be divided.
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, or a writer does not exist.
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
+    check_writers(job.experiment.writers)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     share_of(experiment, rank=0)
     return experiment
@@ -134,8 +138,10 @@ def place_job(job: Job) -> tuple[Job, int]:
     """The job for the ranks that train it, and the number of those on this machine.
 
     Raises:
-        ConfigError: its runner cannot train in ranks, its batches cannot be divided, or the affinity does not fit.
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity does not fit,
+            or a writer does not exist.
     """
+    check_writers(job.experiment.writers)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes
@@ -210,6 +216,7 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
         "snapshot_keep": experiment.snapshot_keep,
         "snapshot_best": experiment.snapshot_best,
         "snapshot_errors": experiment.snapshot_errors,
+        "writers": experiment.writers,
     }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
 from rlframe.experiment.config import PARTS
+from rlframe.record.named_writers import WRITERS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
@@ -107,6 +108,8 @@ def _is_plain(key: str, value: Any) -> bool:
         return value in ("", [])
     if key == "eval.function":
         return value == ""
+    if key == "writers":
+        return all(name.strip() in ("", *WRITERS) for text in _texts(value) for name in text.strip("[] ").split(","))
     if key in _TEXT:
         return isinstance(value, str)
     if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):

@@ -3,6 +3,7 @@
 from rlframe.record.context import current_run, logger_context
 from rlframe.record.metrics import METRICS, Metrics, Timers, metrics_table
 from rlframe.record.run import BaseRun, NullRun, Run
+from rlframe.record.writers import Writer
 
 __all__ = [
     "METRICS",
@@ -11,6 +12,7 @@ __all__ = [
     "NullRun",
     "Run",
     "Timers",
+    "Writer",
     "current_run",
     "logger_context",
     "metrics_table",

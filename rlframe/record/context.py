@@ -1,6 +1,6 @@
 """Opening a run: `with logger_context(...) as run:` creates its directory and makes it the current run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -13,6 +13,7 @@ import pyprojroot
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks
+from rlframe.record.named_writers import DEFAULT_WRITERS, find_writers
 from rlframe.record.retention import SnapshotPolicy
 from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun, check_directory
 
@@ -39,6 +40,7 @@ def logger_context(
     snapshot_errors: str = "stop",
     resume: bool = False,
     console: bool = True,
+    writers: Sequence[str] = DEFAULT_WRITERS,
 ) -> Iterator[Run | SecondaryRankRun]:
     """Open a run, make it current and always close it; an exception is logged to debug.log and re-raised.
 
@@ -51,8 +53,9 @@ def logger_context(
         snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
         snapshot_errors: stop | continue, on a disk error.
         resume: continue an existing run.    console: show progress and messages.
+        writers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Writer of your own.
     Raises:
-        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none.
+        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a writer cannot start.
     """
     ranks = current_ranks()
     if ranks.rank:
@@ -62,12 +65,10 @@ def logger_context(
     policy = SnapshotPolicy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
     if ranks.world_size > 1 and snapshot_errors == "continue":
         raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
+    classes = find_writers(writers)
     directory = _existing(log_dir, run_ID) if resume else new_directory(log_dir, run_ID, name)
-    try:
-        run = Run(directory, config, policy, resume, console)
-    except OSError as error:
-        problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
-        raise ConfigError(f"{problem}; use another log_dir") from error
+    with _disk_errors_named(directory):
+        run = Run(directory, name, config, classes, policy, resume, console)
     try:
         with _made_current(run):
             ranks.broadcast(str(directory))
@@ -77,6 +78,15 @@ def logger_context(
         raise
     finally:
         run.close()
+
+
+@contextmanager
+def _disk_errors_named(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
+        raise ConfigError(f"{problem}; use another log_dir") from error
 
 
 @contextmanager

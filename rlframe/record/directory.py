@@ -36,8 +36,8 @@ _logger = logging.getLogger("rlframe")
 
 
 def write_params(path: Path, config: Mapping[str, Any]) -> None:
-    """Write params.json of a new run. Raises ConfigError if a value of `config` is not JSON-able."""
-    params = {"config": _checked(config), "seed": config.get("seed"), **session()}
+    """Write params.json of a new run, after `check_config`."""
+    params = {"config": dict(config), "seed": config.get("seed"), **session()}
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
@@ -50,18 +50,18 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{path} is damaged: config must be an object and resumed a list")
     except ConfigError as error:
         raise ConfigError(f"{error}; the run cannot be resumed; start a new one with init= its snapshot") from None
-    changed = {key: value for key, value in _checked(config).items() if key not in before or before[key] != value}
+    changed = {key: value for key, value in config.items() if key not in before or before[key] != value}
     resumed.append({**session(), "changed": changed})
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
-def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a value is not JSON-able."""
     for key, value in config.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"config[{key!r}] cannot be written to params.json: {error}") from None
-    return dict(config)
 
 
 def session() -> dict[str, Any]:

@@ -8,18 +8,26 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlframe.core.errors import ConfigError, Interrupted, RecordError
 from rlframe.core.files import disk_error, make_own
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, PlainConsole, on_terminal
-from rlframe.record.directory import LOCK_FILE, DirectoryLock, append_resumed, replace_file, write_params
+from rlframe.record.directory import (
+    LOCK_FILE,
+    DirectoryLock,
+    append_resumed,
+    check_config,
+    replace_file,
+    write_params,
+)
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
-from rlframe.record.writers import CsvWriter, TensorBoardWriter, Writer
+from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
 
 RESULT = "result.json"
+_W = TypeVar("_W", bound=Writer)
 
 _logger = logging.getLogger("rlframe")
 
@@ -105,33 +113,45 @@ class Run(BaseRun):
     """An open run. Created and closed by `logger_context`."""
 
     def __init__(
-        self, directory: Path, config: Mapping[str, Any], policy: SnapshotPolicy, resume: bool, console: bool
+        self,
+        directory: Path,
+        name: str,
+        config: Mapping[str, Any],
+        writers: Sequence[type[Writer]],
+        policy: SnapshotPolicy,
+        resume: bool,
+        console: bool,
     ) -> None:
-        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue."""
+        """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
+
+        Args:
+            writers: of rows, beside progress.csv and progress.jsonl.
+        """
         self.directory = directory
         self._inode = _inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy)
         self._row: Mapping[str, float] = {}  # the last logged
         self._n_failed = 0  # disk errors
         self._open = ExitStack()
-        with ExitStack() as opened:
+        with ExitStack() as opened, ExitStack() as named:
             opened.callback(DirectoryLock(directory, "a run", "run_ID or log_dir").close)
             if not resume:
                 check_directory(directory)  # again: another run may have started here meanwhile
+            check_config(config)
+            chosen = [_opened(writer(directory, config, name), named) for writer in writers]  # before any file
             (append_resumed if resume else write_params)(directory / "params.json", config)
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory)) if console else Console()
             opened.callback(self._console.close)
-            self._episodes = CsvWriter(directory / "episodes.csv")
-            opened.callback(self._episodes.close)
-            self._writers: list[Writer] = []
-            for writer in (CsvWriter(directory / "progress.csv"), TensorBoardWriter(directory)):
-                opened.callback(writer.close)
-                self._writers.append(writer)
+            self._episodes = _opened(CsvWriter(directory / "episodes.csv"), opened)
             self._debug_log = _debug_log(directory / "debug.log")
             _attach(self._debug_log, opened)
             _attach(_ConsoleMessages(self._console), opened)
+            table = directory / "progress.csv"
+            self._writers: list[Writer] = [_opened(CsvWriter(table), opened), _opened(JsonlWriter(table), opened)]
+            self._writers += chosen  # in this order: a writer may read the file of one before it
             self._open = opened.pop_all()
+            self._open.enter_context(named.pop_all())
 
     def log(self, row: Mapping[str, float]) -> None:
         """Write the row to every writer and show it.
@@ -147,6 +167,8 @@ class Run(BaseRun):
             plain.setdefault(name, value if isinstance(value, int) else float(value))
         if self._n_failed:
             plain["record/refused"] = self._n_failed
+        if n_failed := sum(writer.n_failed for writer in self._writers):
+            plain["record/not_sent"] = n_failed
         self._policy.check(plain)
         self._check_place()
         self._row = plain
@@ -249,6 +271,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _opened(writer: _W, until: ExitStack) -> _W:
+    until.callback(writer.close)
+    return writer
 
 
 def _inode(directory: Path) -> tuple[int, int]:

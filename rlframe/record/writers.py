@@ -1,24 +1,41 @@
-"""Writers of metric rows: progress.csv and TensorBoard event files. Used by `record.run`."""
+"""Writers of metric rows: progress.csv, progress.jsonl and TensorBoard event files. Used by `record.run`."""
 
 import csv
 import errno
 import io
+import json
 import math
 import os
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
+from typing import Any
 
 from rlframe.core.errors import RecordError
 from rlframe.core.files import iter_csv
 from rlframe.record.directory import replace_file
 
+_MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
+
 
 class Writer(ABC):
-    """Writes one row of metrics per log interval. Owned by a Run, which closes it."""
+    """Writes rows of metrics. Owned by a Run, which closes it.
+
+    Most rows are of one log interval, and their `env_steps` increases strictly. A row that has only `eval/...` may
+    follow later than its `env_steps`. A metric has one value at an `env_steps`.
+    """
+
+    n_failed = 0  # attempts to send rows elsewhere that failed so far
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], name: str) -> None:  # noqa: B027
+        """Open, or continue when a run is resumed.
+
+        Args:
+            directory: of the run.    config: as in params.json.    name: of the run, not unique.
+        """
 
     @abstractmethod
     def write(self, row: Mapping[str, float]) -> None:
@@ -26,7 +43,7 @@ class Writer(ABC):
 
     @abstractmethod
     def trim(self, env_steps: int) -> None:
-        """Drop the rows after `env_steps`, from where the run resumes."""
+        """The run resumes from `env_steps`: drop the first row with a greater one, and all after it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -75,21 +92,15 @@ class CsvWriter(Writer):
             self._replace(columns, chain((row + added for row in earlier), _rows(columns, self._waiting)))
             self._reopen()
         else:
-            self._append("".join(map(_line, _rows(columns, self._waiting))).encode())
+            _append(self._file, "".join(map(_line, _rows(columns, self._waiting))))
         self._waiting.clear()
-
-    def _append(self, lines: bytes) -> None:
-        size = os.fstat(self._file.fileno()).st_size
-        n_written = self._file.write(lines)
-        if n_written != len(lines):
-            self._file.truncate(size)
-            raise OSError(errno.ENOSPC, f"{self._path}: {n_written} of {len(lines)} bytes written; is the disk full?")
 
     def trim(self, env_steps: int) -> None:
         rows = iter_csv(self._path)
         columns = next(rows, [])
         at = columns.index("env_steps") if columns else 0
-        self._replace(columns, (row for row in rows if _step(row[at]) <= env_steps))
+        readable = (row for row in rows if math.isfinite(_float(row[at])))
+        self._replace(columns, takewhile(lambda row: _float(row[at]) <= env_steps, readable))
         self._reopen()
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
@@ -120,18 +131,84 @@ def _cell(value: float | str) -> str:
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 
-def _step(cell: str) -> float:
+def _float(cell: str) -> float:
+    """The number in a cell; NaN if it is damaged."""
     try:
-        step = float(cell)
+        return float(cell)
     except ValueError:
-        return math.inf
-    return step if math.isfinite(step) else math.inf
+        return math.nan
+
+
+def _append(file: io.FileIO, lines: str) -> None:
+    """Append complete lines in one write, or nothing. Raises OSError."""
+    data, size = lines.encode(), os.fstat(file.fileno()).st_size
+    n_written = file.write(data)
+    if n_written != len(data):
+        file.truncate(size)
+        raise OSError(errno.ENOSPC, f"{file.name}: {n_written} of {len(data)} bytes written; is the disk full?")
+
+
+class JsonlWriter(Writer):
+    """progress.jsonl: the rows of progress.csv as one JSON object a line, without empty cells.
+
+    JSON has no NaN and Inf: they are the strings "NaN", "Infinity" and "-Infinity".
+    """
+
+    def __init__(self, table: Path) -> None:
+        """`table`: the progress.csv, which a CsvWriter has opened; existing rows are copied from it."""
+        self._table, self._path = table, table.with_suffix(".jsonl")
+        self._waiting: list[str] = []  # rows not yet written because of a disk error
+        self._copy()
+
+    def _copy(self) -> None:
+        table = iter_csv(self._table)
+        columns = next(table, [])
+        rows = ({name: _number(cell) for name, cell in zip(columns, row, strict=True) if cell} for row in table)
+        replace_file(self._path, "".join(self._bounded(map(_json_line, rows))))
+        self._file = self._path.open("ab", buffering=0)
+
+    def _bounded(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines; a table from another person may have few rows and endless names, which each line repeats."""
+        n_left = _MAX_JSONL
+        for line in lines:
+            n_left -= len(line)
+            if n_left < 0:
+                raise RecordError(f"{self._table} is too large: its rows take more than {_MAX_JSONL:,} bytes as JSON")
+            yield line
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Append the row in one write; after a disk error, which is raised, together with the next one."""
+        self._waiting.append(_json_line(row))
+        _append(self._file, "".join(self._waiting))
+        self._waiting.clear()
+
+    def trim(self, env_steps: int) -> None:
+        """Copy the rows of progress.csv, which was trimmed before."""
+        self._file.close()
+        self._copy()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_NOT_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+def _json_line(row: Mapping[str, float]) -> str:
+    return json.dumps({k: v if math.isfinite(v) else _NOT_FINITE.get(v, "NaN") for k, v in row.items()}) + "\n"
+
+
+def _number(cell: str) -> float:
+    try:
+        return int(cell)
+    except ValueError:
+        return _float(cell)
 
 
 class TensorBoardWriter(Writer):
     """An event file of scalars by env_steps, flushed with every row; without the thread of TensorBoard's own writer."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: Mapping[str, Any], name: str) -> None:
         # Imported here: 0.15 s that a program which only reads runs saves. torch.utils.tensorboard costs twice that.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -150,7 +227,10 @@ class TensorBoardWriter(Writer):
         self._put(step=int(row["env_steps"]), summary=self._summary(value=values))
 
     def trim(self, env_steps: int) -> None:
-        """Write a session start at `env_steps` + 1: TensorBoard then hides later points of older files."""
+        """Write a session start at `env_steps` + 1: TensorBoard then hides later points of older files.
+
+        It cannot hide an evaluation that was logged late: made again, it shows two equal points.
+        """
         self._put(step=env_steps + 1, session_log=self._session(status=self._session.START))
 
     def _put(self, **fields: object) -> None:

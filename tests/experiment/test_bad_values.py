@@ -95,7 +95,7 @@ def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> 
 
 WORDS = ["perhaps", "2", "nan", "-1", "os:getpid", "[]", "{", "\t", "a b", "../x", "None", ""]
 ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
-EMPTY = {"init", "callbacks", "statistics"}  # none
+EMPTY = {"init", "callbacks", "statistics", "writers"}  # none
 
 
 @pytest.mark.parametrize("word", WORDS)

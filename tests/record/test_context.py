@@ -30,7 +30,9 @@ def test_a_run_leaves_the_files_of_the_contract(tmp_path: Path) -> None:
         run.log({"env_steps": 10, "episode/return_mean": 1.0})
         run.snapshot(lambda: {"n": 1}, 10, 1.0)
     names = sorted(path.name.split(".tfevents")[0] for path in (tmp_path / "run_3").iterdir())
-    assert names == ["debug.log", "episodes.csv", "events.out", "params.json", "progress.csv", "snapshot"]
+    assert names == [
+        *("debug.log", "episodes.csv", "events.out", "params.json", "progress.csv", "progress.jsonl", "snapshot")
+    ]
     params = json.loads((tmp_path / "run_3/params.json").read_text())
     assert params["config"] == {"algo": "ppo", "seed": 7}
     assert params["seed"] == 7

@@ -1,12 +1,14 @@
 """progress.csv and event files: no lost, incomplete or repeated rows."""
 
+import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 
 from rlframe.core.errors import RecordError
-from rlframe.record.writers import CsvWriter, TensorBoardWriter
+from rlframe.record.writers import CsvWriter, JsonlWriter, TensorBoardWriter
 from tests.tables import read_csv
 
 
@@ -110,7 +112,7 @@ def test_a_kill_while_a_column_is_added_loses_nothing(tmp_path: Path, monkeypatc
 
 
 def test_tensorboard_reads_the_scalars_by_env_steps(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path)
+    writer = TensorBoardWriter(tmp_path, {}, "run")
     writer.write({"env_steps": 10, "a/b": 0.5})
     writer.write({"env_steps": 20, "a/b": 1.5})
     assert scalars(tmp_path, "a/b") == [(10, 0.5), (20, 1.5)]  # before it is closed
@@ -118,11 +120,11 @@ def test_tensorboard_reads_the_scalars_by_env_steps(tmp_path: Path) -> None:
 
 
 def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> None:
-    first = TensorBoardWriter(tmp_path)
+    first = TensorBoardWriter(tmp_path, {}, "run")
     for step in (10, 20, 30):
         first.write({"env_steps": step, "a": 1.0})
     first.close()
-    second = TensorBoardWriter(tmp_path)
+    second = TensorBoardWriter(tmp_path, {}, "run")
     second.trim(20)
     second.write({"env_steps": 30, "a": 2.0})
     second.close()
@@ -142,3 +144,75 @@ def test_a_damaged_line_costs_itself_and_no_line_after_it(tmp_path: Path) -> Non
     writer.write({"env_steps": 4, "x": 1.0})
     writer.close()
     assert [row["env_steps"] for row in read_csv(path)[1]] == ["1", "4"]
+
+
+def test_trimming_drops_all_rows_from_the_first_later_one_on(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text("env_steps,algo/loss,eval/return_mean\n10,1.0,\n10,,5.0\n20,2.0,\n10,,6.0\n30,3.0,\n20,,7.0\n")
+    writer = CsvWriter(path)
+    writer.trim(20)
+    writer.close()
+    assert path.read_text() == "env_steps,algo/loss,eval/return_mean\n10,1.0,\n10,,5.0\n20,2.0,\n10,,6.0\n"
+
+
+def strict(text: str) -> list[dict[str, float]]:
+    """The rows of a progress.jsonl, read by a parser that knows no NaN; strings become numbers."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    rows = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    return [{name: float(value) for name, value in row.items()} for row in rows]
+
+
+def test_jsonl_has_the_rows_of_csv_also_after_a_kill_between_the_two_and_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    rows: list[dict[str, float]] = [
+        {"env_steps": 1, "a": 0.1, "b": math.nan},
+        {"env_steps": 2, "late": math.inf, "b": -math.inf},
+        {"env_steps": 3, "a": 1e-300, "b": 7},
+    ]
+    table = CsvWriter(path)
+    lines = JsonlWriter(path)
+    for row in rows[:2]:
+        table.write(row)
+        lines.write(row)
+    table.write(rows[2])  # killed here
+    table.close()
+    lines.close()
+    assert repr(strict((tmp_path / "progress.jsonl").read_text())) == repr(as_floats(rows[:2]))
+    table = CsvWriter(path)
+    lines = JsonlWriter(path)
+    for writer in (table, lines):
+        writer.trim(3)
+        writer.close()
+    assert by_name(strict((tmp_path / "progress.jsonl").read_text())) == by_name(as_floats(rows))
+    cells = [{name: float(cell) for name, cell in row.items() if cell} for row in read_csv(path)[1]]
+    assert by_name(strict((tmp_path / "progress.jsonl").read_text())) == by_name(cells)
+
+
+def as_floats(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{name: float(value) for name, value in row.items()} for row in rows]
+
+
+def by_name(rows: list[dict[str, float]]) -> str:
+    """Text that is equal for equal rows, NaN included, in any order of columns."""
+    return repr([sorted(row.items()) for row in rows])
+
+
+def test_a_torn_line_of_jsonl_is_replaced_on_resume(tmp_path: Path) -> None:
+    (tmp_path / "progress.csv").write_text("env_steps,a\n10,0.5\n")
+    (tmp_path / "progress.jsonl").write_text('{"env_steps": 10, "a": 0.5}\n{"env_st')
+    table = CsvWriter(tmp_path / "progress.csv")
+    lines = JsonlWriter(tmp_path / "progress.csv")
+    for writer in (table, lines):
+        writer.write({"env_steps": 20, "a": 1.0})
+        writer.close()
+    assert strict((tmp_path / "progress.jsonl").read_text()) == [{"env_steps": 10, "a": 0.5}, {"env_steps": 20, "a": 1}]
+
+
+def test_a_strangers_table_cannot_grow_without_end_as_jsonl(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    path.write_text(f"env_steps,{'x' * 500_000}\n" + "1,1\n" * 10_000)
+    with pytest.raises(RecordError, match="its rows take more than 268,435,456 bytes as JSON"):
+        JsonlWriter(path)

@@ -1,0 +1,112 @@
+"""`writers=`: which writers a run has, and what is refused before it starts."""
+
+import importlib.machinery
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from rlframe import launch
+from rlframe.core.errors import ConfigError
+from rlframe.experiment.trust import foreign
+from rlframe.record import logger_context
+from rlframe.record.named_writers import check_writers, find_writers
+
+HERE = "tests.record.own_writers"
+SHORT = ["env=CartPole-v1", "sampler=serial", "eval.n_episodes=1", "runner.n_steps=300", "affinity=none"]
+
+
+def files_of(directory: Path) -> set[str]:
+    return {path.name.split(".tfevents")[0] for path in directory.iterdir()}
+
+
+def missing(name: str, package: str | None = None) -> None:
+    return None
+
+
+def test_without_writers_there_is_no_event_file_but_csv_and_jsonl(tmp_path: Path) -> None:
+    with logger_context(tmp_path, writers=(), console=False) as run:
+        run.log({"env_steps": 1})
+    of_run = {"debug.log", "episodes.csv", "params.json", "progress.csv", "progress.jsonl"}
+    assert files_of(tmp_path / "run_0") == of_run
+
+
+def test_an_empty_list_on_the_command_line_switches_tensorboard_off(tmp_path: Path) -> None:
+    assert launch.main([*SHORT, "writers=[]", f"log_dir={tmp_path}"]) == 0
+    assert "events.out" not in files_of(tmp_path / "run_0")
+    assert json.loads((tmp_path / "run_0/params.json").read_text())["config"]["writers"] == []
+
+
+def test_a_writer_of_ones_own_gets_directory_config_name_and_rows(tmp_path: Path) -> None:
+    options = {"config": {"seed": 7}, "writers": [f"{HERE}:Notes"], "console": False, "name": "mine"}
+    with logger_context(tmp_path, **options) as run:
+        run.log({"env_steps": 1})
+    with logger_context(tmp_path, **options, resume=True) as run:
+        run.trim(0)
+    notes = [json.loads(line) for line in (tmp_path / "run_0/notes.txt").read_text().splitlines()]
+    start = ["open", "mine", 7]
+    assert notes == [start, ["write", 1], ["close"], start, ["trim", 0], ["close"]]
+
+
+def test_a_writer_in_a_file_is_added_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_writers.py").write_text(f"from {HERE} import Notes as Mine\n")
+    assert launch.main([*SHORT, f"log_dir={tmp_path}"]) == 0
+    words = [f"resume={tmp_path / 'run_0'}", "runner.n_steps=2000", "writers=[tensorboard,./my_writers.py:Mine]"]
+    assert launch.main(words) == 0
+    assert '["trim", ' in (tmp_path / "run_0/notes.txt").read_text()
+
+
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+def test_an_unknown_writer_is_refused_with_the_nearest_before_anything_starts(
+    dry_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main([*SHORT, f"dry_run={dry_run}", "writers=[wandv]", f"log_dir={tmp_path / 'runs'}"]) == 2
+    assert "writers=wandv is none of tensorboard, wandb" in (said := capsys.readouterr().err)
+    assert "did you mean wandb?" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_a_missing_package_is_one_line_with_its_extra_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    assert launch.main([*SHORT, f"writers={name}", f"log_dir={tmp_path / 'runs'}"]) == 2
+    said = capsys.readouterr().err
+    assert f'pip install "rlframe[{name}]"' in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_wandb_made_is_not_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = importlib.machinery.ModuleSpec("wandb", None, is_package=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: folder)
+    with pytest.raises(ConfigError, match="pip install"):
+        check_writers(["wandb"])
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([f"{HERE}:NotAWriter"], "is not a subclass of rlframe.record.Writer"),
+        ([f"{HERE}:Note"], "has no Note; did you mean Notes"),
+        (["no_such_module:Mine"], "No module named 'no_such_module'"),
+        (["./no_such_file.py:Mine"], "no_such_file.py does not exist"),
+        (["tensorboard", "tensorboard"], "writers names tensorboard more than once"),
+    ],
+)
+def test_what_is_not_a_writer_is_refused(names: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_writers(names)
+
+
+@pytest.mark.parametrize("value", [[], ["tensorboard", "wandb"], "[mlflow, trackio]", "[]", ""])
+def test_built_in_writers_need_no_trust(value: object) -> None:
+    assert foreign({"writers": value}) == []
+
+
+@pytest.mark.parametrize("value", [["os:system"], "[tensorboard,./evil.py:Evil]", "evil:Evil", ["tensorboard", "x"]])
+def test_code_in_writers_needs_trust(value: object) -> None:
+    assert len(foreign({"writers": value})) == 1
