@@ -14,11 +14,10 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRl, minibatch_rl
-from rlframe.samplers import SerialSampler, serial
+from rlframe.runners import MinibatchRl
+from rlframe.samplers import SerialSampler
 
 
 def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int = 0) -> None:
@@ -43,16 +42,8 @@ def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int 
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
     runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
 
-    # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read this run.
-    record = flatten(
-        algo=config,
-        env=env.id,
-        model=model,
-        sampler=serial.Config(batch_T=T, batch_B=B),
-        runner=minibatch_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-        seed=seed,
-    )
-    with runner, logger_context(log_dir, run_ID, "ppo_cartpole", record) as run:
+    # params.json gets what these objects were made with, so that evaluate, plot and resume= can read this run.
+    with runner, logger_context(log_dir, run_ID, "ppo_cartpole") as run:
         runner.train()
     print(f"run: {run.directory}")
 

@@ -15,10 +15,9 @@ import torch
 
 from rlframe.algos import impala
 from rlframe.envs import EnvConfig
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import AsyncRl, async_rl
+from rlframe.runners import AsyncRl
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from rlframe.system.affinity import pin, plan, read_topology
 
@@ -29,7 +28,6 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
     env, model, log_interval_steps = EnvConfig("CartPole-v1"), ModelConfig(), max(1, n_steps // 10)
     config = impala.Config(learning_rate=7e-4, entropy_coef=0.0)
     sampling = serial.Config(batch_T=5, batch_B=16)  # or cpu.Config(...), gpu.Config(...), with workers of their own
-    running = async_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps, n_slots=n_slots)
     evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=0)
 
     affinity = plan("auto", read_topology(), learner_cores=1)
@@ -42,8 +40,7 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
     evaluator = Evaluator(env, agent, evaluation, seed)
     runner = AsyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
-    record = flatten(algo=config, env=env.id, model=model, sampler=sampling, runner=running, eval=evaluation, seed=seed)
-    with runner, logger_context(log_dir, run_ID, "impala_CartPole", record) as run:
+    with runner, logger_context(log_dir, run_ID, "impala_CartPole") as run:
         runner.train()
     print(f"run: {run.directory}")
 

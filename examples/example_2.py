@@ -14,11 +14,10 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
+from rlframe.runners import MinibatchRlEval
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
 
 def train(
@@ -45,18 +44,8 @@ def train(
     evaluator = Evaluator(env, agent, evaluation, seed)
     runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
-    record = flatten(
-        algo=config,
-        env=game,
-        env_kwargs=dict(env.kwargs),
-        model=model,
-        sampler=serial.Config(batch_T=batch_T, batch_B=8),
-        runner=minibatch_rl_eval.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-        eval=evaluation,
-        seed=seed,
-    )
     name = f"ppo_{game.removeprefix('ALE/')}"
-    with runner, logger_context(log_dir, run_ID, name, record, snapshot_mode="best") as run:
+    with runner, logger_context(log_dir, run_ID, name, snapshot_mode="best") as run:
         runner.train()
     print(f"run: {run.directory}")
 

@@ -17,11 +17,10 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.rollout.env_pool import EnvPool
-from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
+from rlframe.runners import MinibatchRlEval
 from rlframe.samplers import EvalConfig, Evaluator, GpuSampler, gpu
 from rlframe.system.affinity import plan, read_topology
 
@@ -52,16 +51,7 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
     evaluator = Evaluator(env, agent, evaluation, seed)
     runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
-    record = flatten(
-        algo=config,
-        env=env.id,
-        model=model,
-        sampler=sampling,
-        runner=minibatch_rl_eval.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-        eval=evaluation,
-        seed=seed,
-    )
-    with runner, logger_context(log_dir, run_ID, "ppo_masked_cartpole", record) as run:
+    with runner, logger_context(log_dir, run_ID, "ppo_masked_cartpole") as run:
         runner.train()
     print(f"run: {run.directory}")
 

@@ -17,13 +17,12 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
 from rlframe.replay import ReplayConfig
-from rlframe.runners import MinibatchRl, minibatch_rl
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
+from rlframe.runners import MinibatchRl
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
 
 def train(
@@ -57,17 +56,8 @@ def train(
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
 
-    record = flatten(
-        algo=config,
-        env=game,
-        env_kwargs=dict(env.kwargs),
-        model=model,
-        sampler=serial.Config(batch_T=4, batch_B=8),
-        runner=minibatch_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-        seed=seed,
-    )
     name = f"dqn_{game.removeprefix('ALE/')}"
-    with runner, logger_context(log_dir, run_ID, name, record) as run:
+    with runner, logger_context(log_dir, run_ID, name) as run:
         runner.train()
     score(run.directory, agent, env, n_eval_episodes)
     print(f"run: {run.directory}")

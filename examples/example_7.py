@@ -14,12 +14,11 @@ import torch
 from rlframe.algos import sac
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.replay import ReplayConfig
-from rlframe.runners import MinibatchRlEval, minibatch_rl_eval
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
+from rlframe.runners import MinibatchRlEval
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
 
 def train(
@@ -45,16 +44,7 @@ def train(
     runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
     # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read this run.
-    record = flatten(
-        algo=config,
-        env=env,
-        model=model,
-        sampler=serial.Config(batch_T=1, batch_B=1),
-        runner=minibatch_rl_eval.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-        eval=evaluation,
-        seed=seed,
-    )
-    with runner, logger_context(log_dir, run_ID, f"sac_{env}", record) as run:
+    with runner, logger_context(log_dir, run_ID, f"sac_{env}") as run:
         runner.train()
     print(f"run: {run.directory}")
 

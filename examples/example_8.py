@@ -24,12 +24,11 @@ from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.build import choose_device
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
-from rlframe.runners import MinibatchRl, minibatch_rl
-from rlframe.samplers import SerialSampler, serial
+from rlframe.runners import MinibatchRl
+from rlframe.samplers import SerialSampler
 from rlframe.study import Options, run_study
 from rlframe.system.affinity import plan, read_topology
 
@@ -68,15 +67,7 @@ def train(
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
     runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
 
-    record = flatten(
-        algo=config,
-        env=env.id,
-        model=model,
-        sampler=serial.Config(batch_T=T, batch_B=B),
-        runner=minibatch_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-        seed=seed,
-    )
-    with runner, logger_context(log_dir, run_ID, "ppo_cartpole", record, resume=resume) as run:
+    with runner, logger_context(log_dir, run_ID, "ppo_cartpole", resume=resume) as run:
         if resume:
             runner.resume(load_snapshot(run.directory)[0])
         runner.train()

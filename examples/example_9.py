@@ -18,11 +18,10 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.experiment.config import flatten
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import SyncRl, sync_rl
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler, serial
+from rlframe.runners import SyncRl
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 
 
@@ -42,17 +41,7 @@ def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: RankInfo) -
         runner = SyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
 
         # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read it.
-        record = flatten(
-            algo=config,
-            env=env.id,
-            model=model,
-            sampler=serial.Config(batch_T=T, batch_B=B),
-            runner=sync_rl.Config(n_steps=n_steps, log_interval_steps=log_interval_steps),
-            world_size=place.world_size,
-            eval=evaluation,
-            seed=seed,
-        )
-        with runner, logger_context(log_dir, run_ID, "ppo_cartpole", record) as run:
+        with runner, logger_context(log_dir, run_ID, "ppo_cartpole") as run:
             runner.train()
     if place.rank == 0:
         print(f"run: {run.directory}")

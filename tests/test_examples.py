@@ -35,7 +35,10 @@ def column(directory: Path, name: str) -> list[float]:
 
 def assert_is_run_directory(directory: Path) -> None:
     names = {path.name.split(".tfevents")[0] for path in directory.iterdir()}
-    assert names == {"debug.log", "events.out", "params.json", "progress.csv", "progress.jsonl", "snapshot"}
+    assert names == {
+        *("debug.log", "episodes.csv", "events.out", "params.json", "progress.csv", "progress.jsonl"),
+        *("result.json", "snapshot"),
+    }
 
 
 def test_example_1_trains_and_leaves_a_run_that_the_commands_understand(

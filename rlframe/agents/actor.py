@@ -238,4 +238,6 @@ def make_actor_agent(
     if isinstance(policy, SquashedGaussian):
         with torch.no_grad():
             model.mlp.layers.flat[-1][policy.size :] += config.log_std
-    return ActorAgent(model, policy, observation_space, action_space, config)
+    agent = ActorAgent(model, policy, observation_space, action_space, config)
+    agent.model_config = config
+    return agent

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -38,6 +39,8 @@ class Agent(nn.Module, ABC):
     @abstractmethod
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         """State [B] of the environments with these global indices at their start; () without memory."""
+
+    model_config: Any = None  # a ModelConfig, to be recorded
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]; called by the learner once per batch."""

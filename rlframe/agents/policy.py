@@ -84,4 +84,6 @@ def make_policy_agent(observation_space: Space, action_space: Space, config: Mod
     distribution = make_distribution(action_space, config.squash)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        return PolicyAgent(ActorCritic(observation_space, action_space, distribution, config), distribution)
+        agent = PolicyAgent(ActorCritic(observation_space, action_space, distribution, config), distribution)
+    agent.model_config = config
+    return agent

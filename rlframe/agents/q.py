@@ -175,4 +175,6 @@ def make_q_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
         model = QNetwork(observation_space, action_space, kind.n_atoms, config, dueling, noisy)
-    return QAgent(model, kind, observation_space, action_space)
+    agent = QAgent(model, kind, observation_space, action_space)
+    agent.model_config = config
+    return agent

@@ -70,6 +70,7 @@ class Algorithm(ABC):
     """Learns from batches. Updates the agent's parameters in place; owns target networks and critics."""
 
     progress: Progress
+    config: Any = None  # its Config, to be recorded
     saved: Sequence[str]  # names of the attributes with state, besides the agent: optimizer, counts, generators, replay
 
     @property

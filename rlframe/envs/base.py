@@ -66,6 +66,7 @@ class Envs(ABC):
     observation_space: Space  # of one environment
     action_space: Space  # of one environment, before it is made canonical (see core.spaces)
     n: int
+    env: EnvConfig | None = None  # that they were made from, by make_envs
     backend: str  # for the log: the implementation and its number of threads
     render_fps: float = 30.0  # frames per second of real time, for films and windows
 

@@ -52,7 +52,9 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     target = resolve(config.id)
     try:
         with explain_missing_package(target):
-            return _make(_choose_backend(config, target, n), config, target, seeds, first)
+            envs = _make(_choose_backend(config, target, n), config, target, seeds, first)
+            envs.env = config
+            return envs
     except ValueError as error:  # from core.spaces
         raise ConfigError(f"env={env_name(config.id)}: {error}") from error
 

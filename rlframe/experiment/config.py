@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import chz
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, names, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
+from rlframe.core.flat import PARTS, flatten, part_name
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
@@ -23,8 +23,6 @@ from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import EvalConfig, no_sampler
 from rlframe.samplers.base import SamplerConfig
 
-# Keys that name a module with a class Config, and the package that short names are looked up in.
-PARTS = {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
 _DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}  # of `Experiment`
 _MAX_KEY = 200  # characters
 _OTHER_WORDS = {  # of other frameworks, and what they are called here
@@ -143,32 +141,6 @@ class Experiment:
         return self.name or f"{algo}_{self.env.rpartition('/')[2].rpartition(':')[2]}"
 
 
-def part_name(config: object, package: str) -> str:
-    """The value of algo=, sampler= or runner= that names this config's module; short inside `package`."""
-    module = type(config).__module__
-    if module.startswith(f"{package}."):
-        return module.removeprefix(f"{package}.")
-    file = sys.modules[module].__file__
-    return str(file) if "." not in module and file else module
-
-
-def flatten(**fields: Any) -> dict[str, Any]:
-    """Configs and values as JSON-able keys of the command line, for example for `logger_context(config=...)`.
-
-    flatten(algo=ppo.Config(clip=0.2), env="CartPole-v1") gives {"algo": "ppo", "algo.clip": 0.2, ..., "env": ...}.
-    """
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        if key in PARTS:
-            flat[key] = part_name(value, PARTS[key])
-        if chz.is_chz(value):
-            below = flatten(**{name: getattr(value, name) for name in chz.chz_fields(value)})
-            flat.update({f"{key}.{name}": sub for name, sub in below.items()})
-        elif key not in PARTS:
-            flat[key] = _plain(value)
-    return flat
-
-
 def to_flat(experiment: Experiment) -> dict[str, Any]:
     """Every key of an experiment with its value, as in params.json; `from_flat` reads it back."""
     return flatten(**{field: getattr(experiment, field) for field in chz.chz_fields(experiment)})
@@ -193,12 +165,6 @@ def _keys_of(part: str, name: str) -> dict[str, Any]:
         return flatten(**{part: find_module(name, PARTS[part]).Config()})
     except (ConfigError, AttributeError, TypeError):  # reported when the config is made
         return {}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # not in JSON; the command line reads the text as the same number
-    return list(value) if isinstance(value, tuple) else value
 
 
 def from_flat(*layers: Mapping[str, Any]) -> Experiment:

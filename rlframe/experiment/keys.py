@@ -14,8 +14,9 @@ import chz
 
 from rlframe.core.config import AUTO, accepts_auto, find_module, module_names, nearest
 from rlframe.core.errors import ConfigError, printable
+from rlframe.core.flat import PARTS, part_name
 from rlframe.envs.make import registered_envs
-from rlframe.experiment.config import PARTS, Experiment, part_name
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_preset, preset_names
 from rlframe.models import ModelConfig
 

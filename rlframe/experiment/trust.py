@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
-from rlframe.experiment.config import PARTS
+from rlframe.core.flat import PARTS
 from rlframe.record.named_writers import WRITERS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB

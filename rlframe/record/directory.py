@@ -41,6 +41,14 @@ def write_params(path: Path, config: Mapping[str, Any]) -> None:
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
+def add_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config into params.json that has none. Raises ConfigError if a value is not JSON-able."""
+    check_config(config)
+    params = read_json(path)
+    if not params.get("config"):
+        replace_file(path, json.dumps({**params, "config": dict(config), "seed": config.get("seed")}, indent=2) + "\n")
+
+
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
     """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config."""
     try:

@@ -17,6 +17,7 @@ from rlframe.record.console import Console, PlainConsole, on_terminal
 from rlframe.record.directory import (
     LOCK_FILE,
     DirectoryLock,
+    add_config,
     append_resumed,
     check_config,
     replace_file,
@@ -37,6 +38,9 @@ class BaseRun:
 
     def log(self, row: Mapping[str, float]) -> None:
         """Record the metrics of one log interval; the row must have `env_steps`."""
+
+    def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
+        """Record the config of a run that was opened without one."""
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record training episodes; each row has `env_steps`."""
@@ -131,6 +135,7 @@ class Run(BaseRun):
         self._inode = _inode(directory)
         self._policy, self._retention = policy, Retention(directory / "snapshot", policy)
         self._row: Mapping[str, float] = {}  # the last logged
+        self._has_config = bool(config)
         self._n_failed = 0  # disk errors
         self._open = ExitStack()
         with ExitStack() as opened, ExitStack() as named:
@@ -179,6 +184,11 @@ class Run(BaseRun):
             except OSError as error:
                 what = f"the row of env_steps {plain['env_steps']:,}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
+
+    def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
+        if not self._has_config:
+            add_config(self.directory / "params.json", config())
+            self._has_config = True
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         try:

@@ -137,6 +137,7 @@ class EnvPool:
             raise ValueError(f"cpus has {len(cpus)} entries, but there are n_workers={n_workers}")
         self.n, self.supervision = n, supervision or Supervision()
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
+        self.env: EnvConfig | None = config
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
         most = self.supervision.max_restarts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import chz
 
@@ -132,6 +133,9 @@ class AsyncRl(Runner):
             self._received = False
             self.sampler.refresh(self.agent)
             self._posted.append((self.sampler.posted_version, self.algo.progress.updates))
+
+    def options(self) -> dict[str, Any]:
+        return {"n_slots": len(self.sampler.ring.slots), "sampler_waits": self.sampler_waits}
 
     def counters(self) -> dict[str, float]:
         staleness, self.staleness = self.staleness, 0

@@ -23,6 +23,7 @@ from rlframe.record import current_run
 from rlframe.record.metrics import collect_in
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_LIMITS, Limits
+from rlframe.runners.described import describe
 from rlframe.runners.evaluations import SCORE, Evaluations
 from rlframe.runners.report import (
     TrainingLog,
@@ -123,6 +124,10 @@ class Runner(ABC):
         if self.evaluator is not None:
             self.evaluator.close()
 
+    def options(self) -> dict[str, Any]:
+        """The values of the fields of its Config that not all runners have."""
+        return {}
+
     @property
     def env_steps(self) -> int:
         """Valid rows trained on, over all ranks."""
@@ -174,6 +179,7 @@ class Runner(ABC):
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
         request = 0
+        current_run().record_config(lambda: describe(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set

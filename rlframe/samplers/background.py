@@ -180,6 +180,7 @@ class BackgroundSampler(Sampler):
     def __init__(self, process: BackgroundProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
         """The ring has `n_slots` batches, and the process acts on `device`."""
         self.process, self._timeout_s = process, process.supervision.timeout_s
+        self.config, self.env, self.seed = process.config, process.env, process.seed
         self.batch_spec = BatchSpec(process.config.batch_T, process.config.batch_B)
         self.shared_parameters = make_shared_parameters(parameters(agent))
         batch = empty_batch(process.observation_space, process.action_space, agent, *self.batch_spec)

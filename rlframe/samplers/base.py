@@ -34,6 +34,9 @@ class Sampler(ABC):
 
     batch_spec: BatchSpec
     backend: str  # how environments are stepped, for the log
+    config: Any = None  # a SamplerConfig that describes it; with `env` and `seed`, it is recorded; None: is not known
+    env: EnvConfig | None = None
+    seed = 0
 
     @abstractmethod
     def collect(self) -> Samples:
@@ -126,6 +129,7 @@ class LocalInferenceSampler(Sampler, ABC):
         self, envs: Envs | EnvPool, collector: Collector, rngs: Sequence[np.random.Generator], backend: str
     ) -> None:
         self.envs, self.collector, self.rngs, self.backend = envs, collector, rngs, backend
+        self.env = envs.env
         self.batch_spec = BatchSpec(collector.batch.rows.T, envs.n)
 
     def collect(self) -> Samples:

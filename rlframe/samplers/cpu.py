@@ -44,7 +44,9 @@ class CpuSampler(Sampler):
     def __init__(self, envs: EnvPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
         check_workers(envs, "CpuSampler")
         self.envs, self.backend = envs, f"{envs.backend}, each with its own agent"
-        self.batch_spec = BatchSpec(batch_T, envs.n)
+        self.batch_spec, self.env, self.seed = BatchSpec(batch_T, envs.n), envs.env, seed
+        sizes: dict[str, Any] = {"batch_T": batch_T, "batch_B": envs.n, "n_workers": len(envs.workers)}
+        self.config = Config(**sizes, decorrelation_steps=decorrelation_steps)
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
         first = first_env_of_rank(envs.n)
         shared = share_zeros(Batch(rows, empty_agent_outputs(agent, rows, range(first, first + envs.n))), "batch")

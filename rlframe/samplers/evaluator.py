@@ -75,6 +75,8 @@ class BaseEvaluator(ABC):
     """What a runner asks of its evaluator."""
 
     interval_steps: float  # see EvalConfig
+    config: EvalConfig | None = None  # to be recorded, with `env`
+    env: EnvConfig | None = None
 
     @abstractmethod
     def score(self, number: int, stop: Stop = never) -> dict[str, float]:
@@ -132,6 +134,8 @@ class Evaluator(BaseEvaluator):
     together play the same episodes as one rank would.
     """
 
+    config: EvalConfig
+
     def __init__(
         self,
         env: EnvConfig,
@@ -142,6 +146,7 @@ class Evaluator(BaseEvaluator):
         supervision: Supervision | None = None,
     ) -> None:
         """`cpus` and `supervision` are for the worker processes, if there are any."""
+        self.env = env
         self.config, self.ranks, self.interval_steps = config, current_ranks(), config.interval_steps
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import chz
 
 from rlframe.agents import Agent
@@ -52,3 +54,6 @@ class GpuSampler(LocalInferenceSampler):
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, collector, rngs, backend)
+        self.seed = seed
+        workers: dict[str, Any] = {"n_workers": len(envs.workers), "n_groups": n_groups}
+        self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps, **workers)

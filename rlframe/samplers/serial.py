@@ -43,3 +43,5 @@ class SerialSampler(LocalInferenceSampler):
         collector = local_collector(envs, agent, batch_T, rngs, first=first)
         collector.decorrelate(decorrelation_steps, envs.action_space, moves)
         super().__init__(envs, collector, rngs, envs.backend)
+        self.seed = seed
+        self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps)

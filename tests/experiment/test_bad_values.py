@@ -14,7 +14,8 @@ import pytest
 from rlframe import launch
 from rlframe.core.config import AUTO, module_names
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.config import PARTS, Experiment, from_flat
+from rlframe.core.flat import PARTS
+from rlframe.experiment.config import Experiment, from_flat
 
 BAD = ["nan", "-nan", "inf", "-inf", "-1", "-1e-9", "-1e300", "1e300", "1e999", "0x10", "1,5", "ten", "", "None"]
 SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative

@@ -14,7 +14,7 @@ import pytest
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import hardware
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.config import from_flat, to_flat
 from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
@@ -69,7 +69,7 @@ def test_nothing_is_auto_afterwards() -> None:
     resolved = hardware.resolve(experiment("sampler=cpu")).experiment
     assert AUTO not in (resolved.sampler.n_workers, resolved.eval.n_workers)
     assert resolved.precision == ("bf16" if bf16_is_faster() else "fp32")
-    assert hardware.resolve(resolved).experiment == resolved
+    assert to_flat(hardware.resolve(resolved).experiment) == to_flat(resolved)
 
 
 def test_a_vector_environment_of_one_generator_stays_serial() -> None:

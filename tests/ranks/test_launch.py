@@ -78,7 +78,8 @@ def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) 
     config = json.loads((run / "params.json").read_text())["config"]
     assert (config["world_size"], config["runner"]) == (2, "sync_rl")
     assert {path.name.split(".tfevents")[0] for path in run.iterdir()} == {
-        *("debug.log", "events.out", "params.json", "progress.csv", "progress.jsonl", "snapshot")
+        *("debug.log", "episodes.csv", "events.out", "params.json", "progress.csv", "progress.jsonl"),
+        *("result.json", "snapshot"),
     }
     assert column(run, "env_steps")[0] == 0
     assert column(run, "env_steps")[-1] >= 512

@@ -1,0 +1,46 @@
+"""Configs as flat keys of the command line, as in params.json: flatten."""
+
+import math
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import chz
+
+# Keys that name a module with a class Config, and the package that short names are looked up in.
+PARTS: Mapping[str, str] = MappingProxyType(
+    {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
+)
+
+
+def part_name(config: object, package: str) -> str:
+    """The value of algo=, sampler= or runner= that names this config's module; short inside `package`."""
+    module = type(config).__module__
+    if module.startswith(f"{package}."):
+        return module.removeprefix(f"{package}.")
+    file = sys.modules[module].__file__
+    return str(file) if "." not in module and file else module
+
+
+def flatten(**fields: Any) -> dict[str, Any]:
+    """Configs and values as JSON-able keys of the command line, for example for `logger_context(config=...)`.
+
+    flatten(algo=ppo.Config(clip=0.2), env="CartPole-v1") gives {"algo": "ppo", "algo.clip": 0.2, ..., "env": ...}.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key in PARTS:
+            flat[key] = part_name(value, PARTS[key])
+        if chz.is_chz(value):
+            below = flatten(**{name: getattr(value, name) for name in chz.chz_fields(value)})
+            flat.update({f"{key}.{name}": sub for name, sub in below.items()})
+        elif key not in PARTS:
+            flat[key] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # not in JSON; the command line reads the text as the same number
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,54 @@
+"""What a runner and its parts were made with, as keys of the command line: for params.json of runs made in scripts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from rlframe.core.flat import flatten
+from rlframe.envs import EnvConfig
+from rlframe.envs.make import env_name
+
+if TYPE_CHECKING:
+    from rlframe.runners.base import Runner
+
+
+def describe(runner: Runner) -> dict[str, Any]:
+    """The flat config of its parts; without those of the user's own that do not say what they were made with."""
+    algo, sampler, evaluator, env = runner.algo, runner.sampler, runner.evaluator, runner.sampler.env
+    parts = {"algo": algo.config, "model": runner.agent.model_config, "sampler": sampler.config}
+    parts["runner"] = _options(runner)
+    if env is not None:
+        parts |= {"env": env_name(env.id), "env_kwargs": dict(env.kwargs), "env_backend": env.backend}
+    parts |= {"seed": sampler.seed, "world_size": runner.ranks.world_size}
+    if evaluator is not None and evaluator.config is not None:
+        parts["eval"] = chz.replace(evaluator.config, **_other_env(evaluator.env, env))
+    return flatten(**{key: value for key, value in parts.items() if value is not None})
+
+
+def _other_env(own: EnvConfig | None, env: EnvConfig | None) -> dict[str, Any]:
+    """The fields of EvalConfig that tell an evaluator's environment from that of training."""
+    if own is None or env is None or own == env:
+        return {}
+    if own.id != env.id:
+        return {"env": env_name(own.id), "env_kwargs": dict(own.kwargs)}
+    changed = {name: value for name, value in own.kwargs.items() if env.kwargs.get(name) != value}
+    return {"env_kwargs": changed}
+
+
+def _options(runner: Runner) -> Any:
+    """The Config of the runner's module; None if it is of the user's own, without one."""
+    config = vars(sys.modules[type(runner).__module__]).get("Config")
+    if config is None:
+        return None
+    limits = runner.limits
+    return config(
+        n_steps=runner.n_steps,
+        log_interval_steps=runner.log_interval_steps,
+        max_time_s=limits.max_time_s,
+        target_score=limits.target_score,
+        nonfinite=limits.nonfinite,
+        **runner.options(),
+    )
