@@ -111,7 +111,7 @@ class AsyncRl(Runner):
         with self.log.timers("learning"):
             self.algo.receive(samples)
         self._received = True
-        self.callbacks.call("on_batch", samples)
+        self.received(samples)
 
     def _updates_of(self, version: int) -> int:
         """The updates made before this version was posted; forgets older versions."""

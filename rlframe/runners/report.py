@@ -204,6 +204,18 @@ def describe_resumed(reasons: Sequence[str]) -> str:
     return f"parameters, optimizer and counts continue; {anew}"
 
 
+def describe_tree(tree: Tree, name: str) -> list[str]:
+    """A line for each array: its name, shape, type and range."""
+    plain = _plain(tree)
+    if isinstance(plain, dict | list):
+        items = plain.items() if isinstance(plain, dict) else enumerate(plain)
+        return [line for key, value in items for line in describe_tree(value, f"{name}.{key}")]
+    x = torch.as_tensor(plain)
+    values = x.double() if x.numel() else x.new_zeros(1, dtype=torch.float64)
+    of = f"{values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
+    return [f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}"]
+
+
 def save_skipped_update(agent: Agent, algo: Algorithm, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:
     """Save its batch, the agent and the generators in the run directory; returns a sentence that describes it."""
     batch = _plain(skipped.batch)
