@@ -42,7 +42,7 @@ def metrics(run: Path) -> list[dict[str, str]]:
     """progress.csv without metrics that differ between samplers."""
     _, rows = read_csv(run / "progress.csv")
     return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "sampler/", "memory/", "eval/re"))} for row in rows
+        {k: v for k, v in row.items() if not k.startswith(("time/", "sampler/", "memory/", "system/", "eval/re"))} for row in rows
     ]
 
 

@@ -20,7 +20,7 @@ from tests.tables import read_csv
 
 ANYWHERE = ("affinity=none", "device=cpu", "threads=1")
 TRUST = "trust=true"  # for environments of tests, which are not part of rlframe
-OF_TIME = ("time/", "memory/")  # metrics that differ between equal runs
+OF_TIME = ("time/", "memory/", "system/")  # metrics that differ between equal runs
 
 
 def words(case: str, directory: Path) -> list[str]:
