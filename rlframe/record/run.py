@@ -23,6 +23,7 @@ from rlframe.record.directory import (
     replace_file,
     write_params,
 )
+from rlframe.record.films import FILMS
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
@@ -79,6 +80,11 @@ class BaseRun:
 
     def newest_snapshot(self) -> str:
         """Path of the newest snapshot, empty if there is none."""
+        return ""
+
+    @property
+    def film_folder(self) -> str:
+        """Folder for films of evaluations; empty if nothing is recorded."""
         return ""
 
     def score_snapshot(self, env_steps: int, score: float) -> None:
@@ -223,6 +229,10 @@ class Run(BaseRun):
         if path is not None:
             _logger.debug("snapshot %s, score %s", path.name, score)
         return path
+
+    @property
+    def film_folder(self) -> str:
+        return str(self.directory / FILMS)
 
     def score_snapshot(self, env_steps: int, score: float) -> None:
         """As `BaseRun.score_snapshot`. Raises RecordError if a disk error stops the run."""

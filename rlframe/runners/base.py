@@ -178,6 +178,8 @@ class Runner(ABC):
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
+                if self.evaluator is not None:
+                    self.evaluator.film_in(current_run().film_folder)
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
