@@ -22,7 +22,7 @@ from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import collect_in
 from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.config import NO_LIMITS, Clock, Limits
+from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
 from rlframe.runners.described import describe
 from rlframe.runners.evaluations import SCORE, Evaluations
 from rlframe.runners.report import (
@@ -37,9 +37,10 @@ from rlframe.runners.report import (
     write_result,
 )
 from rlframe.runners.stop_rule import StopRule
-from rlframe.runners.threads import keep_threads
+from rlframe.runners.threads import apply_affinity, keep_threads
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result
+from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
@@ -82,11 +83,13 @@ class Runner(ABC):
         evaluator: BaseEvaluator | None = None,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
+        affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
     ) -> None:
         """Args:
             n_steps, log_interval_steps: in units of the runner's clock, over all ranks.
             evaluator: scores the agent before training, every `interval_steps`, and at the end; None: no evaluation,
                 and the score is the mean return of the last training episodes.
+            affinity: CPUs and torch threads of this process, see `apply_affinity`; not changed by default.
         Raises:
             ValueError: n_steps or log_interval_steps is below 1.
         """
@@ -106,6 +109,7 @@ class Runner(ABC):
         self._described = False  # the first batch was
         self.skips_updates = False  # an update was skipped since the start
         self.stop = StopRequest()
+        apply_affinity(affinity)
         self.adapt_threads: Callable[[], None] = keep_threads
 
     def __enter__(self) -> Self:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import chz
@@ -54,6 +55,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+NO_AFFINITY: Mapping[str, Any] = MappingProxyType({})
 
 
 @chz.chz

@@ -26,6 +26,9 @@ class FilmingEvaluator(BaseEvaluator):
     All films have the same seeds, so that the episode starts in the same way and the agents can be compared.
     """
 
+    config: EvalConfig
+    env: EnvConfig
+
     def __init__(
         self, make: Callable[[], BaseEvaluator], env: EnvConfig, agent: Agent, config: EvalConfig, seed: int
     ) -> None:
@@ -35,7 +38,7 @@ class FilmingEvaluator(BaseEvaluator):
             ConfigError: imageio or Pillow is not installed, or the environment cannot render images.
         """
         self.interval_steps = config.interval_steps
-        self._env, self._agent, self._config = env, agent, config
+        self.env, self._agent, self.config = env, agent, config
         self._film_config = FilmConfig(1, seed, config.explore, config.max_length)
         self._folder, self._n = "", 0  # n: evaluations so far
         self._heartbeat = np.zeros(1, np.int64)
@@ -48,7 +51,7 @@ class FilmingEvaluator(BaseEvaluator):
 
     def score(self, number: int, stop: Stop = never) -> dict[str, float]:
         metrics = self._scorer.score(number, stop)
-        if self._folder and self._n % self._config.video_every == 0:
+        if self._folder and self._n % self.config.video_every == 0:
             self._film(number, stop)
         self._n += 1
         return metrics
@@ -59,8 +62,8 @@ class FilmingEvaluator(BaseEvaluator):
             check_inside(folder)
             folder.mkdir(exist_ok=True)
             remove_leftovers(folder)
-            pictures = film_episode(film_path(folder, number), self._env, self._agent, self._film_config)
-            with self._agent.exploring_at(self._config.epsilon), closing(pictures):
+            pictures = film_episode(film_path(folder, number), self.env, self._agent, self._film_config)
+            with self._agent.exploring_at(self.config.epsilon), closing(pictures):
                 for _ in pictures:
                     self._heartbeat[0] += 1
                     if stop():
