@@ -23,7 +23,8 @@ HERE = "tests.runners.test_evaluations"
 
 
 def trained(directory: Path, *changed: str) -> Path:
-    assert launch.main(words(f"{CASE} {' '.join(changed)}", directory)) == 0
+    given = dict(word.split("=", 1) for word in [*CASE.split(), *changed])
+    assert launch.main(words(" ".join(f"{key}={value}" for key, value in given.items()), directory)) == 0
     return directory / "run_0"
 
 
@@ -95,7 +96,8 @@ def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
     assert len(killed) == 3
     found = scores(run)
     assert not set(found) & set(killed)
-    assert found and found.items() <= scores(whole).items()
+    assert found
+    assert found.items() <= scores(whole).items()
     assert [row["env_steps"] for row in rows(run) if row["updates"]] == [row["env_steps"] for row in rows(whole)]
 
 
@@ -144,10 +146,9 @@ def test_what_cannot_evaluate_is_refused_before_the_start(
 
 
 def test_another_environment_is_evaluated_in(tmp_path: Path) -> None:
-    run = trained(
-        tmp_path, "eval.env=rlframe.envs.debug_envs:masked_cartpole", "model.encoder=mlp", "eval.n_episodes=2"
-    )
-    assert scores(run)
+    without_limit = "eval.env=gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    run = trained(tmp_path, without_limit, "eval.env_kwargs.sutton_barto_reward=true", "eval.max_length=20")
+    assert all(float(score) in (0.0, -0.5, -1.0) for score in scores(run).values()), "its rewards are -1 at a fall"
 
 
 def result_of(run: Path) -> dict[str, Any]:
