@@ -12,7 +12,17 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlframe.analysis.curves import Curve, PlotError, choose_y, find_experiments, make_curve
+import numpy as np
+
+from rlframe.analysis.curves import (
+    Curve,
+    Experiment,
+    PlotError,
+    RunData,
+    choose_y,
+    find_experiments,
+    make_curve,
+)
 from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import pluralize, printable
@@ -124,6 +134,39 @@ def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
         figure.savefig(options.out)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {options.out}: {error}") from None
+
+
+def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/return_mean", **options: Any) -> Path:
+    """Draw the learning curves of runs into a file, from a script or notebook; returns its path.
+
+        plot_runs(["data/ppo", "data/dqn"], out="curves.png")  # directories: of a run, of its seeds, of a study
+        plot_runs([run.metrics, frame], ["here", "there"])  # columns by name: rlframe.build's run, or a pandas frame
+        plot_runs([[one.metrics, two.metrics]], ["two seeds"])
+
+    Args:
+        options: those of the command (`USAGE`), but for DIR: out, x, smooth, center, bound, title.
+    Raises:
+        PlotError: a wrong option, no rows, or matplotlib is not installed.
+    """
+    if not runs or (labels and len(labels) != len(runs)):
+        raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
+    checked = {key: _value(key, str(value)) for key, value in options.items()}
+    names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
+    found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
+    chosen = replace(Options((), y=y), **checked)
+    y = choose_y(found, y)
+    curves = [make_curve(each, X_COLUMNS[chosen.x], y, chosen.smooth, chosen.center) for each in found]
+    draw(curves, chosen, y, printable(chosen.title))
+    return chosen.out
+
+
+def _experiments(runs: Any, label: str) -> list[Experiment]:
+    """One or more experiments of a directory, or one of columns or of several seeds' columns."""
+    if isinstance(runs, str | Path):
+        return find_experiments([Path(runs)], [label] if label else [])
+    seeds = runs if isinstance(runs, list | tuple) else [runs]
+    columns = [{str(name): np.asarray(values, float) for name, values in dict(each).items()} for each in seeds]
+    return [Experiment(label, tuple(RunData(Path(label), each, {}) for each in columns))]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -77,7 +77,7 @@ def test_one_seed_gives_one_result_and_another_seed_another(tmp_path, algo):
 
     def metrics(name: str) -> list[dict[str, str]]:
         found = rows(tmp_path / name / "run_0")
-        return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in found]
+        return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/", "system/"))} for row in found]
 
     assert metrics("one") == metrics("two")
     assert metrics("one") != metrics("other")

@@ -131,7 +131,8 @@ class OffPolicy(Algorithm):
         if not self.ratio.updates_until(n_steps):
             raise ConfigError(
                 f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} "
-                f"and algo.learn_from={c.learn_from}, runner.n_steps={n_steps} are too few for one update"
+                f"and algo.learn_from={c.learn_from}, runner.n_steps={n_steps} are too few for one update; "
+                f"lower algo.learn_from, or use a preset made for such a task (experiment=, see --list presets)"
             )
 
     def drop_updates(self) -> None:

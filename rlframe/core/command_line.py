@@ -30,7 +30,8 @@ class KeyValues:
                 )
             key, equals, value = word.partition("=")
             if not equals or not key:
-                raise ConfigError(f"{word!r} is not of the form key=value; --help lists the keys")
+                hint = f"; write {word.lstrip('-').replace('-', '_')}=VALUE" if word.startswith("--") else ""
+                raise ConfigError(f"{word!r} is not of the form key=value{hint}; --help lists the keys")
             if key in self.remaining:
                 raise ConfigError(f"{key} is set twice: {self.remaining[key]!r} and {value!r}")
             self.remaining[key] = value

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rlframe.core.config import nearest
+from rlframe.core.config import find_attribute, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.envs import atari, envpool, gymnasium_vector
 from rlframe.envs.base import EnvConfig, Envs
@@ -183,6 +183,11 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
             raise ConfigError(f"env={id_!r} is not a Gymnasium id, package.module:callable, or a callable")
         return id_
     module, colon, rest = id_.rpartition(":")
+    if module.endswith(".py"):
+        found = find_attribute(id_, "env")
+        if not callable(found):
+            raise ConfigError(f"env={id_}: {rest!r} is {found!r}, which is not callable")
+        return found
     if colon and rest.isidentifier():
         return _callable(id_, module, rest)
     if colon:

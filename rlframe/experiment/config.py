@@ -16,6 +16,7 @@ from rlframe.core.flat import PARTS, flatten, part_name
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
+from rlframe.record.console import LEVELS
 from rlframe.record.named_writers import DEFAULT_WRITERS
 from rlframe.replay import ReplayConfig
 from rlframe.runners import sync_rl
@@ -79,6 +80,7 @@ class Experiment:
     snapshot_errors: str = choice("stop", ("stop", "continue"), "what to do if a snapshot or row cannot be written")
     stop: str = option("", "end when this holds, such as 'eval/return_mean >= 475 and env_steps > 5e4' (metric names)")
     init: str = option("", "snapshot or run directory to take trained weights from")
+    log_level: str = choice("INFO", LEVELS, "what the console shows; WARNING: no rows of the log either")
     callbacks: tuple[str, ...] = names(
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
     )

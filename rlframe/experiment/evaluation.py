@@ -20,6 +20,7 @@ from rlframe.samplers import EvalConfig, Evaluator
 from rlframe.samplers.async_evaluator import AsyncEvaluator, MakeEvaluator
 from rlframe.samplers.evaluation_function import EvaluationFunction
 from rlframe.samplers.evaluator import BaseEvaluator, NoEvaluator
+from rlframe.samplers.filming_evaluator import FilmingEvaluator
 from rlframe.system.affinity import Affinity
 
 
@@ -27,10 +28,12 @@ def make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity, env
     """The evaluator of a run, for its runner; None: it evaluates nothing. `envs`: those of training.
 
     Raises:
-        ConfigError: eval.env has other spaces, or there is no eval.function.
+        ConfigError: eval.env has other spaces, there is no eval.function, or eval.video_every cannot film.
     """
     config, env, seed = experiment.eval, experiment.eval_env_config(), experiment.seed
     if not experiment.runner.evaluates(config.n_episodes):
+        if config.video_every:
+            raise ConfigError(f"eval.video_every={config.video_every} films evaluations, and this run makes none")
         return None
     spaces_ = envs.observation_space, envs.action_space
     if config.env:
@@ -61,7 +64,9 @@ def _function(name: str) -> Any:
 
 
 def _evaluator(env: EnvConfig, config: EvalConfig, seed: int, of_workers: Any, agent: Agent) -> BaseEvaluator:
-    return Evaluator(env, agent, config, seed, *of_workers)
+    make = partial(Evaluator, env, agent, config, seed, *of_workers)
+    films = config.video_every and not current_ranks().rank
+    return FilmingEvaluator(make, env, agent, config, seed) if films else make()
 
 
 def _evaluation_function(

@@ -36,7 +36,7 @@ from rlframe.system.machine import retain_freed_memory
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
 _ADJUSTABLE = (  # in a resumed run
-    *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "writers"),
+    *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "writers", "log_level"),
 )
 _FIXED = ("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps")  # although sampler is adjustable
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
@@ -217,6 +217,7 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
         "snapshot_best": experiment.snapshot_best,
         "snapshot_errors": experiment.snapshot_errors,
         "writers": experiment.writers,
+        "log_level": experiment.log_level,
     }
 
 

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Mapping
 from time import perf_counter
 
+LEVELS = ("DEBUG", "INFO", "WARNING")
+_SILENCE_S = 30.0  # without a row
+
 
 def on_terminal() -> bool:
     """Whether standard output is a terminal that can redraw lines."""
@@ -26,6 +29,13 @@ class Console:
 
     def close(self) -> None:
         """Restore the terminal; may be called twice."""
+
+
+class MessageConsole(Console):
+    """Shows messages only."""
+
+    def message(self, text: str) -> None:
+        print(text, flush=True)
 
 
 class Pace:
@@ -59,13 +69,21 @@ class Pace:
 
 
 class PlainConsole(Console):
-    """One line per row on standard output: `env_steps 25,600 | episode/return_mean 132.4 | ... | 00:12 left`."""
+    """One line per row on standard output: `env_steps 25,600 | episode/return_mean 132.4 | ... | 00:12 left`.
+
+    And one without metrics if there was no row for half a minute, so that slow runs do not look like hanging ones.
+    """
 
     def __init__(self) -> None:
         self._pace = Pace()
+        self._said_s = perf_counter()
 
     def write(self, row: Mapping[str, float]) -> None:
         self._pace.update(int(row["env_steps"]))
+        self._say(row)
+
+    def _say(self, row: Mapping[str, float]) -> None:
+        self._said_s = perf_counter()
         parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
         per_s = row.get("time/env_steps_per_s", self._pace.per_s())
         if per_s > 0:
@@ -77,6 +95,8 @@ class PlainConsole(Console):
     def progress(self, env_steps: int, n_steps: int) -> None:
         self._pace.n_steps = n_steps
         self._pace.update(env_steps)
+        if perf_counter() - self._said_s >= _SILENCE_S:
+            self._say({"env_steps": env_steps})
 
     def message(self, text: str) -> None:
         print(text, flush=True)

@@ -40,6 +40,7 @@ def logger_context(
     snapshot_errors: str = "stop",
     resume: bool = False,
     console: bool = True,
+    log_level: str = "INFO",
     writers: Sequence[str] = DEFAULT_WRITERS,
 ) -> Iterator[Run | SecondaryRankRun]:
     """Open a run, make it current and always close it; an exception is logged to debug.log and re-raised.
@@ -53,6 +54,7 @@ def logger_context(
         snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
         snapshot_errors: stop | continue, on a disk error.
         resume: continue an existing run.    console: show progress and messages.
+        log_level: DEBUG | INFO | WARNING: what the console shows; with WARNING no rows. debug.log has all.
         writers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Writer of your own.
     Raises:
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a writer cannot start.
@@ -68,7 +70,7 @@ def logger_context(
     classes = find_writers(writers)
     directory = _existing(log_dir, run_ID) if resume else new_directory(log_dir, run_ID, name)
     with _disk_errors_named(directory):
-        run = Run(directory, name, config, classes, policy, resume, console)
+        run = Run(directory, name, config, classes, policy, resume, log_level if console else "")
     try:
         with _made_current(run):
             ranks.broadcast(str(directory))

@@ -49,6 +49,11 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "time/fraction_recording": "share of this interval spent on logs and snapshots (0 to 1)",
         "time/fraction_sampler_waiting": "share of this interval in which AsyncRl's sampler waited (0 to 1)",
         "memory/resident_mb": "resident memory of the main process and all workers, shared pages counted in each (MB)",
+        "memory/main_mb": "resident memory of the main process alone (MB)",
+        "memory/gpu_mb": "most memory of tensors on the GPU so far (MB)",
+        "system/cpus_used": "CPU time of the run's processes over the time of this interval (CPUs)",
+        "system/cpus_busy": "load of the whole machine in this interval (CPUs)",
+        "system/gpu_load": "share of the last moments in which the GPU computed (0 to 1)",
         "sampler/restarts": "worker processes replaced since the start, because they died or hung (processes)",
         "time/slowest_worker": "compute time of the busiest worker in this interval over the mean of all",
         "sampler/out_of_space": "observations outside their space's bounds, of those checked (docs/guides/sampling.md)",
@@ -85,7 +90,10 @@ def metrics_table() -> str:
     return "\n".join(lines + [f"| `{name}` | {meaning} |" for name, meaning in METRICS.items()]) + "\n"
 
 
-_SUMMED = ("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows", "memory/resident_mb")
+_SUMMED = (
+    *("sampler/restarts", "sampler/out_of_space", "eval/restarts", "replay/rows"),
+    *("memory/resident_mb", "system/cpus_used"),
+)
 _LARGEST = ("time/slowest_worker",)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rlframe.core.errors import ConfigError, Interrupted, RecordError
 from rlframe.core.files import disk_error, make_own
 from rlframe.record.codec import dump
-from rlframe.record.console import Console, PlainConsole, on_terminal
+from rlframe.record.console import Console, MessageConsole, PlainConsole, on_terminal
 from rlframe.record.directory import (
     LOCK_FILE,
     DirectoryLock,
@@ -23,6 +23,7 @@ from rlframe.record.directory import (
     replace_file,
     write_params,
 )
+from rlframe.record.films import FILMS
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
@@ -81,6 +82,11 @@ class BaseRun:
         """Path of the newest snapshot, empty if there is none."""
         return ""
 
+    @property
+    def film_folder(self) -> str:
+        """Folder for films of evaluations; empty if nothing is recorded."""
+        return ""
+
     def score_snapshot(self, env_steps: int, score: float) -> None:
         """Give the snapshot of `env_steps` its score, which was not known when it was written."""
 
@@ -124,12 +130,12 @@ class Run(BaseRun):
         writers: Sequence[type[Writer]],
         policy: SnapshotPolicy,
         resume: bool,
-        console: bool,
+        log_level: str,
     ) -> None:
         """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
 
         Args:
-            writers: of rows, beside progress.csv and progress.jsonl.
+            writers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
         """
         self.directory = directory
         self._inode = _inode(directory)
@@ -146,12 +152,12 @@ class Run(BaseRun):
             chosen = [_opened(writer(directory, config, name), named) for writer in writers]  # before any file
             (append_resumed if resume else write_params)(directory / "params.json", config)
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
-            self._console: Console = _console(str(directory)) if console else Console()
+            self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvWriter(directory / "episodes.csv"), opened)
             self._debug_log = _debug_log(directory / "debug.log")
             _attach(self._debug_log, opened)
-            _attach(_ConsoleMessages(self._console), opened)
+            _attach(_ConsoleMessages(self._console, log_level or "WARNING"), opened)
             table = directory / "progress.csv"
             self._writers: list[Writer] = [_opened(CsvWriter(table), opened), _opened(JsonlWriter(table), opened)]
             self._writers += chosen  # in this order: a writer may read the file of one before it
@@ -223,6 +229,10 @@ class Run(BaseRun):
         if path is not None:
             _logger.debug("snapshot %s, score %s", path.name, score)
         return path
+
+    @property
+    def film_folder(self) -> str:
+        return str(self.directory / FILMS)
 
     def score_snapshot(self, env_steps: int, score: float) -> None:
         """As `BaseRun.score_snapshot`. Raises RecordError if a disk error stops the run."""
@@ -309,7 +319,9 @@ def _newest(directory: Path) -> str:
     return str(found[-1]) if found else ""
 
 
-def _console(title: str) -> Console:
+def _console(title: str, log_level: str) -> Console:
+    if log_level in ("", "WARNING"):
+        return MessageConsole() if log_level else Console()
     if not on_terminal():
         return PlainConsole()
     # Imported here: rich is needed on a terminal only.
@@ -336,10 +348,10 @@ def _debug_log(path: Path) -> logging.Handler:
 
 
 class _ConsoleMessages(logging.Handler):
-    """Shows messages of INFO and above on the run's console, so that they do not break its table."""
+    """Shows messages of a level and above on the run's console, so that they do not break its table."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.INFO)
+    def __init__(self, console: Console, level: str) -> None:
+        super().__init__(level)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from rlframe.core.errors import RecordError
 from rlframe.core.files import iter_csv
 from rlframe.record.directory import replace_file
+from rlframe.record.films import read_gif
 
 _MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
 
@@ -214,17 +215,21 @@ class TensorBoardWriter(Writer):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
-        self._summary = summary_pb2.Summary
+        self._summary, self._directory = summary_pb2.Summary, directory
         self._records = RecordWriter(_new_event_file(directory))
         self._put(file_version="brain.Event:2")
 
     def write(self, row: Mapping[str, float]) -> None:
+        env_steps = int(row["env_steps"])
         values = [
             self._summary.Value(tag=name, simple_value=float(value))
             for name, value in row.items()
             if name != "env_steps"
         ]
-        self._put(step=int(row["env_steps"]), summary=self._summary(value=values))
+        if "eval/return_mean" in row and (gif := read_gif(self._directory, env_steps)):
+            image = self._summary.Image(height=gif.height, width=gif.width, colorspace=3, encoded_image_string=gif.data)
+            values.append(self._summary.Value(tag="eval/video", image=image))
+        self._put(step=env_steps, summary=self._summary(value=values))
 
     def trim(self, env_steps: int) -> None:
         """Write a session start at `env_steps` + 1: TensorBoard then hides later points of older files.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
+from rlframe.rollout.animation import Animation
 from rlframe.rollout.collector import Collector, local_collector
 
 _LEAST_HEIGHT = 336  # pixels; lower frames are enlarged
@@ -72,11 +74,7 @@ def film(folder: Path, env: EnvConfig, agent: Agent, config: FilmConfig) -> Iter
 
 def prepare_film(folder: Path) -> Any:
     """Make the folder of films; returns imageio's `get_writer`. Raises ConfigError as `film`."""
-    try:
-        from imageio.v2 import get_writer
-        from PIL import ImageDraw  # noqa: F401  # for `_picture`
-    except ImportError:
-        raise ConfigError('video needs imageio and Pillow: pip install "rlframe[video]"') from None
+    get_writer = _imageio_writer()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -84,7 +82,47 @@ def prepare_film(folder: Path) -> Any:
     return get_writer
 
 
-def frames(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Frame]:
+def _imageio_writer() -> Any:
+    try:
+        import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401  # for mp4 files
+        from imageio.v2 import get_writer
+        from PIL import ImageDraw  # noqa: F401  # for `_picture`
+    except ImportError:
+        raise ConfigError('video needs imageio and Pillow: pip install "rlframe[video]"') from None
+    return get_writer
+
+
+def check_film(env: EnvConfig, agent: Agent, config: FilmConfig) -> None:
+    """Render one picture. Raises ConfigError or EnvError as `film`."""
+    _imageio_writer()
+    with closing(frames(env, agent, config)) as shown:
+        next(shown)
+
+
+def film_episode(path: Path, env: EnvConfig, agent: Agent, config: FilmConfig) -> Generator[None]:
+    """Film one episode as the mp4 file `path`, with a small GIF beside it; yields after every picture.
+
+    Both replace existing files when the film is complete. Closed before, it leaves nothing. Raises as `film`.
+    """
+    get_writer = _imageio_writer()
+    with (
+        TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder,
+        _play(_with_images(env), agent, config) as (envs, episodes),
+    ):
+        mp4, gif = Path(folder, "film.mp4"), Path(folder, "film.gif")
+        animation = Animation(envs.render_fps)
+        with closing(get_writer(mp4, fps=envs.render_fps, macro_block_size=1)) as writer:
+            for moment in next(episodes):
+                picture = _picture(envs, moment)
+                writer.append_data(picture)
+                animation.add(picture)
+                yield
+        animation.save(gif)
+        mp4.replace(path)
+        gif.replace(path.with_suffix(".gif"))
+
+
+def frames(env: EnvConfig, agent: Agent, config: FilmConfig) -> Generator[Frame]:
     """The pictures of the episodes, in order; needs Pillow. Raises EnvError if the environment cannot render images."""
     with _play(_with_images(env), agent, config) as (envs, episodes):
         for moments in episodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
@@ -13,9 +13,10 @@ from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option, positive
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
-from rlframe.runners.config import NO_LIMITS, Limits, RunnerConfig
+from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
 from rlframe.samplers import BackgroundSampler
 from rlframe.samplers.evaluator import BaseEvaluator
+from rlframe.system.affinity import Affinity
 from rlframe.system.process import START_METHODS
 from rlframe.system.supervision import Supervision
 
@@ -73,12 +74,13 @@ class AsyncRl(Runner):
         sampler_waits: bool = False,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
+        affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
     ) -> None:
         if not isinstance(sampler, BackgroundSampler):
             raise TypeError(
                 f"AsyncRl needs a BackgroundSampler, which has its own process, got {type(sampler).__name__}"
             )
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks)
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks, affinity)
         self.sampler_waits = sampler_waits
         self.staleness = 0  # the largest of this interval
         self._posted: deque[tuple[int, int]] = deque()  # version of posted parameters, updates made by then
@@ -111,7 +113,7 @@ class AsyncRl(Runner):
         with self.log.timers("learning"):
             self.algo.receive(samples)
         self._received = True
-        self.callbacks.call("on_batch", samples)
+        self.received(samples)
 
     def _updates_of(self, version: int) -> int:
         """The updates made before this version was posted; forgets older versions."""

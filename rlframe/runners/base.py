@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from enum import Enum
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -19,15 +18,17 @@ from rlframe.algos import Algorithm
 from rlframe.algos.base import UpdateMetrics
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
+from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import collect_in
 from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.config import NO_LIMITS, Limits
+from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
 from rlframe.runners.described import describe
 from rlframe.runners.evaluations import SCORE, Evaluations
 from rlframe.runners.report import (
     TrainingLog,
     describe_resumed,
+    describe_tree,
     load_torch_rng,
     save_after_error,
     save_skipped_update,
@@ -36,9 +37,10 @@ from rlframe.runners.report import (
     write_result,
 )
 from rlframe.runners.stop_rule import StopRule
-from rlframe.runners.threads import keep_threads
+from rlframe.runners.threads import apply_affinity, keep_threads
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result
+from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
@@ -52,13 +54,6 @@ class Exited(ReadableError):
     """User code called sys.exit during a run."""
 
     shows_cause = True
-
-
-class Clock(Enum):
-    """What a runner counts n_steps and log_interval_steps in."""
-
-    ENV_STEPS = "env_steps"  # runners that step environments
-    UPDATES = "updates"  # runners that learn from data alone
 
 
 class NothingLearned(ReadableError):
@@ -88,11 +83,13 @@ class Runner(ABC):
         evaluator: BaseEvaluator | None = None,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
+        affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
     ) -> None:
         """Args:
             n_steps, log_interval_steps: in units of the runner's clock, over all ranks.
             evaluator: scores the agent before training, every `interval_steps`, and at the end; None: no evaluation,
                 and the score is the mean return of the last training episodes.
+            affinity: CPUs and torch threads of this process, see `apply_affinity`; not changed by default.
         Raises:
             ValueError: n_steps or log_interval_steps is below 1.
         """
@@ -109,8 +106,10 @@ class Runner(ABC):
         self._rule = StopRule(limits.stop) if limits.stop else None
         self._rule_holds = False
         self.updates_left = False  # a stop came between the updates of the newest batch
+        self._described = False  # the first batch was
         self.skips_updates = False  # an update was skipped since the start
         self.stop = StopRequest()
+        apply_affinity(affinity)
         self.adapt_threads: Callable[[], None] = keep_threads
 
     def __enter__(self) -> Self:
@@ -183,6 +182,8 @@ class Runner(ABC):
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
+                if self.evaluator is not None:
+                    self.evaluator.film_in(current_run().film_folder)
                 self.log.timers.begin(self.env_steps, self.algo.progress.updates)
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
@@ -246,6 +247,14 @@ class Runner(ABC):
             text = save_skipped_update(self.agent, self.algo, skipped, metrics)
             _logger.warning("%s; runner.nonfinite=skip continues", text)
         self.skips_updates = True
+
+    def received(self, samples: Samples) -> None:
+        """Call the callbacks with a batch that the algorithm has received; the first is described in debug.log."""
+        if not self._described:
+            self._described = True
+            _logger.debug("first batch:\n%s", "\n".join(describe_tree(samples, "samples")))
+        if samples.valid.numel():  # none where there are no environments
+            self.callbacks.call("on_batch", samples)
 
     def record_episodes(self) -> None:
         """Add the episodes that ended to the log, and move the progress bar."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import chz
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
 NONFINITE = ("stop", "skip")
+
+
+class Clock(Enum):
+    """What a runner counts n_steps and log_interval_steps in."""
+
+    ENV_STEPS = "env_steps"  # runners that step environments
+    UPDATES = "updates"  # runners that learn from data alone
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+NO_AFFINITY: Mapping[str, Any] = MappingProxyType({})
 
 
 @chz.chz

@@ -20,8 +20,7 @@ class MinibatchRl(Runner):
                 samples = self.sampler.collect()
             with self.log.timers("learning"):
                 self.algo.receive(samples)
-            if samples.valid.numel():  # none where there are no environments
-                self.callbacks.call("on_batch", samples)
+            self.received(samples)
             self.record_episodes()
         with self.log.timers("learning"):
             self.updates_left = not self._learn()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.runners.callbacks import Callback
-from rlframe.runners.config import NO_LIMITS, Limits, RunnerConfig
+from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
 from rlframe.runners.minibatch_rl import MinibatchRl
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator
+from rlframe.system.affinity import Affinity
 
 
 class MinibatchRlEval(MinibatchRl):
@@ -28,8 +30,9 @@ class MinibatchRlEval(MinibatchRl):
         evaluator: BaseEvaluator,
         limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
+        affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
     ) -> None:
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks)
+        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks, affinity)
 
 
 @chz.chz

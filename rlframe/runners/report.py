@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.rank_state import RankEntry, write_rank_state
 from rlframe.samplers.evaluator import summarize
-from rlframe.system.machine import resident_bytes
+from rlframe.system.usage import Usage
 
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner
@@ -40,7 +41,7 @@ class TrainingLog:
     """Owned by a runner and saved with it: everything that the next row of the log is made from."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.ranks, self.metrics, self.timers = ranks, Metrics(), Timers()
+        self.ranks, self.metrics, self.timers, self._usage = ranks, Metrics(), Timers(), Usage()
         self.recent: deque[Trajectory] = deque()  # of this rank
         self.set_window(WINDOW)
         self.unrecorded: list[dict[str, Any]] = []  # rows for episodes.csv
@@ -87,7 +88,8 @@ class TrainingLog:
             **evaluation,
             **self._episodes(),
             **counters,
-            "memory/resident_mb": resident_bytes() / 1e6,
+            **self._usage.metrics(),
+            **_gpu_usage(),
             **self.timers.flush(progress.env_steps, progress.updates),
             **self.metrics.flush(),
         }
@@ -124,6 +126,16 @@ class TrainingLog:
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
+
+
+def _gpu_usage() -> dict[str, float]:
+    """Of the current GPU, if this process uses one."""
+    if not torch.cuda.is_initialized():
+        return {}
+    found = {"memory/gpu_mb": torch.cuda.max_memory_allocated() / 1e6}
+    with suppress(ModuleNotFoundError, RuntimeError):  # its load needs NVIDIA's management library
+        found["system/gpu_load"] = torch.cuda.utilization() / 100
+    return found
 
 
 def torch_rng_states(agent: Agent) -> dict[str, Tensor]:
@@ -202,6 +214,18 @@ def describe_resumed(reasons: Sequence[str]) -> str:
         return "the run continues exactly, running episodes included"
     anew = f"{len(lost)} of {len(reasons)} running episodes start anew ({'; '.join(dict.fromkeys(lost))})"
     return f"parameters, optimizer and counts continue; {anew}"
+
+
+def describe_tree(tree: Tree, name: str) -> list[str]:
+    """A line for each array: its name, shape, type and range."""
+    plain = _plain(tree)
+    if isinstance(plain, dict | list):
+        items = plain.items() if isinstance(plain, dict) else enumerate(plain)
+        return [line for key, value in items for line in describe_tree(value, f"{name}.{key}")]
+    x = torch.as_tensor(plain)
+    values = x.double() if x.numel() else x.new_zeros(1, dtype=torch.float64)
+    of = f"{values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
+    return [f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}"]
 
 
 def save_skipped_update(agent: Agent, algo: Algorithm, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:

@@ -1,13 +1,16 @@
-"""AdaptiveThreads: as many torch threads as there are free CPUs, because threads that wait for a CPU hold up all."""
+"""The CPUs and torch threads of a runner's process: of its affinity, and AdaptiveThreads, as many as CPUs are free."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from rlframe.core.errors import pluralize
+from rlframe.system.affinity import Affinity, pin
 from rlframe.system.free_cpus import FreeCpus
 
 _LOOK_S = 2.0  # between looks at the machine
@@ -18,6 +21,23 @@ _log = logging.getLogger("rlframe")
 
 def keep_threads() -> None:
     """Leave torch's number of threads as it is."""
+
+
+def apply_affinity(affinity: Affinity | Mapping[str, Any]) -> None:
+    """Pin this process and set its number of torch threads, as in rlpyt's runners.
+
+    Args:
+        affinity: of `system.affinity.plan`; or a dict with any of master_cpus, torch_threads (also
+            master_torch_threads) and set_affinity=False; other entries, such as workers_cpus, are for samplers.
+    """
+    if isinstance(affinity, Affinity):
+        cpus, threads = affinity.master, affinity.threads
+    else:
+        cpus = tuple(affinity.get("master_cpus", ())) if affinity.get("set_affinity", True) else ()
+        threads = int(affinity.get("torch_threads", affinity.get("master_torch_threads", 0)))
+    pin(cpus)
+    if threads:
+        torch.set_num_threads(threads)
 
 
 class AdaptiveThreads:

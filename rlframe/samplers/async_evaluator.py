@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class AsyncEvaluator(BaseEvaluator):
         self._arguments = make, copy.deepcopy(agent).to("cpu"), str(next(agent.parameters()).device)
         self._parameters, self._cpus = parameters(agent), tuple(cpus)
         self._shared = make_shared_parameters(self._parameters)
+        self._folder = ""  # for films
         self._number = -1  # of the running evaluation; -1: none
         self._checked_at = 0.0
         self._child = self._start()
@@ -82,7 +84,12 @@ class AsyncEvaluator(BaseEvaluator):
         post_parameters(self._shared.tree, self._parameters)
         self._number, self._checked_at = number, time.monotonic()
         self._child.start_command(_EVALUATE, number)
+        with suppress(ChildDied):  # `finished` replaces it
+            self._child.send(self._folder)
         return {}
+
+    def film_in(self, folder: str) -> None:
+        self._folder = folder
 
     def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
         if not self.busy:
@@ -141,6 +148,7 @@ def _main(parent: ParentLink, make: MakeEvaluator, agent: Agent, device: str) ->
         if command == _READY:
             return None
         copies.refresh()
+        evaluator.film_in(parent.receive())
         return evaluator.score(number)
 
     try:

@@ -53,6 +53,7 @@ class EvalConfig:
     )
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
     env_steps: int = count(0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides")
+    video_every: int = count(0, "film an episode after every n-th evaluation, into RUN_DIR/videos; 0: none")
     function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
 
     @chz.validate
@@ -61,6 +62,8 @@ class EvalConfig:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} must be from 0 to 1")
         if not math.isnan(self.epsilon) and not self.explore:
             raise ConfigError(f"eval.epsilon={self.epsilon:g} needs eval.explore=true: without, acting is greedy")
+        if self.video_every and self.function:
+            raise ConfigError(f"eval.video_every={self.video_every} films episodes, and eval.function plays its own")
 
 
 Stop = Callable[[], bool]
@@ -106,6 +109,9 @@ class BaseEvaluator(ABC):
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:  # noqa: B027  # most have none
         """Increment `heartbeat[0]` during an evaluation, so that another process can detect one that hangs."""
+
+    def film_in(self, folder: str) -> None:  # noqa: B027  # most film nothing
+        """Write films into `folder`, which need not exist yet; empty: film nothing."""
 
     @abstractmethod
     def close(self) -> None:

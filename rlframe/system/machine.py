@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from rlframe.system.parent_death import QUEUE_CPUS
 
 
@@ -170,16 +168,6 @@ def gc_paused() -> Iterator[None]:
         gc.freeze()
         if collects:
             gc.enable()
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process and its descendants in bytes; shared pages count once per process."""
-    this = psutil.Process()
-    total = this.memory_info().rss
-    for child in this.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has exited meanwhile
-            total += child.memory_info().rss
-    return total
 
 
 # Loop iterations for which idle OpenMP threads spin; None: the default, 300,000 with GNU OpenMP.

@@ -38,12 +38,13 @@ def run_of(log_dir: Path, *words: str) -> Path:
     return log_dir / "run_0"
 
 
+OTHERS = ("time/", "sampler/", "memory/", "system/", "eval/re")  # differ between samplers
+
+
 def metrics(run: Path) -> list[dict[str, str]]:
     """progress.csv without metrics that differ between samplers."""
     _, rows = read_csv(run / "progress.csv")
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "sampler/", "memory/", "eval/re"))} for row in rows
-    ]
+    return [{k: v for k, v in row.items() if not k.startswith(OTHERS)} for row in rows]
 
 
 def test_the_default_sampler_is_chosen_by_timing_with_its_reason() -> None:

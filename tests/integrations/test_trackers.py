@@ -21,7 +21,7 @@ from tests.tables import read_csv
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 KEYS = ["env=CartPole-v1", "sampler=serial", "eval.n_episodes=1", "affinity=none", "threads=1"]
-MEASURED = ("time/", "memory/", "record/")  # not the same when a row is made again
+MEASURED = ("time/", "memory/", "system/", "record/")  # not the same when a row is made again
 
 Point = tuple[int, str, float]
 

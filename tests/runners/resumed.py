@@ -20,7 +20,7 @@ from tests.tables import read_csv
 
 ANYWHERE = ("affinity=none", "device=cpu", "threads=1")
 TRUST = "trust=true"  # for environments of tests, which are not part of rlframe
-OF_TIME = ("time/", "memory/")  # metrics that differ between equal runs
+OF_TIME = ("time/", "memory/", "system/")  # metrics that differ between equal runs
 
 
 def words(case: str, directory: Path) -> list[str]:
@@ -46,10 +46,12 @@ def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.M
 
 
 def assert_runs_equal(one: Path, other: Path, rank: int = 0) -> None:
-    """Compare logs except times, and the state of a rank in the last snapshots."""
+    """Compare logs except times, episodes, and the state of a rank in the last snapshots."""
     logs = [log(run) for run in (one, other)]
     assert len(logs[0]) > 2
     assert logs[0] == logs[1]
+    episodes = [(run / "episodes.csv").read_text() for run in (one, other)]
+    assert episodes[0] == episodes[1], "no episode is lost or doubled"
     assert count_equal(last_state(one, rank), last_state(other, rank), "state") > 5
 
 

@@ -1,0 +1,62 @@
+"""The end of a metric's name decides how its values become one number: in the log, and in infos of environments."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe.envs.base import InfoMeans, VectorInfoMeans
+from rlframe.record.metrics import Metrics, collect_in, log
+
+VALUES = {"gold": [1.0, 5.0, 3.0], "gold_sum": [1.0, 5.0, 3.0], "gold_last": [1.0, 5.0, 3.0]}
+VALUES |= {"gold_min": [1.0, 5.0, 3.0], "gold_max": [1.0, 5.0, 3.0]}
+EXPECTED = {"gold": 3.0, "gold_sum": 9.0, "gold_last": 3.0, "gold_min": 1.0, "gold_max": 5.0}
+
+
+def test_metrics_of_an_interval() -> None:
+    metrics = Metrics()
+    for row in range(3):
+        metrics.add({f"a/{name}": torch.tensor(values[row]) for name, values in VALUES.items()})
+        metrics.load_state_dict(metrics.state_dict())
+    assert metrics.flush() == {f"a/{name}": value for name, value in EXPECTED.items()}
+    assert metrics.flush() == {}
+
+
+def test_numbers_in_the_info_of_an_environment() -> None:
+    means = InfoMeans()
+    for row in range(3):
+        means.add({name: values[row] for name, values in VALUES.items()})
+        saved = means.state()
+        means = InfoMeans()
+        means.load(saved)
+    assert means.pop() == EXPECTED
+    assert means.pop() == {}
+
+
+def test_numbers_in_the_infos_of_a_vector_environment() -> None:
+    means = VectorInfoMeans(2)
+    for row in range(3):
+        infos = {name: np.array([values[row], -values[row]]) for name, values in VALUES.items()}
+        means.add(infos, np.array([True, row < 2]))
+    assert means.pop(0) == EXPECTED
+    assert means.pop(1) == {"gold": -3.0, "gold_sum": -6.0, "gold_last": -5.0, "gold_min": -5.0, "gold_max": -1.0}
+
+
+def test_a_value_is_logged_from_anywhere_in_a_training_and_nowhere_else() -> None:
+    metrics = Metrics()
+    log("mine/x", 1.0)
+    with collect_in(metrics):
+        log("mine/x", 2.0)
+        log("mine/x", torch.tensor([4.0]))
+        with pytest.raises(ValueError, match="is logged by rlframe itself"):
+            log("algo/loss", 1.0)
+        with pytest.raises(ValueError, match="must be named group/name"):
+            log("x", 1.0)
+    assert metrics.flush() == {"mine/x": 3.0}
+
+
+def test_nan_is_kept() -> None:
+    metrics = Metrics()
+    metrics.add({"a/x_last": math.nan})
+    assert math.isnan(metrics.flush()["a/x_last"])

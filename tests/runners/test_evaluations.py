@@ -1,0 +1,229 @@
+"""When runners evaluate: intervals, another process, a function of the user's; and what is recorded of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlframe import launch
+from rlframe.record.snapshot import read_meta, resolve_snapshot
+from rlframe.runners import Runner
+from rlframe.samplers.async_evaluator import AsyncEvaluator
+from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
+from tests.tables import read_csv
+
+CASE = "env=CartPole-v1 algo=ppo sampler=serial sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] "
+CASE += "runner.n_steps=480 runner.log_interval_steps=120 eval.n_episodes=2 eval.n_envs=2 eval.n_workers=0"
+HERE = "tests.runners.test_evaluations"
+
+
+def trained(directory: Path, *changed: str) -> Path:
+    given = dict(word.split("=", 1) for word in [*CASE.split(), *changed])
+    assert launch.main(words(" ".join(f"{key}={value}" for key, value in given.items()), directory)) == 0
+    return directory / "run_0"
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    return read_csv(run / "progress.csv")[1]
+
+
+def scores(run: Path) -> dict[int, str]:
+    """Scores by env_steps; each env_steps has one."""
+    found = [(int(row["env_steps"]), row["eval/return_mean"]) for row in rows(run) if row["eval/return_mean"]]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_evaluation_has_an_interval_of_its_own(tmp_path: Path) -> None:
+    each = scores(trained(tmp_path / "each"))
+    rare = scores(trained(tmp_path / "rare", "eval.interval_steps=240"))
+    often = trained(tmp_path / "often", "eval.interval_steps=60")
+    last = scores(trained(tmp_path / "last", "eval.interval_steps=inf"))
+    assert len(each) == 5
+    assert [n // 240 for n in rare] == [0, 1, 2]
+    assert list(last) == [max(each)]
+    assert len(scores(often)) == len(rows(often)) > 7, "an evaluation makes a row"
+    assert set(rare.items()) <= set(scores(often).items())
+    assert set(last.items()) <= set(each.items()) <= set(scores(often).items()), "the same scores whatever the interval"
+
+
+@pytest.mark.parametrize("runner", ["minibatch_rl_eval", "async_rl", "sync_rl"])
+def test_scores_of_another_process_are_those_of_this_one(runner: str, tmp_path: Path) -> None:
+    changed = [f"runner={runner}", *(["runner.sampler_waits=true"] if runner == "async_rl" else [])]
+    run = trained(tmp_path / "there", *changed, "eval.asynchronous=true")
+    assert len(scores(run)) >= 2
+    assert max(scores(run)) == max(int(row["env_steps"]) for row in rows(run)), "the last one is waited for"
+    late = [row for row in rows(run) if row["eval/return_mean"]]
+    assert all(not row["updates"] for row in late), "they are rows of their own"
+    if runner != "async_rl":  # which learns from other samples in each run
+        assert scores(run).items() <= scores(trained(tmp_path / "here", *changed)).items()
+
+
+@pytest.mark.parametrize("algo", ["ppo"])
+def test_a_run_with_asynchronous_evaluation_is_resumed(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(tmp_path / "whole")
+    stopped_at(200, f"{CASE} eval.asynchronous=true", tmp_path / "stopped", monkeypatch)
+    resumed = tmp_path / "stopped/run_0"
+    assert scores(resumed).items() <= {**scores(whole), **scores(resumed)}.items()
+    assert max(scores(resumed)) == max(scores(whole))
+    assert scores(resumed)[max(scores(whole))] == scores(whole)[max(scores(whole))]
+
+
+def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+    score = AsyncEvaluator.score
+
+    def kill(self: AsyncEvaluator, number: int, *_: Any) -> dict[str, float]:
+        found = score(self, number)
+        if len(killed) < 3:
+            killed.append(number)
+            os.kill(self._child.pid, signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(AsyncEvaluator, "score", kill)
+    run = trained(tmp_path / "killed", "eval.asynchronous=true")
+    monkeypatch.undo()
+    whole = trained(tmp_path / "whole")
+    assert len(killed) == 3
+    found = scores(run)
+    assert not set(found) & set(killed)
+    assert found
+    assert found.items() <= scores(whole).items()
+    assert [row["env_steps"] for row in rows(run) if row["updates"]] == [row["env_steps"] for row in rows(whole)]
+
+
+def test_the_best_snapshot_is_that_of_the_best_score_also_if_it_came_late(tmp_path: Path) -> None:
+    run = trained(tmp_path, "eval.asynchronous=true", "snapshot_mode=best", "snapshot_keep=9")
+    best = max(scores(run).items(), key=lambda found: float(found[1]))
+    meta = read_meta(resolve_snapshot(run / "snapshot/best"))
+    assert (meta["env_steps"], meta["score"]) == (best[0], float(best[1]))
+
+
+def length_of_a_game(policy: Any, make_env: Any) -> dict[str, float]:
+    env = make_env()
+    observation, _ = env.reset(seed=0)
+    n, ended = 0, False
+    while not ended:
+        observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+        n, ended = n + 1, terminated or truncated
+    env.close()
+    return {"return_mean": n, "twice": 2 * n}
+
+
+@pytest.mark.parametrize("aside", ["false", "true"])
+def test_a_function_of_the_users_evaluates(aside: str, tmp_path: Path) -> None:
+    run = trained(tmp_path, f"eval.function={HERE}:length_of_a_game", f"eval.asynchronous={aside}")
+    found = [row for row in rows(run) if row["eval/return_mean"]]
+    assert [float(row["eval/twice"]) for row in found] == [2 * float(row["eval/return_mean"]) for row in found]
+    assert "eval/length_mean" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("eval.env=Acrobot-v1", "eval.env=Acrobot-v1 has the observation space"),
+        ("eval.function=nowhere:f", "No module named 'nowhere'"),
+        (f"eval.function={HERE}:nothing", "has no nothing"),
+        ("eval.function=os:getpid", "must be a function of \\(policy, make_env\\)"),
+        ("eval.interval_steps=-1", "must be at least 0"),
+    ],
+)
+def test_what_cannot_evaluate_is_refused_before_the_start(
+    word: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(words(f"{CASE} {word}", tmp_path / "runs")) == 2
+    assert says.replace("\\", "") in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_environment_is_evaluated_in(tmp_path: Path) -> None:
+    without_limit = "eval.env=gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    run = trained(tmp_path, without_limit, "eval.env_kwargs.sutton_barto_reward=true", "eval.max_length=20")
+    assert all(float(score) in (0.0, -0.5, -1.0) for score in scores(run).values()), "its rewards are -1 at a fall"
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "result.json").read_text())
+
+
+def test_a_stop_rule_ends_the_run_and_a_resumed_run_knows_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = trained(tmp_path, "stop='updates>=20'".replace("'", ""))
+    steps = result_of(run)["env_steps"]
+    assert result_of(run)["reason"] == "stop='updates>=20' holds"
+    assert 120 <= steps < 480
+    assert launch.main([f"resume={run}"]) == 0
+    assert "nothing is left to train: stop='updates>=20' holds" in caplog.text
+    assert launch.main([f"resume={run}", "stop="]) == 0
+    assert result_of(run)["env_steps"] >= 480
+
+
+@pytest.mark.parametrize(
+    ("changed", "ended", "reason"),
+    [
+        ("runner.n_steps=120", "completed", "env_steps"),
+        ("runner.target_score=1", "completed", "is at least runner.target_score=1"),
+        ("stop=eval/since_best>=1", "completed", "holds"),
+        ("runner.n_steps=1_000_000 runner.max_time_s=0.2", "stopped", "the time is over"),
+        ("callbacks=[tests.runners.own_callbacks:Stopper]", "stopped", "by a callback"),
+    ],
+)
+def test_the_result_says_how_and_why_a_run_ended(changed: str, ended: str, reason: str, tmp_path: Path) -> None:
+    run = trained(tmp_path, *changed.split())
+    result, last = result_of(run), rows(run)[-1]
+    assert result["ended"] == ended
+    assert reason in result["reason"]
+    assert result["score"] == "eval/return_mean"
+    assert result["final_score"] == float(last["eval/return_mean"])
+    best = max(float(row["eval/return_mean"]) for row in rows(run))
+    assert result["best_score"] == best
+    assert str(result["best_env_steps"]) in {r["env_steps"] for r in rows(run) if float(r["eval/return_mean"]) == best}
+
+
+def test_the_result_of_a_failed_and_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = f"{CASE} callbacks=[{HERE}:Failing]"
+    assert launch.main(words(case, tmp_path / "failed")) == 1
+    result = result_of(tmp_path / "failed/run_0")
+    assert (result["ended"], result["env_steps"] > 0) == ("failed", True)
+    assert "the sky fell" in result["reason"]
+
+    def stop(runner: Runner) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "record_episodes", stop)
+        assert launch.main(words(CASE, tmp_path / "stopped")) == 128 + signal.SIGTERM
+    run = tmp_path / "stopped/run_0"
+    assert result_of(run)["ended"] == "interrupted"
+    assert launch.main([f"resume={run}", TRUST]) == 0
+    assert result_of(run)["ended"] == "completed"
+    assert_runs_equal(run, trained(tmp_path / "whole"))
+
+
+def _failing() -> Any:
+    from rlframe.runners import Callback
+
+    class Failing(Callback):
+        def on_batch(self, samples: Any) -> None:
+            raise ArithmeticError("the sky fell")
+
+    return Failing
+
+
+Failing = _failing()
+
+
+def test_the_window_of_recent_episodes_can_be_chosen(tmp_path: Path) -> None:
+    run = trained(tmp_path, "runner.window=3")
+    _, episodes = read_csv(run / "episodes.csv")
+    last = rows(run)[-1]
+    assert len(episodes) == int(last["episode/count"])
+    assert float(last["episode/return_mean"]) == pytest.approx(sum(float(e["return"]) for e in episodes[-3:]) / 3)

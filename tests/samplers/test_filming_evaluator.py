@@ -1,0 +1,205 @@
+"""FilmingEvaluator: scores as without films, films every n-th evaluation, and never fails for a film."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlframe.agents import Agent
+from rlframe.core.errors import ConfigError
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.record.films import film_path
+from rlframe.samplers import EvalConfig, Evaluator
+from rlframe.samplers.async_evaluator import AsyncEvaluator
+from rlframe.samplers.evaluator import BaseEvaluator
+from rlframe.samplers.filming_evaluator import FilmingEvaluator
+from tests.samplers.made import agent_for
+
+pytest.importorskip("imageio_ffmpeg")
+pytest.importorskip("pygame")
+
+CARTPOLE = EnvConfig("CartPole-v1")
+CONFIG = EvalConfig(n_envs=2, n_episodes=3, explore=True, video_every=2)
+
+
+def cartpole_agent() -> Agent:
+    with closing(make_envs(CARTPOLE, 1, [0])) as envs:
+        return agent_for(envs.observation_space, envs.action_space)
+
+
+def filming(env: EnvConfig, agent: Agent) -> BaseEvaluator:
+    return FilmingEvaluator(partial(Evaluator, env, agent, CONFIG, 5), env, agent, CONFIG, 5)
+
+
+@contextmanager
+def into(folder: Path, env: EnvConfig = CARTPOLE) -> Iterator[BaseEvaluator]:
+    with closing(filming(env, cartpole_agent())) as evaluator:
+        evaluator.film_in(str(folder))
+        yield evaluator
+
+
+def films(folder: Path) -> list[str]:
+    """All files, hidden ones included."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_scores_are_those_without_films(tmp_path: Path) -> None:
+    agent = cartpole_agent()
+    with (
+        closing(Evaluator(CARTPOLE, agent, CONFIG, 5)) as plain,
+        closing(filming(CARTPOLE, agent)) as filmed,
+    ):
+        filmed.film_in(str(tmp_path))
+        for number in (0, 100, 200):
+            assert filmed.score(number) == plain.score(number)
+    assert len(films(tmp_path)) == 4
+
+
+def test_the_first_and_every_second_evaluation_after_it_is_filmed(tmp_path: Path) -> None:
+    folder = tmp_path / "videos"
+    with into(folder) as evaluator:
+        for number in (0, 1000, 2_000_000):
+            evaluator.score(number)
+    names = [f"step_{step:012d}.{kind}" for step in (0, 2_000_000) for kind in ("gif", "mp4")]
+    assert films(folder) == names
+
+
+def test_a_film_is_a_whole_episode_with_a_picture_for_each_step(tmp_path: Path) -> None:
+    from imageio_ffmpeg import count_frames_and_secs
+
+    with into(tmp_path, EnvConfig("CartPole-v1", {"max_episode_steps": 6})) as evaluator:
+        evaluator.score(0)
+    n_pictures, seconds = count_frames_and_secs(film_path(tmp_path, 0))
+    assert n_pictures == 7
+    assert seconds == pytest.approx(7 / 50, abs=0.02), "CartPole has 50 steps a second"
+
+
+def test_an_evaluation_that_is_made_again_replaces_its_film(tmp_path: Path) -> None:
+    film_path(tmp_path, 0).write_bytes(b"old")
+    (tmp_path / ".writing-1").mkdir()  # by a process that was killed
+    with into(tmp_path) as evaluator:
+        evaluator.score(0)
+    assert film_path(tmp_path, 0).stat().st_size > 1000
+    assert films(tmp_path) == ["step_000000000000.gif", "step_000000000000.mp4"]
+
+
+def test_nothing_is_filmed_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(filming(CARTPOLE, cartpole_agent())) as evaluator:
+        evaluator.film_in("")
+        evaluator.score(0)
+    assert films(tmp_path) == []
+
+
+def test_a_stop_ends_the_film_and_keeps_the_score(tmp_path: Path) -> None:
+    env = EnvConfig("CartPole-v1", {"max_episode_steps": 5})
+    with into(tmp_path, env) as evaluator:
+        assert evaluator.score(0, stop=lambda: bool(list(tmp_path.glob(".writing-*"))))["eval/n_episodes"] == 3
+    assert films(tmp_path) == []
+
+
+def test_a_heartbeat_counts_while_it_films(tmp_path: Path) -> None:
+    beats = []
+    with into(tmp_path) as evaluator:
+        for _ in range(2):  # the first one is filmed
+            heartbeat = np.zeros(1, np.int64)
+            evaluator.set_heartbeat(heartbeat)
+            evaluator.score(0)
+            beats.append(int(heartbeat[0]))
+    assert beats[0] >= beats[1] + 9, "an episode has at least 8 steps, and so 9 pictures"
+
+
+@pytest.mark.parametrize("place", ["a file", "a link", "a missing run"])
+def test_a_folder_that_cannot_be_used_is_a_warning(
+    tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "videos"
+    elsewhere.mkdir()
+    if place == "a file":
+        folder.write_text("")
+    elif place == "a link":
+        folder.symlink_to(elsewhere)
+    with into(tmp_path / "gone" / "videos" if place == "a missing run" else folder) as evaluator:
+        assert "eval/return_mean" in evaluator.score(7000)
+    assert "the evaluation of env_steps 7,000 was not filmed" in caplog.text
+    assert films(elsewhere) == []
+
+
+class FailsLater(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole that cannot be rendered after its first step."""
+
+    def __init__(self, render_mode: str = "") -> None:
+        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode or None))
+        self._stepped = False
+
+    def step(self, action: Any) -> Any:
+        self._stepped = True
+        return super().step(action)
+
+    def render(self) -> Any:
+        if self._stepped:
+            raise ArithmeticError("the lights went out")
+        return super().render()
+
+
+def test_a_film_that_fails_is_a_warning_and_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with into(tmp_path, EnvConfig(FailsLater, {}, "python")) as evaluator:
+        assert "eval/return_mean" in evaluator.score(0)
+    assert "was not filmed: EnvError" in caplog.text
+    assert "the lights went out" in caplog.text
+    assert films(tmp_path) == []
+
+
+def blind(render_mode: str = "") -> gymnasium.Env:
+    """CartPole that cannot be rendered at all."""
+    env = FailsLater(render_mode)
+    env._stepped = True
+    return env
+
+
+def without_render_mode() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(("env", "why"), [(blind, "the lights went out"), (without_render_mode, "render_mode")])
+def test_an_environment_that_cannot_render_is_an_error_at_construction(env: Any, why: str) -> None:
+    def never_made() -> BaseEvaluator:
+        raise AssertionError("the environments of the evaluation have been made")
+
+    config = EnvConfig(env, {}, "python")
+    with pytest.raises(ConfigError, match=why) as found:
+        FilmingEvaluator(never_made, config, cartpole_agent(), CONFIG, 5)
+    assert "eval.video_every=2 cannot film: env" in str(found.value)
+
+
+def test_the_evaluations_own_process_films_the_parameters_that_it_evaluates(tmp_path: Path) -> None:
+    agent = cartpole_agent()
+    with into(tmp_path / "here") as evaluator:
+        evaluator.score(0)
+    with closing(AsyncEvaluator(partial(filming, CARTPOLE), agent, 0.0)) as evaluator:
+        evaluator.film_in(str(tmp_path / "there"))
+        evaluator.score(0)
+        for parameter in agent.parameters():  # learning goes on meanwhile
+            parameter.data.zero_()
+        assert len(evaluator.finished(wait=True)) == 1
+    here, there = (film_path(tmp_path / name, 0).with_suffix(".gif").read_bytes() for name in ("here", "there"))
+    assert here == there
+
+
+def test_a_process_that_replaces_a_killed_one_films_too(tmp_path: Path) -> None:
+    with closing(AsyncEvaluator(partial(filming, CARTPOLE), cartpole_agent(), 0.0)) as evaluator:
+        evaluator.film_in(str(tmp_path / "videos"))
+        os.kill(evaluator._child.pid, signal.SIGKILL)
+        evaluator._child._process.join()
+        evaluator.score(0)  # to a dead process
+        assert evaluator.finished(wait=True) == []
+        evaluator.score(1)
+        assert [number for number, _ in evaluator.finished(wait=True)] == [1]
+    assert film_path(tmp_path / "videos", 1).exists()
