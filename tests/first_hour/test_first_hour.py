@@ -126,18 +126,26 @@ def check(block: Block, printed: str) -> None:
         assert not text or any(text in path.read_text(encoding="utf-8") for path in found), f"no {text!r} in {file}"
 
 
-@pytest.mark.timeout(LIST_S)
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of the ONNX exporter
-@pytest.mark.parametrize("path", LISTS, ids=[path.stem for path in LISTS])
-def test_every_item_works(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty working directory, whose modules are importable until the end, as with `python -m`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # as with python -m
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # no screen
     monkeypatch.setenv("WANDB_MODE", "offline")
     known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.timeout(LIST_S)
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of the ONNX exporter
+@pytest.mark.parametrize("path", LISTS, ids=[path.stem for path in LISTS])
+@pytest.mark.usefixtures("scratch")
+def test_every_item_works(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for block in read_blocks(path):
         if block.missing():
             continue
@@ -146,9 +154,6 @@ def test_every_item_works(
         except BaseException as error:
             error.add_note(f"in {path.name}, item {block.item}\n{''.join(capfd.readouterr())}")
             raise
-    for name in set(sys.modules) - known:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("path", LISTS, ids=[path.stem for path in LISTS])
