@@ -197,6 +197,8 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
             if not isinstance(parsed, Mapping):
                 raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
             arguments[key] = {**parsed, **arguments.get(key, {})}
+        elif isinstance(value, Mapping):
+            raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
         else:
             arguments[key] = chz.Castable(_text(value))
     try:

@@ -200,7 +200,7 @@ class Runner(ABC):
             self._check_parameters()
             save_snapshot(self, final=True)
             if request:
-                return "stopped", self._end_early(request)
+                return self._end_early(request)
             if not self.algo.progress.updates and self.now >= self.n_steps:
                 raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
@@ -269,17 +269,18 @@ class Runner(ABC):
         reason = self.stop.reason()
         return self.ranks.max(1 + reason if reason else _BY_CALLBACK * bool(self.callbacks.stop_reason))
 
-    def _end_early(self, request: int) -> str:
+    def _end_early(self, request: int) -> tuple[str, str]:
+        """How and why; raises Interrupted after a signal."""
         where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, snapshot written; resume= continues the run"
         if request > 1 + OUT_OF_TIME:
             raise Interrupted(request - 1 - OUT_OF_TIME, f"stopped {where}")
         if request > _BY_CALLBACK:
             reason = f"the time is over (runner.max_time_s={self.limits.max_time_s:g})"
             _logger.info(f"{reason}: stopped {where}")
-            return reason
+            return "out_of_time", reason
         reason = f"by a callback ({next(filter(None, self.ranks.gather(self.callbacks.stop_reason)))})"
         _logger.info(f"stopped {reason} {where}")
-        return reason
+        return "stopped", reason
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""

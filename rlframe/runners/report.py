@@ -195,7 +195,10 @@ def save_snapshot(runner: Runner, final: bool) -> None:
 
 
 def write_result(runner: Runner, how: str, why: str) -> None:
-    """Write result.json: how and why the training ended, and its scores; `how`: completed, stopped, ..."""
+    """Write result.json: how and why the training ended, and its scores.
+
+    `how`: completed, stopped (by a callback), out_of_time, interrupted or failed.
+    """
     evaluations, latest = runner.evaluations, runner.log.latest
     scored = math.isfinite(evaluations.best)
     current_run().write_result(
