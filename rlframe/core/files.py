@@ -29,6 +29,13 @@ class _PlainLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"an alias in line {line}: aliases may grow endlessly, so write the value out")
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for n, key in enumerate(keys) if key in keys[:n]), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1} and below: the key {twice} is there twice")
+        return super().construct_mapping(node, deep)
+
 
 def parse_yaml(text: str) -> Any:
     """The plain values of YAML text without aliases. Raises ValueError if it is not valid, too long or too deep."""

@@ -106,6 +106,8 @@ def prepare(out: Path) -> None:
     """Make the folder of a file to be written. Raises ConfigError if that is impossible."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise ConfigError(f"out={out} is a directory; give the name of a file")
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
 

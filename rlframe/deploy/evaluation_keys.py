@@ -21,7 +21,8 @@ _OF_EVAL = ("n_episodes", "steps", "n_envs", "n_workers", "explore", "epsilon") 
 _WITH_REPLAY = ("replay", "snapshot", "n_workers", "out", "device", "threads", "trust")
 _WITHOUT_EFFECT = (  # beginnings of keys of the run
     *("sampler", "runner", "snapshot_", "affinity", "world_size", "learners", "callbacks"),
-    *("init", "name", "run_ID", "log_dir"),
+    *("init", "name", "run_ID", "log_dir", "stop", "writers", "log_level"),
+    *("eval.function", "eval.interval_steps", "eval.asynchronous", "eval.video_every"),
 )
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 

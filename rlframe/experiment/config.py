@@ -99,7 +99,11 @@ class Experiment:
             raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
         if self.stop:
             StopRule(self.stop)
-        episodes = self.runner.evaluates(n_episodes) and not (self.eval.asynchronous or self.eval.function)
+        if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
+            raise ConfigError(
+                f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
+            )
+        episodes = self.evaluates and not (self.eval.asynchronous or self.eval.function)
         if episodes and n_episodes < self.n_ranks:
             key = "learners" if self.learners > 1 else "world_size"
             raise ConfigError(
@@ -114,6 +118,11 @@ class Experiment:
             raise ConfigError(
                 "snapshot_errors=continue needs world_size=1 and learners=1: all ranks must save, or none"
             )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it evaluates its agent while it trains."""
+        return bool(self.runner.evaluates(self.eval.n_episodes or int(bool(self.eval.function))))
 
     @property
     def n_ranks(self) -> int:
@@ -188,6 +197,8 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
             if not isinstance(parsed, Mapping):
                 raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
             arguments[key] = {**parsed, **arguments.get(key, {})}
+        elif isinstance(value, Mapping):
+            raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
         else:
             arguments[key] = chz.Castable(_text(value))
     try:
@@ -254,8 +265,8 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         name = part_name(runner, PARTS["runner"])
         asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={world_size}"
         raise ConfigError(f"{asked} needs runner=sync_rl; runner={name} trains in one process")
-    if not experiment.runner.evaluates(config.n_episodes):
-        config = chz.replace(config, n_episodes=0)
+    if not experiment.evaluates:
+        config = chz.replace(config, n_episodes=0, function="")
     return chz.replace(experiment, runner=runner, eval=config)
 
 

@@ -31,7 +31,7 @@ def make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity, env
         ConfigError: eval.env has other spaces, there is no eval.function, or eval.video_every cannot film.
     """
     config, env, seed = experiment.eval, experiment.eval_env_config(), experiment.seed
-    if not experiment.runner.evaluates(config.n_episodes):
+    if not experiment.evaluates:
         if config.video_every:
             raise ConfigError(f"eval.video_every={config.video_every} films evaluations, and this run makes none")
         return None

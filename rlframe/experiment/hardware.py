@@ -79,7 +79,7 @@ def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, loc
 def _check_processes(experiment: Experiment, n_ranks: int) -> None:
     """Raise ConfigError if the run has more processes than the machine can have, whatever its environment."""
     config, eval_config = experiment.sampler, experiment.eval
-    evaluates = experiment.runner.evaluates(eval_config.n_episodes)
+    evaluates = experiment.evaluates
     n_eval = min(eval_config.n_workers, eval_config.n_envs, eval_config.n_episodes) if evaluates else 0
     n_workers = n_ranks * (config.worker_count() + n_eval)
     least = _ACTING_BYTES if config.acts_in_workers else _STEPPING_BYTES
@@ -185,7 +185,7 @@ def describe_processes(resolved: Resolved) -> str:
         worker_bytes = probe.memory_mb() * 1e6 + (_TORCH_BYTES if config.acts_in_workers else 0.0)
     batch_bytes, device = sum(array.nbytes for array in leaves(batch)), next(agent.parameters()).device
     n_eval_envs = min(experiment.eval.n_envs, experiment.eval.n_episodes)
-    evaluates = experiment.runner.evaluates(experiment.eval.n_episodes)
+    evaluates = experiment.evaluates
     n_workers, n_eval = config.worker_count(), min(experiment.eval.n_workers, n_eval_envs) if evaluates else 0
     acts, in_background = not config.acts_in_workers, experiment.runner.samples_in_background
     work = "learns" if in_background or not acts else "acts and learns" if n_workers else "steps, acts and learns"

@@ -259,7 +259,8 @@ def _continue(built: Built, state: Mapping[str, Any], resume: str) -> None:
         return
     built.runner.resume(state)
     if reason := built.runner.end_reason:
-        _logger.info(f"nothing is left to train: {reason}; raise runner.n_steps or runner.target_score to continue")
+        further = "raise runner.n_steps or runner.target_score, or change stop=, to continue"
+        _logger.info(f"nothing is left to train: {reason}; {further}")
 
 
 def _join(resolved: hardware.Resolved, place: RankInfo) -> AbstractContextManager[Ranks]:

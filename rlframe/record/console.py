@@ -51,7 +51,7 @@ class Pace:
         """Set the current step. Speed counts from the first call, so earlier steps of a resumed run are excluded."""
         if self._start_s is None:
             self._start_s, self._first_steps = perf_counter(), env_steps
-        self.env_steps = env_steps
+        self.env_steps = max(env_steps, self.env_steps)  # an evaluation may be of an earlier one
 
     def per_s(self) -> float:
         """env_steps per second, everything included; 0 at the start."""
@@ -80,15 +80,15 @@ class PlainConsole(Console):
 
     def write(self, row: Mapping[str, float]) -> None:
         self._pace.update(int(row["env_steps"]))
-        self._say(row)
+        self._say(row, "updates" in row)
 
-    def _say(self, row: Mapping[str, float]) -> None:
+    def _say(self, row: Mapping[str, float], with_pace: bool) -> None:
         self._said_s = perf_counter()
         parts = [f"{name} {format_number(row[name])}" for name in key_metrics(row)]
         per_s = row.get("time/env_steps_per_s", self._pace.per_s())
-        if per_s > 0:
+        if with_pace and per_s > 0:
             parts.append(f"{per_s:,.0f} steps/s")
-        if 0 < (left := self._pace.left_s()) < math.inf:
+        if with_pace and 0 < (left := self._pace.left_s()) < math.inf:
             parts.append(f"{format_duration(left)} left")
         print(" | ".join(parts), flush=True)
 
@@ -96,7 +96,7 @@ class PlainConsole(Console):
         self._pace.n_steps = n_steps
         self._pace.update(env_steps)
         if perf_counter() - self._said_s >= _SILENCE_S:
-            self._say({"env_steps": env_steps})
+            self._say({"env_steps": env_steps}, True)
 
     def message(self, text: str) -> None:
         print(text, flush=True)

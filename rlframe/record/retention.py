@@ -27,7 +27,14 @@ from rlframe.record.snapshot import (
 
 MODES = ("none", "last", "all", "gap", "best")
 ON_ERRORS = ("stop", "continue")
-_LATE = ("episode/", "algo/", "env/", "replay/", "async/")  # groups of metrics that may be absent from the first rows
+_LATE = (
+    "episode/",
+    "eval/",
+    "algo/",
+    "env/",
+    "replay/",
+    "async/",
+)  # groups of metrics that may be absent from the first rows
 
 _logger = logging.getLogger("rlframe")
 
@@ -64,6 +71,7 @@ class SnapshotPolicy:
         """Raise ConfigError unless the metric `best` is in the row or may appear in a later one (see `_LATE`)."""
         name = self.best.removeprefix("-")
         may_come = name.startswith("env/") or (name in METRICS and name.startswith(_LATE))
+        may_come |= name.startswith("eval/") and not any(each.startswith("eval/") for each in row)  # none was due yet
         may_come |= name.startswith("algo/") and not row.get("updates")  # of the user's own algorithm
         if name and name not in row and not may_come:
             known = sorted({*row, *METRICS})
@@ -79,6 +87,7 @@ class Retention:
     def __init__(self, directory: Path, policy: SnapshotPolicy) -> None:
         check_inside(directory)
         self._directory, self._policy = directory, policy
+        self.awaited = -1  # env_steps of a snapshot that is kept until its score is known
         self._find_state()
 
     def _find_state(self) -> None:
@@ -142,7 +151,7 @@ class Retention:
         if best is None:
             (self._directory / "best").unlink(missing_ok=True)
         for snapshot in list_snapshots(self._directory)[: -self._policy.keep]:
-            if snapshot not in (self._newest, best):
+            if snapshot not in (self._newest, best) and env_steps_of(snapshot) != self.awaited:
                 remove_snapshot(snapshot)
 
     def trim(self, env_steps: int) -> None:

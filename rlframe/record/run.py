@@ -87,8 +87,14 @@ class BaseRun:
         """Folder for films of evaluations; empty if nothing is recorded."""
         return ""
 
-    def score_snapshot(self, env_steps: int, score: float) -> None:
-        """Give the snapshot of `env_steps` its score, which was not known when it was written."""
+    def log_evaluation(self, row: Mapping[str, float]) -> None:
+        """Record an evaluation that was not ready for the row of its env_steps, which `row` has."""
+
+    def await_score(self, env_steps: int) -> None:
+        """Keep the snapshot of `env_steps` until `score_snapshot`; -1: none."""
+
+    def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:
+        """Give the snapshot of `env_steps` the score of its evaluation, which was not known when it was written."""
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json, of a run that has ended; numbers that are not finite become null."""
@@ -181,14 +187,17 @@ class Run(BaseRun):
         if n_failed := sum(writer.n_failed for writer in self._writers):
             plain["record/not_sent"] = n_failed
         self._policy.check(plain)
-        self._check_place()
         self._row = plain
-        self._console.write(plain)
+        self._write(plain)
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        self._check_place()
+        self._console.write(row)
         for writer in self._writers:
             try:
-                writer.write(plain)
+                writer.write(row)
             except OSError as error:
-                what = f"the row of env_steps {plain['env_steps']:,}"
+                what = f"the row of env_steps {row['env_steps']:,}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
@@ -234,9 +243,16 @@ class Run(BaseRun):
     def film_folder(self) -> str:
         return str(self.directory / FILMS)
 
-    def score_snapshot(self, env_steps: int, score: float) -> None:
+    def log_evaluation(self, row: Mapping[str, float]) -> None:
+        """As `BaseRun.log_evaluation`. Raises RecordError as `log`."""
+        self._write(row)
+
+    def await_score(self, env_steps: int) -> None:
+        self._retention.awaited = env_steps
+
+    def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:
         """As `BaseRun.score_snapshot`. Raises RecordError if a disk error stops the run."""
-        score = self._policy.score(self._row, score)
+        score = self._policy.score(evaluation, evaluation.get("eval/return_mean", math.nan))
         try:
             self._retention.score(env_steps, score)
         except OSError as error:

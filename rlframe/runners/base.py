@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
-from rlframe.algos.base import UpdateMetrics
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
@@ -26,17 +25,17 @@ from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
 from rlframe.runners.described import describe
 from rlframe.runners.evaluations import SCORE, Evaluations
 from rlframe.runners.report import (
+    Diverged,
     TrainingLog,
     describe_resumed,
     describe_tree,
     load_torch_rng,
     save_after_error,
-    save_skipped_update,
     save_snapshot,
+    skip_update,
     torch_rng_states,
     write_result,
 )
-from rlframe.runners.stop_rule import StopRule
 from rlframe.runners.threads import apply_affinity, keep_threads
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result
@@ -58,10 +57,6 @@ class Exited(ReadableError):
 
 class NothingLearned(ReadableError):
     """A training came to its end without one update."""
-
-
-class Diverged(ReadableError):
-    """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
 
 class Runner(ABC):
@@ -101,10 +96,8 @@ class Runner(ABC):
         self.sampler, self.agent, self.algo, self.evaluator = sampler, agent, algo, evaluator
         self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
         self.ranks = algo.progress.ranks
-        self.log, self.callbacks = TrainingLog(self.ranks), Callbacks(callbacks)
-        self.evaluations = Evaluations(evaluator, self.ranks, log_interval_steps, n_steps)
-        self._rule = StopRule(limits.stop) if limits.stop else None
-        self._rule_holds = False
+        self.log, self.callbacks = TrainingLog(self.ranks, limits.stop), Callbacks(callbacks)
+        self.evaluations = Evaluations(evaluator, self.ranks, log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch
         self._described = False  # the first batch was
         self.skips_updates = False  # an update was skipped since the start
@@ -207,7 +200,7 @@ class Runner(ABC):
             self._check_parameters()
             save_snapshot(self, final=True)
             if request:
-                return "stopped", self._end_early(request)
+                return self._end_early(request)
             if not self.algo.progress.updates and self.now >= self.n_steps:
                 raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
@@ -229,24 +222,10 @@ class Runner(ABC):
         """
         metrics = self.algo.update()
         if self.algo.progress.skipped_updates:
-            self._skip_update(metrics)
+            skip_update(self, metrics)
         named = {f"algo/{name}": value for name, value in metrics.items()}
         self.log.metrics.add(named)
         self.callbacks.call("on_update", named)
-
-    def _skip_update(self, metrics: UpdateMetrics) -> None:
-        skipped = self.algo.progress.skipped_updates.pop()
-        if self.limits.nonfinite == "stop":
-            newest = current_run().newest_snapshot()
-            raise Diverged(
-                f"{save_skipped_update(self.agent, self.algo, skipped, metrics)}. "
-                f"The last good snapshot is {newest or 'none'}. Try a lower learning rate (algo.learning_rate) or "
-                f"smaller rewards; runner.nonfinite=skip skips such updates"
-            )
-        if not self.skips_updates:  # the first one is saved, all are counted
-            text = save_skipped_update(self.agent, self.algo, skipped, metrics)
-            _logger.warning("%s; runner.nonfinite=skip continues", text)
-        self.skips_updates = True
 
     def received(self, samples: Samples) -> None:
         """Call the callbacks with a batch that the algorithm has received; the first is described in debug.log."""
@@ -270,7 +249,7 @@ class Runner(ABC):
         score = self.log.latest.get(self.score_name, math.nan)
         if score >= self.limits.target_score:
             return f"{self.score_name} {score:g} is at least runner.target_score={self.limits.target_score:g}"
-        if self._rule_holds:
+        if self.log.rule_holds:
             return f"stop={self.limits.stop!r} holds"
         if self.now >= self.n_steps:
             return f"it has {self.now:,} of {self.n_steps:,} {self.clock.value}"
@@ -290,17 +269,18 @@ class Runner(ABC):
         reason = self.stop.reason()
         return self.ranks.max(1 + reason if reason else _BY_CALLBACK * bool(self.callbacks.stop_reason))
 
-    def _end_early(self, request: int) -> str:
+    def _end_early(self, request: int) -> tuple[str, str]:
+        """How and why; raises Interrupted after a signal."""
         where = f"at {self.clock.value} {self.now:,} of {self.n_steps:,}, snapshot written; resume= continues the run"
         if request > 1 + OUT_OF_TIME:
             raise Interrupted(request - 1 - OUT_OF_TIME, f"stopped {where}")
         if request > _BY_CALLBACK:
             reason = f"the time is over (runner.max_time_s={self.limits.max_time_s:g})"
             _logger.info(f"{reason}: stopped {where}")
-            return reason
+            return "out_of_time", reason
         reason = f"by a callback ({next(filter(None, self.ranks.gather(self.callbacks.stop_reason)))})"
         _logger.info(f"stopped {reason} {where}")
-        return reason
+        return "stopped", reason
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""
@@ -315,39 +295,55 @@ class Runner(ABC):
     def report(self) -> dict[str, float]:
         """Evaluate, log a row, and write a snapshot if the run's snapshot mode wants one.
 
+        Returns the row, with the metrics of an evaluation that has ended since the one before.
+
         Raises:
             Diverged: a parameter is NaN or Inf.    EvaluationStopped: a stop request ended the evaluation.
         """
         self._check_parameters()
+        evaluation, late = self._evaluate_if_due()
+        row = self._log_row(self.evaluations.scored(self.env_steps, evaluation))
+        late = self._log_late(late)
+        if self.end_reason:  # which this row may have brought about: the agent is evaluated as it is now
+            evaluation, more = self._evaluate_if_due()
+            late += self._log_late([*more, *([(self.env_steps, evaluation)] if evaluation else [])])
+        with self.log.timers("recording"):
+            current_run().await_score(self.evaluations.runs_since)
+            save_snapshot(self, final=False)
+            for env_steps, metrics in late:
+                current_run().score_snapshot(env_steps, metrics)
+        return {**row, **(late[-1][1] if late else {})}
+
+    def _evaluate_if_due(self) -> tuple[dict[str, float], list[Result]]:
         with self.log.timers("evaluating"):
-            evaluation, late = self.evaluations.make(self.now, self.evaluate, self.stop.__bool__)
-        if evaluation:
-            evaluation = self.evaluations.scored(self.env_steps, evaluation)
-            self.callbacks.call("on_evaluation", MappingProxyType(evaluation))
+            return self.evaluations.make(self.now, bool(self.end_reason), self.evaluate, self.stop.__bool__)
+
+    def _log_row(self, evaluation: Mapping[str, float]) -> dict[str, float]:
         counters = {**self.sampler.counters(), **self.algo.counters(), **self.counters()}
         if self.algo.progress.skipped:
             counters["algo/refused"] = self.algo.progress.skipped
         row = self.log.row(self.algo.progress, evaluation, counters)
         self.log.score = row.get(self.score_name, math.nan)
-        self.callbacks.call("on_log", MappingProxyType(row))
-        row |= self.log.metrics.flush()  # what on_log logged
-        with self.log.timers("recording"):
-            current_run().log(row)
-            self.log.latest |= row
-            self._record_late(late)
-            self._rule_holds = self._rule is not None and self._rule(self.log.latest)
+        try:
+            if evaluation:
+                self.callbacks.call("on_evaluation", MappingProxyType(evaluation))
+            self.callbacks.call("on_log", MappingProxyType(row))
+        finally:  # what was measured is logged although a callback fails
+            row |= self.log.metrics.flush()  # what on_log logged
+            with self.log.timers("recording"):
+                current_run().log(row)
             self.log.last = self.now  # before the snapshot, which has it
-            save_snapshot(self, final=False)
+            self.log.follow(row)
         return row
 
-    def _record_late(self, late: Sequence[Result]) -> None:
-        """Log the results of evaluations that were started earlier, each as a row of its own."""
-        for env_steps, metrics in late:
-            scored = self.evaluations.scored(env_steps, metrics)
-            self.callbacks.call("on_evaluation", MappingProxyType(scored))
-            current_run().log({"env_steps": env_steps, **scored})
-            current_run().score_snapshot(env_steps, scored.get(SCORE, math.nan))
-            self.log.latest |= scored
+    def _log_late(self, late: Sequence[Result]) -> list[Result]:
+        """Log evaluations that were started earlier, each as a row of its own; returns them with the best score."""
+        found = [(env_steps, self.evaluations.scored(env_steps, metrics)) for env_steps, metrics in late]
+        for env_steps, metrics in found:
+            current_run().log_evaluation({"env_steps": env_steps, **metrics})
+            self.log.follow(metrics)
+            self.callbacks.call("on_evaluation", MappingProxyType(metrics))
+        return found
 
     def _check_parameters(self, cause: BaseException | None = None) -> None:
         if not all(bool(x.isfinite().all()) for x in [*self.agent.parameters(), *self.algo.progress.learned]):
@@ -377,7 +373,6 @@ class Runner(ABC):
         self.sampler.refresh(self.agent)
         self.log.load_state_dict(state["runner"])
         self.evaluations.load_state_dict(state["evaluations"])
-        self._rule_holds = self._rule is not None and self._rule(self.log.latest)
         load_torch_rng(state["torch"], self.agent)
         self.callbacks.load_state_dict(state.get("callbacks", []))
         return reasons
@@ -396,4 +391,5 @@ class Runner(ABC):
                 f"{current_run().newest_snapshot()} does not fit this run: {type(error).__name__}: {what}"
             ) from error
         current_run().trim(self.env_steps)
+        self.evaluations.start_again(self.now, self.evaluate)
         _logger.info(f"resumed at env_steps {self.env_steps:,}: {describe_resumed(reasons)}")

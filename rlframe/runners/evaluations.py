@@ -10,16 +10,18 @@ from rlframe.core.ranks import Ranks
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop
 
 SCORE = "eval/return_mean"
+_SCORES = ("best", "best_env_steps", "final", "final_env_steps", "since_best")
 
 
 class Evaluations:
-    """Evaluates every `interval_steps` of the runner's clock, and at the end."""
+    """Evaluates every `interval_steps` of the runner's clock, and at the end. Its state is equal on all ranks."""
 
-    def __init__(self, evaluator: BaseEvaluator | None, ranks: Ranks, log_interval_steps: int, n_steps: int) -> None:
-        self._evaluator, self._ranks, self._n_steps = evaluator, ranks, n_steps
+    def __init__(self, evaluator: BaseEvaluator | None, ranks: Ranks, log_interval_steps: int) -> None:
+        self._evaluator, self._ranks = evaluator, ranks
         self.interval_steps = (evaluator.interval_steps if evaluator is not None else 0) or log_interval_steps
         self._started = self._finished = -1  # the clock at the start of the newest evaluation, and of one with a result
         self.best, self.best_env_steps = -math.inf, 0  # the highest score
+        self.final, self.final_env_steps = math.nan, 0  # the newest score
         self.since_best = 0  # evaluations
 
     def passed(self, last: int, now: int) -> bool:
@@ -27,46 +29,57 @@ class Evaluations:
         n = self.interval_steps
         return math.isfinite(n) and now // n > last // n
 
-    def due(self, now: int) -> bool:
-        last = max(self._started, self._finished)
-        return self._evaluator is not None and (self.passed(last, now) or last < now >= self._n_steps)
+    @property
+    def runs_since(self) -> int:
+        """The clock at the start of the evaluation that is running; -1: none is."""
+        return self._started if self._started > self._finished else -1
 
     def make(
-        self, now: int, evaluate: Callable[[], dict[str, float]], stop: Stop
+        self, now: int, ending: bool, evaluate: Callable[[], dict[str, float]], stop: Stop
     ) -> tuple[dict[str, float], list[Result]]:
         """Evaluate if it is due; returns the metrics, and results of evaluations that were started earlier.
 
-        At the end it waits for all of them.
+        At the end of the training it waits for all of them.
 
         Raises:
             EvaluationStopped: `stop()` returned True on some rank.
         """
         if self._evaluator is None:
             return {}, []
-        ending = now >= self._n_steps
-        late, metrics = self._late(ending, stop), {}
-        if self.due(now) and not self._ranks.max(int(self._evaluator.busy)):
-            metrics = evaluate()
-            self._started = now
-            late += self._late(ending, stop)
-            if metrics:
-                self._finished = now
-        return metrics, late
+        late, busy = self._late(ending, stop)
+        last = max(self._started, self._finished)
+        if busy or not (self.passed(last, now) or (ending and last < now)):
+            return {}, late
+        metrics: dict[str, float] = self._ranks.broadcast(evaluate())
+        self._started = now
+        if metrics:
+            self._finished = now
+        return metrics, [*late, *self._late(ending, stop)[0]]
 
-    def _late(self, wait: bool, stop: Stop) -> list[Result]:
+    def _late(self, wait: bool, stop: Stop) -> tuple[list[Result], bool]:
+        """The results of earlier evaluations, and whether one is still running, on all ranks."""
         assert self._evaluator is not None
         found = self._ranks.broadcast(self._evaluator.finished(wait, stop))
-        if wait and self._ranks.max(int(self._evaluator.busy)):
+        busy = bool(self._ranks.max(int(self._evaluator.busy)))
+        if wait and busy:
             raise EvaluationStopped
         if found:
             self._finished = self._started
-        return [(int(env_steps), dict(metrics)) for env_steps, metrics in found]
+        return [(int(env_steps), dict(metrics)) for env_steps, metrics in found], busy
+
+    def start_again(self, now: int, evaluate: Callable[[], dict[str, float]]) -> None:
+        """After a resume: start the evaluation that was running, if the agent is still the same."""
+        if self._evaluator is not None and self.runs_since == now:
+            evaluate()
+        else:
+            self._started = self._finished
 
     def scored(self, env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """The metrics with those of the best score so far."""
         score = metrics.get(SCORE, math.nan)
         if math.isnan(score):
             return dict(metrics)
+        self.final, self.final_env_steps = score, env_steps
         better = score > self.best
         self.since_best = 0 if better else self.since_best + 1
         if better:
@@ -74,13 +87,11 @@ class Evaluations:
         return {**metrics, "eval/return_best": self.best, "eval/since_best": self.since_best}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "finished": self._finished,  # one that is running now is made again after a resume
-            "best": self.best,
-            "best_env_steps": self.best_env_steps,
-            "since_best": self.since_best,
+        return {name: getattr(self, f"_{name}") for name in ("started", "finished")} | {
+            name: getattr(self, name) for name in _SCORES
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._finished, self.best = state["finished"], state["best"]
-        self.best_env_steps, self.since_best = state["best_env_steps"], state["since_best"]
+        self._started, self._finished = state["started"], state["finished"]
+        for name in _SCORES:
+            setattr(self, name, state[name])

@@ -19,13 +19,15 @@ from torch import Tensor
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import Progress, SkippedUpdate, UpdateMetrics
-from rlframe.core.errors import RecordError
+from rlframe.core.config import nearest
+from rlframe.core.errors import ReadableError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Trajectory
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.rank_state import RankEntry, write_rank_state
+from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers.evaluator import summarize
 from rlframe.system.usage import Usage
 
@@ -40,7 +42,10 @@ _logger = logging.getLogger("rlframe")
 class TrainingLog:
     """Owned by a runner and saved with it: everything that the next row of the log is made from."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, stop: str) -> None:
+        """`stop`: the text of a StopRule; empty: none."""
+        self._rule = StopRule(stop) if stop else None
+        self.rule_holds = False  # on the newest values
         self.ranks, self.metrics, self.timers, self._usage = ranks, Metrics(), Timers(), Usage()
         self.recent: deque[Trajectory] = deque()  # of this rank
         self.set_window(WINDOW)
@@ -77,6 +82,16 @@ class TrainingLog:
         rows = [row for rows in self.ranks.gather(self.unrecorded) for row in rows]
         current_run().log_episodes(rows)
         self.unrecorded = []
+
+    def follow(self, metrics: Mapping[str, float]) -> None:
+        """Follow the stop rule on the newest values, with these."""
+        self.latest |= metrics
+        if self._rule is None:
+            return
+        self.rule_holds = self._rule(self.latest)
+        if self.latest.get("updates") and (missing := self._rule.missing(self.latest)):
+            known = nearest(missing[0], self.latest)
+            warn_once(f"stop={self._rule.text!r}: this run has no metric {missing[0]!r} so far{known}")
 
     def row(
         self, progress: Progress, evaluation: Mapping[str, float], counters: Mapping[str, float]
@@ -122,7 +137,7 @@ class TrainingLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.last, self.score, self.n_episodes = state["reported"], state["score"], state["n_episodes"]
-        self.latest = dict(state["latest"])
+        self.follow(state["latest"])
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
@@ -180,7 +195,10 @@ def save_snapshot(runner: Runner, final: bool) -> None:
 
 
 def write_result(runner: Runner, how: str, why: str) -> None:
-    """Write result.json: how and why the training ended, and its scores; `how`: completed, stopped, ..."""
+    """Write result.json: how and why the training ended, and its scores.
+
+    `how`: completed, stopped (by a callback), out_of_time, interrupted or failed.
+    """
     evaluations, latest = runner.evaluations, runner.log.latest
     scored = math.isfinite(evaluations.best)
     current_run().write_result(
@@ -192,6 +210,7 @@ def write_result(runner: Runner, how: str, why: str) -> None:
             "elapsed_s": round(runner.log.timers.elapsed_s(), 3),
             "score": runner.score_name,
             "final_score": latest.get(runner.score_name),
+            "final_env_steps": evaluations.final_env_steps if scored else runner.env_steps,
             "best_score": evaluations.best if scored else None,
             "best_env_steps": evaluations.best_env_steps if scored else None,
             "metrics": latest,
@@ -226,6 +245,30 @@ def describe_tree(tree: Tree, name: str) -> list[str]:
     values = x.double() if x.numel() else x.new_zeros(1, dtype=torch.float64)
     of = f"{values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
     return [f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}"]
+
+
+class Diverged(ReadableError):
+    """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
+
+
+def skip_update(runner: Runner, metrics: UpdateMetrics) -> None:
+    """Save the update that was skipped, if it is the first one, and warn.
+
+    Raises:
+        Diverged: `limits.nonfinite` is stop.
+    """
+    skipped = runner.algo.progress.skipped_updates.pop()
+    if runner.limits.nonfinite == "stop":
+        newest = current_run().newest_snapshot()
+        raise Diverged(
+            f"{save_skipped_update(runner.agent, runner.algo, skipped, metrics)}. "
+            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate (algo.learning_rate) or "
+            f"smaller rewards; runner.nonfinite=skip skips such updates"
+        )
+    if not runner.skips_updates:  # the first one is saved, all are counted
+        text = save_skipped_update(runner.agent, runner.algo, skipped, metrics)
+        _logger.warning("%s; runner.nonfinite=skip continues", text)
+    runner.skips_updates = True
 
 
 def save_skipped_update(agent: Agent, algo: Algorithm, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:

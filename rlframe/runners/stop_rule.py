@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,100 +12,111 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.record import METRICS
 
-_COMPARE: Mapping[type, Callable[[float, float], bool]] = {
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
 }
+_WORD = re.compile(r"\s*(>=|<=|==|!=|[<>()]|[^\s()<>=!]+|\S)")
+_MAX_WORDS = 200
 _FORM = "compare metrics with numbers, such as 'eval/return_mean >= 475 and env_steps > 5e4', with and, or, not, ( )"
-_OPEN_GROUPS = (
-    "env",
-    "eval",
-    "algo",
-    "episode",
-)  # parts of the user's own add to them
+_OPEN_GROUPS = ("env", "eval", "algo")  # parts of the user's own add to them
+
+Truth = bool | None  # None: not known, because a metric is missing or NaN
+_Node = Callable[[Mapping[str, float]], Truth]
 
 
 class StopRule:
-    """Whether a condition holds for a row of metrics. A comparison with a metric that is missing does not hold."""
+    """Whether a condition holds for a row of metrics.
+
+    A comparison with a missing metric neither holds nor fails, and nor does what depends on it.
+    """
 
     def __init__(self, text: str) -> None:
         """Raises:
         ConfigError: it is not of the form above, or names a metric that no run has.
         """
         self.text = text
-        try:
-            self._tree = ast.parse(text.strip(), mode="eval").body
-            self._check(self._tree)
-        except (SyntaxError, RecursionError, MemoryError):
-            raise ConfigError(f"stop={text:.200} cannot be read; {_FORM}") from None
+        self.names: list[str] = []  # of metrics
+        self._words = [*reversed(_WORD.findall(text.strip())[: _MAX_WORDS + 1])]
+        if len(self._words) > _MAX_WORDS:
+            raise self._error(f"is longer than {_MAX_WORDS} words")
+        self._tree = self._any()
+        if self._words:
+            raise self._error(f"has {self._words[-1]!r} where and, or, or its end should be")
+        if not self.names:
+            raise self._error("names no metric")
 
     def __call__(self, metrics: Mapping[str, float]) -> bool:
-        return _holds(self._tree, metrics)
+        return self._tree(metrics) is True
 
-    def _check(self, node: ast.AST) -> None:
-        match node:
-            case ast.BoolOp(values=parts):
-                for part in parts:
-                    self._check(part)
-            case ast.UnaryOp(op=ast.Not(), operand=part):
-                self._check(part)
-            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARE for op in ops):
-                for value in (left, *others):
-                    self._check_value(value)
-            case _:
-                raise ConfigError(f"stop={self.text!r}: {ast.unparse(node)} is not a comparison; {_FORM}")
+    def missing(self, metrics: Mapping[str, float]) -> list[str]:
+        """The metrics that it names and that are not there."""
+        return [name for name in self.names if name not in metrics]
 
-    def _check_value(self, node: ast.AST) -> None:
-        name = _metric(node)
-        if not name and not _is_number(node):
-            raise ConfigError(f"stop={self.text!r}: {ast.unparse(node)} is neither a metric nor a number; {_FORM}")
+    def _error(self, problem: str) -> ConfigError:
+        return ConfigError(f"stop={self.text[:200]!r} {problem}; {_FORM}")
+
+    def _next(self, *expected: str) -> str:
+        """Take the next word if it is one of these; else empty."""
+        return self._words.pop() if self._words and self._words[-1] in expected else ""
+
+    def _any(self) -> _Node:
+        parts = [self._all()]
+        while self._next("or"):
+            parts.append(self._all())
+        return lambda metrics: _either([part(metrics) for part in parts], True)
+
+    def _all(self) -> _Node:
+        parts = [self._one()]
+        while self._next("and"):
+            parts.append(self._one())
+        return lambda metrics: _either([part(metrics) for part in parts], False)
+
+    def _one(self) -> _Node:
+        if self._next("not"):
+            part = self._one()
+            return lambda metrics: None if (holds := part(metrics)) is None else not holds
+        if self._next("("):
+            inside = self._any()
+            if not self._next(")"):
+                raise self._error("lacks a )")
+            return inside
+        left, symbol = self._value(), self._next(*_COMPARE)
+        if not symbol:
+            raise self._error("lacks a comparison: >, >=, <, <=, == or !=")
+        right, compare = self._value(), _COMPARE[symbol]
+
+        def holds(metrics: Mapping[str, float]) -> Truth:
+            one, other = left(metrics), right(metrics)
+            return None if math.isnan(one) or math.isnan(other) else compare(one, other)
+
+        return holds
+
+    def _value(self) -> Callable[[Mapping[str, float]], float]:
+        word = self._words.pop() if self._words else ""
+        if not word or word in (*_COMPARE, "(", ")", "and", "or", "not", "=", "!"):
+            raise self._error(f"has {word!r} where a metric or a number should be")
+        try:
+            number = float(word)
+        except ValueError:
+            self._check(word)
+            self.names.append(word)
+            return lambda metrics: metrics.get(word, math.nan)
+        return lambda metrics: number
+
+    def _check(self, name: str) -> None:
         group = name.partition("/")[0]
         own = "/" in name and (group in _OPEN_GROUPS or not any(each.startswith(f"{group}/") for each in METRICS))
-        if name and name not in METRICS and not own:
-            raise ConfigError(f"stop={self.text!r}: there is no metric {name!r}{nearest(name, METRICS)}")
+        if name not in METRICS and not own:
+            raise ConfigError(f"stop={self.text[:200]!r}: there is no metric {name!r}{nearest(name, METRICS)}")
 
 
-def _metric(node: ast.AST) -> str:
-    """The name that Python reads as group / name, or as a variable; empty if it is none."""
-    match node:
-        case ast.BinOp(left=left, op=ast.Div(), right=ast.Name(id=name)):
-            group = _metric(left)
-            return f"{group}/{name}" if group else ""
-        case ast.Name(id=name):
-            return name
-    return ""
-
-
-def _is_number(node: ast.AST) -> bool:
-    match node:
-        case ast.Constant(value=bool()):
-            return False
-        case ast.Constant(value=int() | float()):
-            return True
-        case ast.UnaryOp(op=ast.USub(), operand=part):
-            return _is_number(part)
-    return False
-
-
-def _holds(node: Any, metrics: Mapping[str, float]) -> bool:
-    match node:
-        case ast.BoolOp(op=op, values=parts):
-            return (all if isinstance(op, ast.And) else any)(_holds(part, metrics) for part in parts)
-        case ast.UnaryOp(operand=part):
-            return not _holds(part, metrics)
-    values = [_value(each, metrics) for each in (node.left, *node.comparators)]
-    known = not any(math.isnan(value) for value in values)
-    return known and all(_COMPARE[type(op)](*pair) for op, *pair in zip(node.ops, values, values[1:], strict=False))
-
-
-def _value(node: Any, metrics: Mapping[str, float]) -> float:
-    match node:
-        case ast.Constant(value=int() | float() as value):
-            return float(value)
-        case ast.UnaryOp(operand=part):
-            return -_value(part, metrics)
-    return float(metrics.get(_metric(node), math.nan))
+def _either(found: list[Any], decides: bool) -> Truth:
+    """`decides` if one of them is that; else None if one is None; else not `decides`."""
+    if decides in found:
+        return decides
+    return None if None in found else not decides

@@ -22,6 +22,7 @@ from rlframe.system.worker_main import PROGRESS, ParentLink
 
 MakeEvaluator = Callable[[Agent], BaseEvaluator]
 _READY, _EVALUATE = range(2)  # commands
+_TRIES = 3  # of an evaluation
 
 _log = logging.getLogger("rlframe")
 
@@ -29,8 +30,8 @@ _log = logging.getLogger("rlframe")
 class AsyncEvaluator(BaseEvaluator):
     """`score` starts an evaluation, and `finished` returns its result when it is there.
 
-    The scores are those of `make(agent)` in this process with one torch thread. If the process dies, it is replaced,
-    and the evaluation that it made is lost.
+    The scores are those of `make(agent)` in this process with one torch thread. If the process dies, it is replaced and
+    makes the same evaluation again; the third time the evaluation is lost.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class AsyncEvaluator(BaseEvaluator):
         self._shared = make_shared_parameters(self._parameters)
         self._folder = ""  # for films
         self._number = -1  # of the running evaluation; -1: none
-        self._checked_at = 0.0
+        self._checked_at, self._deaths = 0.0, 0  # in this evaluation
         self._child = self._start()
         try:
             self._child.start_command(_READY)
@@ -82,27 +83,32 @@ class AsyncEvaluator(BaseEvaluator):
         if self.busy:
             raise RuntimeError(f"the evaluation of env_steps {self._number} is not finished")
         post_parameters(self._shared.tree, self._parameters)
-        self._number, self._checked_at = number, time.monotonic()
-        self._child.start_command(_EVALUATE, number)
+        self._number, self._checked_at, self._deaths = number, time.monotonic(), 0
+        self._begin()
+        return {}
+
+    def _begin(self) -> None:
+        self._child.start_command(_EVALUATE, self._number)
         with suppress(ChildDied):  # `finished` replaces it
             self._child.send(self._folder)
-        return {}
 
     def film_in(self, folder: str) -> None:
         self._folder = folder
 
     def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
-        if not self.busy:
-            return []
-        try:
-            if not (self._wait(stop) if wait else self._is_done()):
+        while self.busy:
+            try:
+                if not (self._wait(stop) if wait else self._is_done()):
+                    return []
+                number, metrics = self._number, self._child.answer(self._timeout_s)
+            except ChildDied as death:
+                self._replace(death)
+                if wait:
+                    continue
                 return []
-            number, metrics = self._number, self._child.answer(self._timeout_s)
-        except ChildDied as death:
-            self._replace(death)
-            return []
-        self._number = -1
-        return [(number, {**metrics, "eval/restarts": metrics.get("eval/restarts", 0) + self._restarts.n})]
+            self._number = -1
+            return [(number, {**metrics, "eval/restarts": metrics.get("eval/restarts", 0) + self._restarts.n})]
+        return []
 
     @property
     def _timeout_s(self) -> float:
@@ -126,9 +132,15 @@ class AsyncEvaluator(BaseEvaluator):
         self._child.close(0.0)
         if reason := self._restarts.record_death(0):
             raise WorkersFailed(f"{what}; {reason}")
-        lost, self._number = self._number, -1
-        _log.warning(f"{what}; the evaluation of env_steps {lost:,} is lost (restart {self._restarts.n})")
+        self._deaths += 1
+        again = self._deaths < _TRIES
+        how = "made again" if again else "lost"
+        _log.warning(f"{what}; the evaluation of env_steps {self._number:,} is {how} (restart {self._restarts.n})")
         self._child = self._start()
+        if again:
+            self._begin()
+        else:
+            self._number = -1
 
     def close(self) -> None:
         self._child.stop()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ReadableError
+from rlframe.core.errors import ReadableError, warn_once
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
 from rlframe.rollout.policy import Policy
@@ -19,6 +21,8 @@ from rlframe.samplers.evaluator import BaseEvaluator, Stop, never
 MakeEnv = Callable[[], gymnasium.Env]
 Function = Callable[[Policy, MakeEnv], Mapping[str, float]]
 _BEAT_S = 1.0
+_METRIC = re.compile(r"[^\s,/\"]+")
+_OWN = ("return_best", "since_best", "restarts")  # of the runner
 
 
 class EvaluationError(ReadableError):
@@ -54,9 +58,21 @@ class EvaluationFunction(BaseEvaluator):
         policy, name = Policy(self._agent, *self._spaces), getattr(self._function, "__name__", "eval.function")
         try:
             found = self._function(policy, lambda: make_env(self._env))
-            return {f"eval/{metric}": float(value) for metric, value in found.items()}
         except Exception as error:
             raise EvaluationError(f"eval.function {name} failed: {type(error).__name__}: {error}") from error
+        return self._checked(found, name)
+
+    def _checked(self, found: Any, name: str) -> dict[str, float]:
+        try:
+            metrics = {str(metric): float(value) for metric, value in found.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise EvaluationError(f"eval.function {name} must return numbers by name, not {str(found)[:200]}") from None
+        wrong = next((metric for metric in metrics if not _METRIC.fullmatch(metric) or metric in _OWN), "")
+        if wrong:
+            raise EvaluationError(f"eval.function {name} returned {wrong!r}, which cannot be the name of a metric")
+        if "return_mean" not in metrics:
+            warn_once(f"eval.function {name} returns no return_mean, so its agents have no score")
+        return {f"eval/{metric}": value for metric, value in metrics.items()}
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         """Nothing shows its progress, so it counts as alive as long as the process runs."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.files import read_json
 from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import Run, Slot
 from rlframe.study.process import REFUSED, RunProcess
@@ -114,9 +115,16 @@ class Queue:
             status.exit_status, reason = process.result()
             process.close()
             interrupted = process.interrupted and not process.kill_reason
-            if not reason and self._readers[process.run.name].read().fraction() < 1:  # runner.max_time_s ended it
+            if not reason and self._out_of_time(process.run):
                 interrupted, reason = True, "its time limit is reached; the same command continues it"
             self._finish(process.run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
+
+    def _out_of_time(self, run: Run) -> bool:
+        """Whether runner.max_time_s ended it; without a result.json, whether its log has not reached the end."""
+        try:
+            return bool(read_json(run.directory / "result.json").get("ended") == "out_of_time")
+        except ConfigError:
+            return self._readers[run.name].read().fraction() < 1
 
     def _finish(self, run: Run, state: str, reason: str) -> None:
         """Record the end of an attempt; queue a failed run again if retries are left."""

@@ -19,6 +19,7 @@ from rlframe.study.plan import Run
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
 _FORMAT = 2
+_ROWS = 8  # of the tail
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
 _COLUMNS = ("env_steps", "time/env_steps_per_s", "time/elapsed_s")
 RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log has
@@ -63,7 +64,7 @@ class ProgressReader:
             return self._progress
         self._stat = stat
         try:
-            row = last_row(self._rows)
+            row = newest_values(self._rows)
         except (OSError, ValueError, csv.Error):
             return self._progress
         if math.isnan(self._n_steps):
@@ -84,8 +85,10 @@ def size_and_time(path: Path) -> tuple[int, int]:
     return (status.st_size, status.st_mtime_ns)
 
 
-def last_row(path: Path) -> dict[str, float]:
-    """The numbers in the last complete row of a progress.csv; empty if it has no row.
+def newest_values(path: Path) -> dict[str, float]:
+    """The newest value in each column of the last complete rows of a progress.csv; empty if it has no row.
+
+    A row may have an evaluation only, of earlier env_steps; those of the result are the largest.
 
     Raises:
         OSError: it cannot be read.    ValueError, csv.Error: it is not a table.
@@ -100,8 +103,11 @@ def last_row(path: Path) -> dict[str, float]:
     complete = [line for line in lines if line.endswith(b"\n")]
     if not complete:
         return {}
-    names, cells = next(csv.reader([header.decode()])), next(csv.reader([complete[-1].decode(errors="replace")]))
-    return {name: _number(cell) for name, cell in zip(names, cells, strict=False)}
+    names, found = next(csv.reader([header.decode()])), dict[str, float]()
+    for cells in csv.reader([line.decode(errors="replace") for line in complete[-_ROWS:]]):
+        row = {name: _number(cell) for name, cell in zip(names, cells, strict=False) if cell}
+        found = {**found, **row, "env_steps": max(found.get("env_steps", 0.0), row.get("env_steps", 0.0))}
+    return found
 
 
 def _number(cell: str) -> float:

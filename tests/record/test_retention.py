@@ -173,7 +173,7 @@ def test_a_score_by_another_metric_is_no_rival(tmp_path: Path) -> None:
     ("best", "row", "match"),
     [
         ("eval/return_men", {"eval/return_mean": 1.0}, "did you mean eval/return_mean"),
-        ("-eval/return_mean", {"episode/count": 3}, "this run has no metric 'eval/return_mean'"),
+        ("-memory/return_mean", {"episode/count": 3}, "this run has no metric 'memory/return_mean'"),
         ("algo/looss", {"updates": 3, "algo/loss": 1.0}, "did you mean algo/loss"),
     ],
 )

@@ -21,8 +21,8 @@ from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import ReplayConfig
 from rlframe.runners import MinibatchRl
-from rlframe.runners.base import Diverged
 from rlframe.runners.config import Limits
+from rlframe.runners.report import Diverged
 from rlframe.samplers import SerialSampler
 from tests.algos.played import play
 

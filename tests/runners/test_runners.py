@@ -16,8 +16,8 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import MinibatchRl, MinibatchRlEval, Runner
-from rlframe.runners.base import Diverged
 from rlframe.runners.config import Clock
+from rlframe.runners.report import Diverged
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.tables import read_csv
 

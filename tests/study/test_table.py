@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlframe.study.record import Progress, ProgressReader, last_row
+from rlframe.study.record import Progress, ProgressReader, newest_values
 from rlframe.study.table import LiveStatusTable, PlainStatusTable, Row, format_table, progress_line
 
 HALF = Progress(env_steps=50_123, n_steps=1e5, return_=123.4, per_s=2345.6, elapsed_s=60.0, written=time.time())
@@ -24,7 +24,7 @@ def row(name: str, state: str, progress: Progress = NOTHING, seconds: float = 0.
     return Row(name, state, 0, seconds, reason, progress)
 
 
-def test_progress_is_the_last_complete_row_and_n_steps_of_the_run(tmp_path: Path) -> None:
+def test_progress_is_the_newest_values_of_complete_rows_and_n_steps_of_the_run(tmp_path: Path) -> None:
     reader = ProgressReader(tmp_path)
     assert math.isnan(reader.read().fraction())
     (tmp_path / "params.json").write_text(json.dumps({"config": {"runner.n_steps": 1000}}))
@@ -33,7 +33,7 @@ def test_progress_is_the_last_complete_row_and_n_steps_of_the_run(tmp_path: Path
     (tmp_path / "progress.csv").write_text(rows + "500,61.0,9")
     os.utime(tmp_path / "progress.csv", (time.time(), time.time()))
     progress = reader.read()
-    assert (progress.env_steps, progress.fraction(), progress.return_, progress.per_s) == (250, 0.25, 17.5, 8.0)
+    assert (progress.env_steps, progress.fraction(), progress.return_, progress.per_s) == (250, 0.25, 10.0, 8.0)
     assert progress.left_s() == pytest.approx(93.0, abs=5.0)
     (tmp_path / "progress.csv").write_text(rows + "500,61.0,9.0,8.0,8.0\n")
     assert (reader.read().fraction(), reader.read().return_) == (0.5, 9.0)
@@ -42,13 +42,13 @@ def test_progress_is_the_last_complete_row_and_n_steps_of_the_run(tmp_path: Path
 def test_a_long_log_is_read_from_its_end(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     path.write_text("env_steps,x\n" + "".join(f"{step},{'1' * 90}\n" for step in range(5_000)))
-    assert last_row(path)["env_steps"] == 4_999
+    assert newest_values(path)["env_steps"] == 4_999
 
 
 @pytest.mark.parametrize("text", ["", "env_steps,x", "env_steps,x\n", "env_steps,x\n1"])
 def test_a_log_without_a_complete_row_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "progress.csv").write_text(text)
-    assert last_row(tmp_path / "progress.csv") == {}
+    assert newest_values(tmp_path / "progress.csv") == {}
 
 
 def test_the_time_left_is_estimated_from_finished_runs() -> None:
