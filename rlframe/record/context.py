@@ -50,17 +50,15 @@ def logger_context(
             around the working directory. With `resume` it may also be the run directory itself.
         config: flat and JSON-able, written to params.json.
         snapshot_mode: none | last | all | gap | best.    snapshot_gap: env_steps, for mode gap.
-        snapshot_keep: newest snapshots to keep, in modes last and best.
+        snapshot_keep: newest to keep, in modes last and best.    snapshot_errors: stop | continue, on a disk error.
         snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
-        snapshot_errors: stop | continue, on a disk error.
         resume: continue an existing run.    console: show progress and messages.
         log_level: DEBUG | INFO | WARNING: what the console shows; with WARNING no rows. debug.log has all.
         writers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Writer of your own.
     Raises:
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a writer cannot start.
     """
-    ranks = current_ranks()
-    if ranks.rank:
+    if (ranks := current_ranks()).rank:
         with _made_current(SecondaryRankRun(Path(ranks.broadcast("")))) as secondary:
             yield secondary
         return

@@ -92,12 +92,10 @@ class EpisodeTracker:
             for env in range(rows.B):
                 self._add(rows, env, 0, T)
             return
-        if len(self._powers) != T:
-            self._powers = self._discount ** np.arange(T)
         self.return_ += np.add.reduce(score, axis=0, dtype=np.float64)
         self.length += T
         self.nonzero += np.add.reduce(score != 0, axis=0)
-        self.discounted += self._factor * (self._powers @ score)
+        self.discounted += self._factor * (self._discounts(T) @ score)
         self._factor *= self._discount**T
 
     def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
@@ -107,13 +105,19 @@ class EpisodeTracker:
         self.return_[env] += score.sum(dtype=np.float64)
         self.length[env] += n
         self.nonzero[env] += np.count_nonzero(score)
-        self.discounted[env] += self._factor[env] * (score[valid] @ self._discount ** np.arange(n))
+        self.discounted[env] += self._factor[env] * (score[valid] @ self._discounts(n))
         self._factor[env] *= self._discount**n
         if n and self.statistics[env]:
             observation = map_tree(lambda x: x[start:end, env][valid], rows.observation)
             action = map_tree(lambda x: x[start + 1 : end + 1, env][valid], rows.action)
             for each in self.statistics[env]:
                 each.add(observation, action, score[valid])
+
+    def _discounts(self, n: int) -> np.ndarray:
+        """discount ** k for k below n."""
+        if n > len(self._powers):
+            self._powers = self._discount ** np.arange(n)
+        return self._powers[:n]
 
     def state(self) -> dict[str, Any]:
         """The running episodes."""
