@@ -25,7 +25,17 @@ def describe(runner: Runner) -> dict[str, Any]:
     parts |= {"seed": sampler.seed, "world_size": runner.ranks.world_size}
     if evaluator is not None and evaluator.config is not None:
         parts["eval"] = chz.replace(evaluator.config, **_other_env(evaluator.env, env))
-    return flatten(**{key: value for key, value in parts.items() if value is not None})
+    flat = flatten(**{key: value for key, value in parts.items() if value is not None})
+    return {key: _in_json(value) for key, value in flat.items()}
+
+
+def _in_json(value: Any) -> Any:
+    """A value as it is, or as text what JSON does not have, such as an object among an environment's arguments."""
+    if isinstance(value, dict):
+        return {str(name): _in_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_json(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
 def _other_env(own: EnvConfig | None, env: EnvConfig | None) -> dict[str, Any]:
