@@ -101,7 +101,7 @@ class EpisodeTracker:
     def _add(self, rows: EnvRows, env: int, start: int, end: int) -> None:
         """Add steps `start` to `end` - 1 of one environment's running episode."""
         score, valid = rows.score[start:end, env], rows.valid[start:end, env]
-        n = np.count_nonzero(valid)
+        n = int(np.count_nonzero(valid))
         self.return_[env] += score.sum(dtype=np.float64)
         self.length[env] += n
         self.nonzero[env] += np.count_nonzero(score)

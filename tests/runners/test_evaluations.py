@@ -64,16 +64,12 @@ def test_scores_of_another_process_are_those_of_this_one(runner: str, tmp_path: 
         assert scores(run).items() <= scores(trained(tmp_path / "here", *changed)).items()
 
 
-@pytest.mark.parametrize("algo", ["ppo"])
-def test_a_run_with_asynchronous_evaluation_is_resumed(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = trained(tmp_path / "whole")
+def test_a_run_with_asynchronous_evaluation_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = scores(trained(tmp_path / "whole"))
     stopped_at(200, f"{CASE} eval.asynchronous=true", tmp_path / "stopped", monkeypatch)
-    resumed = tmp_path / "stopped/run_0"
-    assert scores(resumed).items() <= {**scores(whole), **scores(resumed)}.items()
-    assert max(scores(resumed)) == max(scores(whole))
-    assert scores(resumed)[max(scores(whole))] == scores(whole)[max(scores(whole))]
+    resumed = scores(tmp_path / "stopped/run_0")
+    assert resumed.items() <= whole.items(), "those that are there are the same"
+    assert max(resumed) == max(whole)
 
 
 @pytest.mark.parametrize("n_kills", [2, 3])
