@@ -21,9 +21,9 @@ from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError, SnapshotError, printable
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
-from rlframe.deploy import evaluation
-from rlframe.deploy.evaluation import LOG, SCORE, Evaluation, logged_score
+from rlframe.deploy import evaluation_report
 from rlframe.deploy.evaluation_keys import Options, read_options
+from rlframe.deploy.evaluation_report import LOG, SCORE, Evaluation, logged_score
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.record.progress_bar import progress_bar
@@ -82,7 +82,7 @@ def _evaluate(argv: list[str]) -> int:
     options = read_options(KeyValues(word for word, path in zip(argv, is_path, strict=True) if not path))
     runs = [_load(name, options) for name in names]
     if options.out:
-        evaluation.prepare(Path(options.out))
+        evaluation_report.prepare(Path(options.out))
     if options.video:
         prepare_film(Path(options.video))
     found = []
@@ -90,9 +90,9 @@ def _evaluate(argv: list[str]) -> int:
         folder = Path(options.video, f"{number}_{run.trained.experiment.title()}" if len(runs) > 1 else "")
         found.append(_play(run, options, folder))
     if len(found) > 1:
-        print(evaluation.table(found))
+        print(evaluation_report.table(found))
     if options.out:
-        evaluation.write(Path(options.out), found)
+        evaluation_report.write(Path(options.out), found)
     return 0
 
 

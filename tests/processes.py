@@ -36,24 +36,32 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def launched(log_dir: Path, *words: str) -> Iterator[Popen]:
-    """`rlframe.launch` in a process group of its own, once it has logged progress, and killed in the end."""
+def launching(*words: str, **how: Any) -> Iterator[Popen]:
+    """`rlframe.launch` in a process group of its own, killed in the end; `how`: further arguments of Popen."""
     with Popen(
-        [sys.executable, "-m", "rlframe.launch", f"log_dir={log_dir}", *words],
+        [sys.executable, "-m", "rlframe.launch", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        **how,
     ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def launched(log_dir: Path, *words: str) -> Iterator[Popen]:
+    """`launching`, once it has logged progress."""
+    with launching(f"log_dir={log_dir}", *words) as process:
         progress = log_dir / "run_0" / "progress.csv"
 
         def has_logged() -> bool:
             assert process.poll() is None, process.stdout and process.stdout.read()
             return progress.exists() and len(progress.read_text().splitlines()) > 2
 
-        try:
-            until(has_logged, DEADLINE_S)
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        until(has_logged, DEADLINE_S)
+        yield process

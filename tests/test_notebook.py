@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,14 @@ def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None
     }
     assert (tmp_path / "again/run_0/progress.csv").is_file(), "log_dir= says where it is recorded"
     assert rlframe.load_policy(tmp_path / "saved").act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_the_time_limit_of_a_run_counts_all_its_rows() -> None:
+    keys = {**SMALL, "runner": "minibatch_rl", "runner.log_interval_steps": 64, "runner.max_time_s": 1.0}
+    with rlframe.build("ppo", "CartPole-v1", 10**8, **keys) as run:
+        start = time.monotonic()
+        for _ in run:
+            assert time.monotonic() - start < 30, "each row is much faster than the limit"
 
 
 def test_a_run_left_early_is_recorded_with_a_snapshot(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
+from rlframe.core.context_variable import set_within
 from rlframe.core.errors import ReadableError
 
 
@@ -114,14 +115,9 @@ def current_ranks() -> Ranks:
     return _current.get(SingleRank())
 
 
-@contextmanager
-def use_ranks(ranks: Ranks) -> Iterator[None]:
+def use_ranks(ranks: Ranks) -> AbstractContextManager[None]:
     """Make these the current ranks inside the `with` block."""
-    token = _current.set(ranks)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return set_within(_current, ranks)
 
 
 def first_env_of_rank(n: int) -> int:

@@ -19,7 +19,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, env_seeds, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.evaluation import make_evaluator
+from rlframe.experiment.evaluator import make_evaluator
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot

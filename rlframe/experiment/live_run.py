@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ class LiveRun:
         """
         self.config, self._built = dict(config), built
         self._table: list[dict[str, float]] = []
+        self._trained_s = 0.0  # the time between rows is not counted
         # Everything happens in one context of contextvars, since cells of a notebook may have one each.
         self._context, self._opened = copy_context(), ExitStack()
         self._close = weakref.finalize(self, self._context.run, self._opened.close)  # also when Python exits
@@ -100,8 +102,12 @@ class LiveRun:
         Raises:
             StopIteration: the training has come to its end.    Otherwise see `Runner.train`.
         """
-        with self.runner.stop_request() as self.runner.stop:
-            row: dict[str, float] = self._within(next, self._rows)
+        start = time.monotonic()
+        try:
+            with self.runner.stop_request(self._trained_s) as self.runner.stop:
+                row: dict[str, float] = self._within(next, self._rows)
+        finally:
+            self._trained_s += time.monotonic() - start
         self._table.append(row)
         return row
 

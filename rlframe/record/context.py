@@ -6,10 +6,11 @@ from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import pyprojroot
 
+from rlframe.core.context_variable import set_within
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks
@@ -18,7 +19,6 @@ from rlframe.record.retention import SnapshotPolicy
 from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun, check_directory
 
 _current: ContextVar[BaseRun] = ContextVar("rlframe_run")
-_R = TypeVar("_R", bound=BaseRun)
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -59,8 +59,8 @@ def logger_context(
         ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a writer cannot start.
     """
     if (ranks := current_ranks()).rank:
-        with _made_current(SecondaryRankRun(Path(ranks.broadcast("")))) as secondary:
-            yield secondary
+        with set_within(_current, other := SecondaryRankRun(Path(ranks.broadcast("")))):
+            yield other
         return
     policy = SnapshotPolicy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
     if ranks.world_size > 1 and snapshot_errors == "continue":
@@ -70,7 +70,7 @@ def logger_context(
     with _disk_errors_named(directory):
         run = Run(directory, name, config, classes, policy, resume, log_level if console else "")
     try:
-        with _made_current(run):
+        with set_within(_current, run):
             ranks.broadcast(str(directory))
             yield run
     except BaseException as error:
@@ -87,15 +87,6 @@ def _disk_errors_named(directory: Path) -> Iterator[None]:
     except OSError as error:
         problem = disk_error(f"a run in {directory}", directory, error, LEAST_BYTES)
         raise ConfigError(f"{problem}; use another log_dir") from error
-
-
-@contextmanager
-def _made_current(run: _R) -> Iterator[_R]:
-    token = _current.set(run)
-    try:
-        yield run
-    finally:
-        _current.reset(token)
 
 
 def _existing(log_dir: str | Path, run_id: int) -> Path:

@@ -4,12 +4,13 @@ Values are logged as `rlframe.log` does, and written with the next row of the ru
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import numpy as np
 
+from rlframe.core.context_variable import set_within
 from rlframe.record import metrics
 
 _messages: ContextVar[str] = ContextVar("rlframe_message_prefix", default="")
@@ -22,24 +23,14 @@ def log(text: str) -> None:
     _logger.info("%s%s", _messages.get(), text)
 
 
-@contextmanager
-def prefix(text: str) -> Iterator[None]:
+def prefix(text: str) -> AbstractContextManager[None]:
     """Inside the `with` block, messages of `log` begin with `text` too."""
-    token = _messages.set(_messages.get() + text)
-    try:
-        yield
-    finally:
-        _messages.reset(token)
+    return set_within(_messages, _messages.get() + text)
 
 
-@contextmanager
-def tabular_prefix(text: str) -> Iterator[None]:
+def tabular_prefix(text: str) -> AbstractContextManager[None]:
     """Inside the `with` block, names of metrics begin with `text` too, such as "critic/"."""
-    token = _names.set(_names.get() + text)
-    try:
-        yield
-    finally:
-        _names.reset(token)
+    return set_within(_names, _names.get() + text)
 
 
 def record_tabular(name: str, value: float) -> None:

@@ -1,8 +1,8 @@
 """Metrics: the table of names, means over a log interval, and the time spent in each part of the training loop."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from time import perf_counter
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlframe.core.context_variable import set_within
 from rlframe.core.reduction import Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
@@ -195,14 +196,9 @@ def check_own_name(name: str) -> None:
         raise ValueError(f"metric {name!r} is logged by rlframe itself; choose another name")
 
 
-@contextmanager
-def collect_in(metrics: Metrics) -> Iterator[None]:
+def collect_in(metrics: Metrics) -> AbstractContextManager[None]:
     """Inside the `with` block, `log` adds to these metrics."""
-    token = _collecting.set(metrics)
-    try:
-        yield
-    finally:
-        _collecting.reset(token)
+    return set_within(_collecting, metrics)
 
 
 def log(name: str, value: Tensor | float) -> None:

@@ -22,8 +22,8 @@ from rlframe.record import current_run
 from rlframe.record.metrics import collect_in
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
-from rlframe.runners.described import describe
 from rlframe.runners.evaluations import SCORE, Evaluations
+from rlframe.runners.recorded_config import config_of
 from rlframe.runners.report import (
     Diverged,
     TrainingLog,
@@ -44,6 +44,7 @@ from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
 
 _GRACE_S = 7.0  # from a signal to the snapshot; the update or batch in progress must end within it
+_LEAST_S = 1e-9  # of a time limit; 0 means none
 _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason()
 
 _logger = logging.getLogger("rlframe")
@@ -150,9 +151,11 @@ class Runner(ABC):
                 last = row
         return last
 
-    def stop_request(self) -> AbstractContextManager[StopRequest]:
-        """Signals and the time limit, for `stop`."""
-        return stop_request(_GRACE_S, self.limits.max_time_s, self.ranks.forward_signal)
+    def stop_request(self, used_s: float = 0.0) -> AbstractContextManager[StopRequest]:
+        """Signals and the time limit, of which `used_s` seconds are over, for `stop`."""
+        limit = self.limits.max_time_s
+        left_s = max(limit - used_s, _LEAST_S) if limit else 0.0
+        return stop_request(_GRACE_S, left_s, self.ranks.forward_signal)
 
     def rows(self) -> Generator[dict[str, float]]:
         """Train as `train` does, and give each row of the log once it is written; signals are left to the caller.
@@ -171,7 +174,7 @@ class Runner(ABC):
     def _rows(self) -> Generator[dict[str, float], None, tuple[str, str]]:
         """Returns how and why training ended."""
         request = 0
-        current_run().record_config(lambda: describe(self))
+        current_run().record_config(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
                 self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
@@ -308,7 +311,7 @@ class Runner(ABC):
             evaluation, more = self._evaluate_if_due()
             late += self._log_late([*more, *([(self.env_steps, evaluation)] if evaluation else [])])
         with self.log.timers("recording"):
-            current_run().await_score(self.evaluations.runs_since)
+            current_run().await_score(self.evaluations.awaited)
             save_snapshot(self, final=False)
             for env_steps, metrics in late:
                 current_run().score_snapshot(env_steps, metrics)
@@ -316,7 +319,8 @@ class Runner(ABC):
 
     def _evaluate_if_due(self) -> tuple[dict[str, float], list[Result]]:
         with self.log.timers("evaluating"):
-            return self.evaluations.make(self.now, bool(self.end_reason), self.evaluate, self.stop.__bool__)
+            ending, stop = bool(self.end_reason), self.stop.__bool__
+            return self.evaluations.make(self.now, self.env_steps, ending, self.evaluate, stop)
 
     def _log_row(self, evaluation: Mapping[str, float]) -> dict[str, float]:
         counters = {**self.sampler.counters(), **self.algo.counters(), **self.counters()}

@@ -10,7 +10,6 @@ from rlframe.core.ranks import Ranks
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop
 
 SCORE = "eval/return_mean"
-_SCORES = ("best", "best_env_steps", "final", "final_env_steps", "since_best")
 
 
 class Evaluations:
@@ -20,6 +19,8 @@ class Evaluations:
         self._evaluator, self._ranks = evaluator, ranks
         self.interval_steps = (evaluator.interval_steps if evaluator is not None else 0) or log_interval_steps
         self._started = self._finished = -1  # the clock at the start of the newest evaluation, and of one with a result
+        self._started_steps = -1  # env_steps at the start of the newest one
+        self._late: list[Result] = []  # results of earlier evaluations that `make` has not returned yet
         self.best, self.best_env_steps = -math.inf, 0  # the highest score
         self.final, self.final_env_steps = math.nan, 0  # the newest score
         self.since_best = 0  # evaluations
@@ -30,12 +31,12 @@ class Evaluations:
         return math.isfinite(n) and now // n > last // n
 
     @property
-    def runs_since(self) -> int:
-        """The clock at the start of the evaluation that is running; -1: none is."""
-        return self._started if self._started > self._finished else -1
+    def awaited(self) -> int:
+        """env_steps at the start of the evaluation that is running; -1: none is."""
+        return self._started_steps if self._started > self._finished else -1
 
     def make(
-        self, now: int, ending: bool, evaluate: Callable[[], dict[str, float]], stop: Stop
+        self, now: int, env_steps: int, ending: bool, evaluate: Callable[[], dict[str, float]], stop: Stop
     ) -> tuple[dict[str, float], list[Result]]:
         """Evaluate if it is due; returns the metrics, and results of evaluations that were started earlier.
 
@@ -46,30 +47,32 @@ class Evaluations:
         """
         if self._evaluator is None:
             return {}, []
-        late, busy = self._late(ending, stop)
-        last = max(self._started, self._finished)
-        if busy or not (self.passed(last, now) or (ending and last < now)):
-            return {}, late
-        metrics: dict[str, float] = self._ranks.broadcast(evaluate())
-        self._started = now
-        if metrics:
-            self._finished = now
-        return metrics, [*late, *self._late(ending, stop)[0]]
+        metrics: dict[str, float] = {}
+        busy, last = self._collect(ending, stop), max(self._started, self._finished)
+        if not busy and (self.passed(last, now) or (ending and last < now)):
+            metrics = self._ranks.broadcast(evaluate())
+            self._started, self._started_steps = now, env_steps
+            if metrics:
+                self._finished = now
+            self._collect(ending, stop)
+        late, self._late = self._late, []
+        return metrics, late
 
-    def _late(self, wait: bool, stop: Stop) -> tuple[list[Result], bool]:
-        """The results of earlier evaluations, and whether one is still running, on all ranks."""
+    def _collect(self, wait: bool, stop: Stop) -> bool:
+        """Collect the results of earlier evaluations; returns whether one is still running, on some rank."""
         assert self._evaluator is not None
         found = self._ranks.broadcast(self._evaluator.finished(wait, stop))
+        if found:
+            self._finished = self._started
+            self._late += [(int(env_steps), dict(metrics)) for env_steps, metrics in found]
         busy = bool(self._ranks.max(int(self._evaluator.busy)))
         if wait and busy:
             raise EvaluationStopped
-        if found:
-            self._finished = self._started
-        return [(int(env_steps), dict(metrics)) for env_steps, metrics in found], busy
+        return busy
 
     def start_again(self, now: int, evaluate: Callable[[], dict[str, float]]) -> None:
         """After a resume: start the evaluation that was running, if the agent is still the same."""
-        if self._evaluator is not None and self.runs_since == now:
+        if self._evaluator is not None and self._finished < self._started == now:
             evaluate()
         else:
             self._started = self._finished
@@ -87,11 +90,18 @@ class Evaluations:
         return {**metrics, "eval/return_best": self.best, "eval/since_best": self.since_best}
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, f"_{name}") for name in ("started", "finished")} | {
-            name: getattr(self, name) for name in _SCORES
+        return {
+            "started": [self._started, self._started_steps],
+            "finished": self._finished,
+            "late": [[env_steps, dict(metrics)] for env_steps, metrics in self._late],
+            "best": [self.best, self.best_env_steps],
+            "final": [self.final, self.final_env_steps],
+            "since_best": self.since_best,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._started, self._finished = state["started"], state["finished"]
-        for name in _SCORES:
-            setattr(self, name, state[name])
+        self._started, self._started_steps = state["started"]
+        self._finished, self.since_best = state["finished"], state["since_best"]
+        self._late = [(env_steps, dict(metrics)) for env_steps, metrics in state["late"]]
+        self.best, self.best_env_steps = state["best"]
+        self.final, self.final_env_steps = state["final"]

@@ -58,6 +58,7 @@ class AsyncEvaluator(BaseEvaluator):
         self._parameters, self._cpus = parameters(agent), tuple(cpus)
         self._shared = make_shared_parameters(self._parameters)
         self._folder = ""  # for films
+        self._waiting: list[Result] = []  # that `finished` has not returned yet
         self._number = -1  # of the running evaluation; -1: none
         self._checked_at, self._deaths = 0.0, 0  # in this evaluation
         self._child = self._start()
@@ -95,7 +96,23 @@ class AsyncEvaluator(BaseEvaluator):
     def film_in(self, folder: str) -> None:
         self._folder = folder
 
+    def evaluate_now(self, number: int) -> dict[str, float]:
+        """Raises:
+        WorkersFailed: its process died again and again.
+        """
+        self._waiting += self._next_result(wait=True, stop=never)  # it is for `finished`
+        self.score(number)
+        found = self._next_result(wait=True, stop=never)
+        if not found:
+            raise WorkersFailed(f"the evaluation of env_steps {number:,} was lost, since its process died")
+        return found[0][1]
+
     def finished(self, wait: bool, stop: Stop = never) -> list[Result]:
+        found, self._waiting = self._waiting, []
+        return found + self._next_result(wait, stop)
+
+    def _next_result(self, wait: bool, stop: Stop) -> list[Result]:
+        """The result of the evaluation that is running, if it is there; empty if it is not, or was lost."""
         while self.busy:
             try:
                 if not (self._wait(stop) if wait else self._is_done()):

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from rlframe import launch
+from rlframe.core.ranks import SingleRank
 from rlframe.record.snapshot import read_meta, resolve_snapshot
-from rlframe.runners import Runner
+from rlframe.runners import Callback, Runner
+from rlframe.runners.evaluations import Evaluations
 from rlframe.samplers.async_evaluator import AsyncEvaluator
+from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped
 from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
 from tests.tables import read_csv
 
@@ -94,6 +97,31 @@ def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
     assert scores(run).items() <= scores(whole).items()
     assert max(scores(run)) == max(scores(whole))
     assert [row["env_steps"] for row in rows(run) if row["updates"]] == [row["env_steps"] for row in rows(whole)]
+
+
+def test_a_result_that_came_before_a_stop_is_logged_by_the_resumed_run() -> None:
+    class Slow(BaseEvaluator):
+        """Has a result, and then an evaluation that does not end."""
+
+        interval_steps, results, busy = 0.0, [(100, {"eval/return_mean": 5.0})], False
+
+        def score(self, number: int, stop: Any = None) -> dict[str, float]:
+            self.busy = True  # type: ignore[misc]
+            return {}
+
+        def finished(self, wait: bool, stop: Any = None) -> list[Any]:
+            found, self.results = self.results, []
+            return found
+
+        def close(self) -> None: ...
+
+    evaluations = Evaluations(Slow(), SingleRank(), 100)
+    with pytest.raises(EvaluationStopped):
+        evaluations.make(200, 200, True, lambda: evaluations._evaluator.score(200), lambda: True)  # type: ignore[union-attr]
+    resumed = Evaluations(Slow(), SingleRank(), 100)
+    resumed._evaluator.results = []  # type: ignore[union-attr]
+    resumed.load_state_dict(evaluations.state_dict())
+    assert resumed.make(150, 150, False, dict, lambda: False)[1] == [(100, {"eval/return_mean": 5.0})]
 
 
 def test_the_best_snapshot_is_that_of_the_best_score_also_if_it_came_late(tmp_path: Path) -> None:
@@ -203,17 +231,9 @@ def test_the_result_of_a_failed_and_of_an_interrupted_run(tmp_path: Path, monkey
     assert_runs_equal(run, trained(tmp_path / "whole"))
 
 
-def _failing() -> Any:
-    from rlframe.runners import Callback
-
-    class Failing(Callback):
-        def on_batch(self, samples: Any) -> None:
-            raise ArithmeticError("the sky fell")
-
-    return Failing
-
-
-Failing = _failing()
+class Failing(Callback):
+    def on_batch(self, samples: Any) -> None:
+        raise ArithmeticError("the sky fell")
 
 
 def test_the_window_of_recent_episodes_can_be_chosen(tmp_path: Path) -> None:

@@ -88,6 +88,17 @@ def test_it_does_not_wait_for_a_result_unless_asked_to() -> None:
         assert [number for number, _ in found] == [0]
 
 
+def test_an_evaluation_asked_for_in_between_takes_no_result_from_the_runner() -> None:
+    agent = cartpole_agent()
+    with started(partial(episodes, CARTPOLE, CONFIG), agent) as evaluator:
+        evaluator.score(7)
+        between = evaluator.evaluate_now(9)
+        ((number, metrics),) = evaluator.finished(wait=False)
+        assert number == 7
+        assert result(evaluator, 9) == between
+        assert result(evaluator, 7) == metrics
+
+
 def test_a_killed_process_makes_its_evaluation_again_twice(caplog: pytest.LogCaptureFixture) -> None:
     agent = cartpole_agent()
     with started(partial(episodes, CARTPOLE, CONFIG), agent) as evaluator:

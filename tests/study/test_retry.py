@@ -3,10 +3,8 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -14,7 +12,7 @@ import pytest
 
 from rlframe.record.snapshot import list_snapshots
 from tests.fork_server import Popen
-from tests.processes import DEADLINE_S, is_running, until
+from tests.processes import DEADLINE_S, is_running, launching, until
 from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -45,28 +43,15 @@ SHORT = ("sampler=serial", "sampler.batch_T=32", "sampler.batch_B=1", "eval.n_en
 STEPS = (*SHORT, "runner=minibatch_rl", "runner.n_steps=1024", "runner.log_interval_steps=256")
 
 
-@contextmanager
-def launching(folder: Path, *words: str) -> Iterator[Popen]:
+def launching_in(folder: Path, *words: str) -> AbstractContextManager[Popen]:
+    """The launch command in a folder with the faulty environment."""
     (folder / "faulty.py").write_text(FAULTY)
     path = os.pathsep.join([str(folder), str(ROOT)])
-    with Popen(
-        [sys.executable, "-m", "rlframe.launch", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    return launching(*words, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 def launch(folder: Path, *words: str) -> tuple[int, str]:
-    with launching(folder, *words) as process:
+    with launching_in(folder, *words) as process:
         output, _ = process.communicate(timeout=DEADLINE_S)
     return process.returncode, output
 
@@ -147,7 +132,7 @@ def test_a_directory_with_a_run_is_refused_before_anything_starts(tmp_path: Path
 def endless(tmp_path: Path) -> Iterator[tuple[Popen, Path]]:
     """A run with retries that has logged rows, and its directory."""
     words = (*SHORT, "env=CartPole-v1", "runner.n_steps=1e8", "runner.log_interval_steps=256", "retries=3")
-    with launching(tmp_path, *words, f"log_dir={tmp_path / 'runs'}") as process:
+    with launching_in(tmp_path, *words, f"log_dir={tmp_path / 'runs'}") as process:
         rows = tmp_path / "runs/run_0/progress.csv"
         until(lambda: rows.is_file() and len(read_csv(rows)[1]) > 1, DEADLINE_S)
         yield process, rows.parent

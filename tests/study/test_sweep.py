@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from rlframe import plot
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
 from tests.fork_server import Popen
-from tests.processes import DEADLINE_S, is_running, until
+from tests.processes import DEADLINE_S, is_running, launching, until
 from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -115,21 +114,9 @@ def record_code(log: Path) -> str:
     return str(re.findall(r"affinity=(\S+)", log.read_text().splitlines()[0])[-1])
 
 
-@contextmanager
-def sweeping(study: Path, *words: str) -> Iterator[Popen]:
+def sweeping(study: Path, *words: str) -> AbstractContextManager[Popen]:
     """The launch command with these words, in a process group of its own."""
-    with Popen(
-        [sys.executable, "-m", "rlframe.launch", f"log_dir={study}", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    return launching(f"log_dir={study}", *words)
 
 
 def has_rows(study: Path, n_runs: int) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlframe.runners.base import Runner
 
 
-def describe(runner: Runner) -> dict[str, Any]:
+def config_of(runner: Runner) -> dict[str, Any]:
     """The flat config of its parts; without those of the user's own that do not say what they were made with."""
     algo, sampler, evaluator, env = runner.algo, runner.sampler, runner.evaluator, runner.sampler.env
     parts = {"algo": algo.config, "model": runner.agent.model_config, "sampler": sampler.config}
