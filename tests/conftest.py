@@ -34,6 +34,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.g
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from tests.processes import forking_ranks  # noqa: E402
+
 torch.set_num_threads(1)
 
 # All children of a test process are forked by one server, which imports what any of them may need.
@@ -55,6 +57,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests do not read or change what the user's runs remember of this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def forked_ranks() -> Iterator[None]:
+    """Ranks that the test starts in this process are forked."""
+    with forking_ranks():
         yield
 
 

@@ -102,6 +102,7 @@ def test_launch_commands_make_a_configuration(
         sys.modules.pop(file.stem, None)
 
 
+@pytest.mark.slow
 def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
     given = []
     for document in TUTORIALS:
@@ -154,6 +155,7 @@ def test_the_test_files_of_the_fault_matrix_exist() -> None:
     assert [path for path in found if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(package) is None:

@@ -195,7 +195,7 @@ def test_a_csv_has_one_row_for_each_episode(run, dqn, tmp_path, capsys):
 
 
 def test_a_csv_has_what_the_environment_reports(tmp_path, capsys):
-    words = ["env=tests.envs.custom:scripted", "env_kwargs.script=infos", "eval.n_workers=0", "sampler=serial"]
+    words = ["env=tests.envs.custom:scripted", "env_kwargs.script=infos", "eval.n_workers=0"]
     assert launch.main([f"log_dir={tmp_path}", *SMALL, *words]) == 0
     printed(capsys, tmp_path / "run_0", *FEW, f"out={tmp_path / 'out.csv'}", "trust=true")
     with (tmp_path / "out.csv").open() as file:

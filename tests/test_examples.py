@@ -1,6 +1,7 @@
 """The examples run as a reader would run them, and leave the run directories of the contract."""
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def assert_is_run_directory(directory: Path) -> None:
     }
 
 
+@pytest.mark.quick
 def test_example_1_trains_and_leaves_a_run_that_the_commands_understand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +58,7 @@ def test_example_1_trains_and_leaves_a_run_that_the_commands_understand(
     assert column(directory, "env_steps")[-1] >= 1_500
 
 
+@pytest.mark.slow
 def test_example_2_evaluates_before_training_and_after(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     directory = run_example("example_2.py", tmp_path, n_steps=64, batch_T=4, n_eval_episodes=2, max_frames=200)
@@ -64,7 +67,7 @@ def test_example_2_evaluates_before_training_and_after(tmp_path: Path) -> None:
     assert column(directory, "env_steps")[0] == 0
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_example_3_learns_to_catch(tmp_path: Path) -> None:
     directory = run_example("example_3.py", tmp_path, n_steps=20_000)
     assert_is_run_directory(directory)
@@ -93,6 +96,7 @@ def test_example_4_samples_and_evaluates_in_workers_and_leaves_a_run_that_the_co
     assert column(directory, "env_steps")[-1] >= 6_000
 
 
+@pytest.mark.slow
 def test_example_5_alternates_with_memory(tmp_path: Path) -> None:
     directory = run_example("example_5.py", tmp_path, n_steps=2_000)
     assert_is_run_directory(directory)
@@ -102,6 +106,7 @@ def test_example_5_alternates_with_memory(tmp_path: Path) -> None:
     assert (config["sampler"], config["sampler.n_groups"], config["model.memory"]) == ("gpu", 2, "lstm")
 
 
+@pytest.mark.slow
 def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     small = {"n_steps": 200, "learn_from": 100, "replay_size": 1_000, "n_eval_episodes": 2, "max_frames": 200}
@@ -111,7 +116,7 @@ def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
     assert column(directory, "updates")[-1] > 20
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path: Path) -> None:
     directory = run_example("example_7.py", tmp_path, env="Pendulum-v1", n_steps=400, learn_from=300)
     assert_is_run_directory(directory)
@@ -120,6 +125,7 @@ def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path
     assert column(directory, "updates")[-1] == 140
 
 
+@pytest.mark.slow
 def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     words = [sys.executable, "-W", "error", str(ROOT / "examples/example_8.py"), "n_steps=600", "n_seeds=1"]
@@ -145,6 +151,7 @@ def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(t
     assert len(json.loads((cut / "params.json").read_text())["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_example_10_samples_apart_and_leaves_a_run_that_the_commands_understand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +167,7 @@ def test_example_10_samples_apart_and_leaves_a_run_that_the_commands_understand(
     assert column(directory, "env_steps")[-1] >= 6_000
 
 
+@pytest.mark.slow
 def test_example_9_trains_in_two_ranks_and_leaves_a_run_that_the_commands_understand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +182,8 @@ def test_example_9_trains_in_two_ranks_and_leaves_a_run_that_the_commands_unders
 
 
 @pytest.mark.parametrize("name", [f"example_{number}.py" for number in range(1, 11)])
-def test_an_example_opens_by_saying_what_it_shows(name: str) -> None:
+def test_an_example_opens_by_saying_what_it_shows_and_its_imports_exist(name: str) -> None:
     text = (ROOT / "examples" / name).read_text(encoding="utf-8")
     assert text.startswith('"""')
     assert f"python examples/{name}" in text.split('"""')[1]
+    runpy.run_path(str(ROOT / "examples" / name))

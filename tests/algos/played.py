@@ -26,11 +26,11 @@ class NoLooks(TorchDispatchMode):
 
 
 class _Recording(NoLooks):
-    """Inside, every operation of torch is kept, with the tensors it was given and those it gave."""
+    """Inside, every operation is kept, with what it was given, what it gave, and whether it writes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.done: list[tuple[Any, Any, Any, Any]] = []
+        self.done: list[tuple[Any, Any, Any, Any, bool]] = []
         self.before: list[tuple[Tensor, Tensor]] = []  # what was written to, and its values
         self.generators: dict[torch.Generator, Tensor] = {}
 
@@ -38,10 +38,11 @@ class _Recording(NoLooks):
         kwargs = kwargs or {}
         for generator in (x for x in kwargs.values() if isinstance(x, torch.Generator)):
             self.generators.setdefault(generator, generator.get_state())
-        for tensor in _written(function, args, kwargs):
+        written = _written(function, args, kwargs)
+        for tensor in written:
             self.before.append((tensor, tensor.clone()))
         result = super().__torch_dispatch__(function, types, args, kwargs)
-        self.done.append((function, args, kwargs, result))
+        self.done.append((function, args, kwargs, result, bool(written)))
         return result
 
     @torch.no_grad()
@@ -53,11 +54,11 @@ class _Recording(NoLooks):
 
     @torch.no_grad()
     def replay(self) -> None:
-        for function, args, kwargs, result in self.done:
+        for function, args, kwargs, result, writes in self.done:
             if function.is_view:  # of memory that is written anew by itself
                 continue
             again = function(*args, **kwargs)
-            if not _written(function, args, kwargs):
+            if not writes:
                 for place, value in zip(tree_leaves(result), tree_leaves(again), strict=True):
                     if isinstance(place, Tensor):
                         place.copy_(value)

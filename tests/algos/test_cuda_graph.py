@@ -25,7 +25,7 @@ from tests.algos.played import NoLooks, PlayedGraph, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 
 NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
-ANNEALED = {"learning_rate_schedule": "linear", "n_steps": 96}
+ANNEALED = {"learning_rate_schedule": "linear", "n_steps": 96, "replay_ratio": 2.0}
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "dqn": (dqn, "CartPole-v1", {"target_interval": 3, "double": True}),
     "rainbow": (
@@ -222,7 +222,7 @@ def test_saved_states_are_the_same_whether_steps_are_waited_for_or_not(name: str
 
 def of_images(device: str = "cpu") -> Any:
     """SAC with convolutions, which autograd goes back through."""
-    return learner(sac, IMAGE, LEVEL, model={"hidden": (8,), "image_hidden": (8,)}, device=device)
+    return learner(sac, IMAGE, LEVEL, model={"hidden": (8,), "image_hidden": (8,)}, device=device, replay_ratio=4.0)
 
 
 def image_batches() -> list[Samples]:

@@ -241,11 +241,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-3,
     },
 }
+ALONE = ("plain", "quantile", "normalised, fed back", "rainbow")  # the others are parts of rainbow
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_every_option_learns_to_name_what_it_sees(options: dict[str, Any]) -> None:
-    _, agent, _ = run(debug_envs.identity, 20, length=8, discount=0.5, **options)
+@pytest.mark.parametrize(
+    "name", [name if name in ALONE else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS]
+)
+def test_every_option_learns_to_name_what_it_sees(name: str) -> None:
+    _, agent, _ = run(debug_envs.identity, 20, length=8, discount=0.5, **OPTIONS[name])
     assert score(agent, debug_envs.identity, length=8) > 0.9 * 8  # chance is at most 4
 
 
@@ -257,13 +260,13 @@ def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tenso
         return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_time_limit_bootstraps(n_step: int) -> None:
     q = q_values(blind_time_limit, 1, n_step, ends="truncated")
     torch.testing.assert_close(q, torch.tensor([5.0]), rtol=0, atol=0.3)  # 1 / (1 - γ)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_termination_does_not_bootstrap(n_step: int) -> None:
     q = q_values(debug_envs.time_limit, 5, n_step, ends="terminated", length=5)
     torch.testing.assert_close(q, torch.tensor([3.3616, 2.952, 2.44, 1.8, 1.0]), rtol=0, atol=0.3)

@@ -109,7 +109,7 @@ BOTH = pytest.mark.parametrize(("module", "settings"), [(impala, IMPALA), (appo,
 
 @pytest.mark.parametrize(
     ("module", "settings", "action"),
-    [(impala, IMPALA, "discrete_start"), (appo, APPO, "dict")],
+    [(impala, IMPALA, "discrete_start"), pytest.param(appo, APPO, "dict", marks=pytest.mark.slow)],
     ids=["impala", "appo"],
 )
 def test_both_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
@@ -117,7 +117,9 @@ def test_both_name_what_they_see(module: Any, settings: dict[str, Any], action: 
     assert score > 0.8 * 8  # chance is at most 4
 
 
-@BOTH
+@pytest.mark.parametrize(
+    ("module", "settings"), [(impala, IMPALA), pytest.param(appo, APPO, marks=pytest.mark.slow)], ids=["impala", "appo"]
+)
 def test_both_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
     _, score = trained(module, settings, debug_envs.memory, 50, T=12, delay=2, **model)

@@ -19,6 +19,7 @@ A2C: dict[str, Any] = {"learning_rate": 1e-2, "entropy_coef": 0.0, "optimizer": 
 PG: dict[str, Any] = {"learning_rate": 2e-2}
 ALGOS = [(ppo, PPO), (a2c, A2C), (pg, PG)]
 NAMES = ["ppo", "a2c", "pg"]
+SLOW = pytest.mark.slow
 
 
 def trained(
@@ -38,23 +39,26 @@ def trained(
     return agent, float(np.mean([t.return_ for t in evaluator.evaluate()]))
 
 
-ACTIONS = ["discrete", "discrete_start", "multi_discrete", "multi_binary", "box", "dict", "tuple"]
+OTHERS = ["discrete_start", "multi_discrete", "multi_binary", "box", "tuple"]
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", ["discrete", "dict", *(pytest.param(each, marks=SLOW) for each in OTHERS)])
 def test_ppo_names_what_it_sees_in_every_action_space(action: str) -> None:
     _, score = trained(ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, action=action, length=8)
     assert score > 0.9 * 8  # chance is at most 4
 
 
 @pytest.mark.parametrize(
-    ("module", "settings", "action"), [(a2c, A2C, "discrete_start"), (pg, PG, "dict")], ids=NAMES[1:]
+    ("module", "settings", "action"),
+    [(a2c, A2C, "discrete_start"), pytest.param(pg, PG, "dict", marks=SLOW)],
+    ids=NAMES[1:],
 )
 def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
     _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 50, action=action, length=8)
     assert score > 0.8 * 8  # chance is at most 4
 
 
+@pytest.mark.slow
 def test_a_squashed_policy_learns_too() -> None:
     _, score = trained(
         ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, action="box", length=8, model_squash=True
@@ -62,19 +66,20 @@ def test_a_squashed_policy_learns_too() -> None:
     assert score > 0.85 * 8
 
 
-@pytest.mark.parametrize("memory", ["lstm", "gru"])
+@pytest.mark.parametrize("memory", [pytest.param("lstm", marks=SLOW), "gru"])
 def test_ppo_with_memory_remembers(memory: str) -> None:
     _, score = trained(ppo, PPO, debug_envs.memory, 25, T=15, delay=4, model_memory=memory, model_memory_size=16)
     assert score > 0.95
 
 
-@pytest.mark.parametrize(("module", "settings"), ALGOS[1:], ids=NAMES[1:])
+@pytest.mark.parametrize(("module", "settings"), [(a2c, A2C), pytest.param(pg, PG, marks=SLOW)], ids=NAMES[1:])
 def test_the_others_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
     _, score = trained(module, settings, debug_envs.memory, 50, T=12, delay=2, **model)
     assert score > 0.95
 
 
+@pytest.mark.slow
 def test_ppo_without_memory_stays_at_chance() -> None:
     _, score = trained(ppo, PPO, debug_envs.memory, 25, T=15, delay=4)
     assert 0.2 < score < 0.8

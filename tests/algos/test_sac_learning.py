@@ -61,19 +61,20 @@ def state_values(algo: Any, n: int) -> list[float]:
         return algo.critics(torch.arange(n)).mean((0, 2)).tolist()
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_truncation_bootstraps_to_the_endless_sum(n_step: int) -> None:
     algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 700, ends="truncated")
     assert state_values(algo, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_termination_ends_the_sum(n_step: int) -> None:
     algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 700, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
     assert state_values(algo, 6)[:5] == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 def test_returns_of_n_steps_carry_a_late_reward_past_states_that_do_not_tell() -> None:
     settings = {"discount": 0.99, "temperature": 0.1, "learn_temperature": False, "n_step": 4}
     _, score = trained(sac, settings, debug_envs.delayed_reward, 700, delay=3)

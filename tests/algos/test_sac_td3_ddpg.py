@@ -102,7 +102,7 @@ def test_a_cut_episode_bootstraps_from_its_last_observation_and_a_terminated_one
 )
 def test_every_observation_is_learned_from(module: Any, space: Space, normalize: bool) -> None:
     model = {"hidden": (8,), "image_hidden": (8,), "normalize_observation": normalize}
-    algo = learner(module, space, LEVEL, model=model)
+    algo = learner(module, space, LEVEL, model=model, replay_ratio=2.0)
     before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
     metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=LEVEL))
     assert metrics
@@ -123,7 +123,7 @@ def test_actions_of_every_shape_are_learned(module: Any, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("space", [IMAGE, MIXED], ids=["image", "dict"])
 def test_discrete_sac_learns_from_every_observation(space: Space) -> None:
-    algo = learner(sac, space, spaces.Discrete(3), model={"hidden": (8,), "image_hidden": (8,)})
+    algo = learner(sac, space, spaces.Discrete(3), model={"hidden": (8,), "image_hidden": (8,)}, replay_ratio=2.0)
     before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
     assert learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=spaces.Discrete(3)))
     after = [*algo.agent.parameters(), *algo.online]
@@ -201,7 +201,7 @@ def test_training_goes_on_exactly_in_new_objects(
 def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, Any]) -> None:
     def made() -> Any:
         settings = {"n_step": 2, "learning_rate_schedule": "linear", "learn_from": 5}
-        settings |= {"batch_size": batch_size, "replay_ratio": batch_size}
+        settings |= {"batch_size": batch_size, "replay_ratio": batch_size / 2}
         return learner(module, SEEN, action, model=model, n_steps=100, size=40, **settings)
 
     whole, half, resumed = made(), made(), made()

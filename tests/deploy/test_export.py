@@ -13,6 +13,7 @@ import torch
 import rlframe
 from rlframe import export, launch
 
+SLOW = pytest.mark.slow
 SMALL = ["runner=minibatch_rl", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial"]
 SMALL += ["sampler.batch_T=8", "sampler.batch_B=4", "model.hidden=[8]"]
 PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
@@ -33,7 +34,8 @@ RUNS = {
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
     "r2d1": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", "model.memory=gru", "model.memory_size=8"],
 }
-SLOW = {  # to trace
+FAST = ("ppo", "lstm", "dqn", "sac", "shifted")
+IMAGES = {  # slow to trace
     "pictures": [*PPO, *TRUSTED, "model.memory=gru", "model.memory_size=8"],
     "dqn_pictures": ["algo=dqn", *REPLAY, *TRUSTED],
     "ppo_atari": [*PPO, "env=ALE/Pong-v5"],
@@ -48,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def run(name: str) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            assert launch.main([f"log_dir={folder}", *SMALL, *(RUNS | SLOW)[name]]) == 0
+            assert launch.main([f"log_dir={folder}", *SMALL, *(RUNS | IMAGES)[name]]) == 0
             made[name] = folder / "run_0"
         return made[name]
 
@@ -56,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporters
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=SLOW) for name in RUNS])
 def test_an_exported_program_acts_as_the_agent(
     runs: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,7 +69,9 @@ def test_an_exported_program_acts_as_the_agent(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["ppo", pytest.param("normalised", marks=pytest.mark.slow), "lstm", "dqn", "sac"])
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(name, marks=SLOW) for name in ("normalised", "lstm", "dqn", "sac"))]
+)
 def test_an_onnx_file_acts_as_the_agent(
     runs: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +84,7 @@ def test_an_onnx_file_acts_as_the_agent(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", IMAGES)
 def test_policies_for_images_are_exported_in_both_formats_and_loaded(runs: Any, name: str, tmp_path: Path) -> None:
     if "atari" in name:
         pytest.importorskip("ale_py")

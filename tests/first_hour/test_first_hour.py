@@ -141,6 +141,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIST_S)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of the ONNX exporter
 @pytest.mark.parametrize("path", LISTS, ids=[path.stem for path in LISTS])

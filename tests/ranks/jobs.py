@@ -25,6 +25,7 @@ from rlframe.runners import SyncRl
 from rlframe.runners.report import save_skipped_update
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.system import distributed
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 from tests.runners.own_callbacks import StopsRank1
 
@@ -231,4 +232,5 @@ def leaving(place: RankInfo, worked: Path) -> bool:
 
 
 if __name__ == "__main__":
+    distributed._GRACE_S = 0.5
     launch_ranks(partial(failing, how=sys.argv[1]), 2)

@@ -72,6 +72,7 @@ def rank_1_of(process: Popen) -> int:
 
 
 @pytest.mark.quick
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_of_two_ranks_has_the_files_of_one_and_is_resumed(tmp_path: Path) -> None:
     assert main([f"log_dir={tmp_path}", "world_size=2", *SHORT]) == 0
     run = tmp_path / "run_0"
@@ -139,7 +140,11 @@ LEARNERS += ["algo=dqn", "algo.learn_from=100", "algo.replay.size=5000"]
 
 @pytest.mark.parametrize(
     ("which", "words"),
-    [("rank 1", ["world_size=2", *LONG]), ("rank 0", ["world_size=2", *LONG]), ("rank 1", LEARNERS)],
+    [
+        ("rank 1", ["world_size=2", *LONG]),
+        pytest.param("rank 0", ["world_size=2", *LONG], marks=pytest.mark.slow),
+        pytest.param("rank 1", LEARNERS, marks=pytest.mark.slow),
+    ],
     ids=["rank 1", "rank 0", "a learner"],
 )
 def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_remains(
@@ -167,6 +172,7 @@ def test_an_error_of_another_rank_is_printed_and_logged_by_the_first(tmp_path: P
     assert "it is broken here" in (tmp_path / "run_0" / "debug.log").read_text()
 
 
+@pytest.mark.slow
 def test_torchrun_starts_ranks_of_one_run(tmp_path: Path) -> None:
     with started(*command(STANDALONE, tmp_path, *SHORT)) as process:
         printed = output_of(process)

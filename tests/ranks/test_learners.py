@@ -13,6 +13,7 @@ import torch
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot
 from rlframe.system.distributed import launch_ranks
+from tests.processes import forking_ranks
 from tests.ranks import learners
 from tests.tables import read_csv
 
@@ -28,7 +29,8 @@ GROUPS = ["sampler=gpu", "sampler.n_workers=2", "sampler.n_groups=2"]
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What `learners.job` found on each of two learners."""
     folder = tmp_path_factory.mktemp("learners")
-    launch_ranks(partial(learners.job, folder=folder), 2, n_samplers=1)
+    with forking_ranks():
+        launch_ranks(partial(learners.job, folder=folder), 2, n_samplers=1)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
@@ -51,6 +53,7 @@ def test_learners_continue_exactly_from_a_state_between_two_updates(results: lis
         torch.testing.assert_close(found["learned"], uninterrupted["learned"], rtol=0.0, atol=0.0)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_learners_of_batches_are_ranks_that_share_the_environments(tmp_path: Path) -> None:
     assert main([*PPO, "learners=2", "sampler.batch_B=8", f"log_dir={tmp_path / 'learners'}"]) == 0
     assert main([*PPO, "world_size=2", "sampler.batch_B=4", f"log_dir={tmp_path / 'ranks'}"]) == 0
@@ -60,6 +63,7 @@ def test_learners_of_batches_are_ranks_that_share_the_environments(tmp_path: Pat
     assert [config[key] for key in ("learners", "world_size", "sampler.batch_B")] == [2, 1, 8]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_of_learners_is_one_run_with_its_files_and_is_resumed(tmp_path: Path) -> None:
     words = [*DQN, "learners=2", "sampler.batch_B=2", f"log_dir={tmp_path}"]
     assert main(words) == 0

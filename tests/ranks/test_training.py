@@ -13,7 +13,7 @@ import torch
 
 from rlframe.system.distributed import launch_ranks
 from tests.fork_server import run_python
-from tests.processes import DEADLINE_S
+from tests.processes import DEADLINE_S, forking_ranks
 from tests.ranks import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +23,12 @@ ROOT = Path(__file__).parents[2]
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of jobs.everything, of each of two ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch_ranks(partial(jobs.everything, folder=folder), 2)
+    with forking_ranks():
+        launch_ranks(partial(jobs.everything, folder=folder), 2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_is_done_waits_for_the_others(tmp_path: Path) -> None:
     assert launch_ranks(partial(jobs.leaving, worked=tmp_path / "worked"), 2)
 
@@ -133,8 +135,8 @@ def test_every_kind_of_exchange(results: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("kill", "rank 1 (process "),
-        ("raise", "ValueError: bad luck"),
+        pytest.param("kill", "rank 1 (process ", marks=pytest.mark.slow),
+        pytest.param("raise", "ValueError: bad luck", marks=pytest.mark.slow),
         ("kill while rank 0 is busy", "while rank 0 waits for it"),
     ],
 )

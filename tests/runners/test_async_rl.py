@@ -79,9 +79,7 @@ class Recorder(Algorithm):
         return self.due
 
     def update(self) -> dict[str, float]:
-        until_s = time.monotonic() + self.pace_s
-        while time.monotonic() < until_s:
-            pass
+        time.sleep(self.pace_s)
         self.due -= 1
         self.learned += 1
         self.progress.updates += 1
