@@ -32,6 +32,7 @@ def test_every_command_is_there_and_has_help() -> None:
         assert f"rlframe.{name}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_of_it_is_a_run_of_launch(tmp_path: Path) -> None:
     words = ["env=CartPole-v1", "sampler.batch_T=16", "runner.n_steps=128", "eval.n_episodes=2", "learners=2"]
     done = run("launch", *words, "affinity=none", f"log_dir={tmp_path}")

@@ -151,6 +151,7 @@ def test_what_ends_unsolved_takes_for_ever_and_what_fails_says_why() -> None:
         solve.seconds(([sys.executable, "-c", "raise ValueError('no such training')"], lambda: False), {})
 
 
+@pytest.mark.slow
 def test_rlframe_alone_is_measured_for_real(tmp_path: Path) -> None:
     """Starts the command and a process that trains: some seconds."""
     out = tmp_path / "compare.json"

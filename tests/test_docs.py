@@ -92,6 +92,8 @@ def test_launch_commands_make_a_configuration(
     save_files(document, tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     fork = Supervision()  # a spawned process would spend 2 s on importing what mine.py does
+    monkeypatch.setattr(auto, "_ENV_BUDGET_S", 0.001)
+    monkeypatch.setattr(auto, "_POLICY_BUDGET_S", 0.001)
     monkeypatch.setattr(auto, "Supervision", lambda *_, **__: fork)
     monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
     for words in commands(document, "rlframe.launch"):

@@ -14,14 +14,8 @@ from rlframe.envs import EnvConfig
 from rlframe.evaluate import main
 from rlframe.rollout.film import FilmConfig, film, frames
 
-SMALL = [
-    "sampler=serial",
-    "sampler.batch_T=16",
-    "sampler.batch_B=4",
-    "runner.n_steps=256",
-    "runner.log_interval_steps=128",
-]
-SMALL += ["eval.n_episodes=2", "eval.n_envs=2", "algo.minibatches=2"]
+SMALL = ["sampler=serial", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2"]
+SMALL += ["runner.n_steps=256", "runner.log_interval_steps=128", "eval.n_episodes=2", "eval.n_envs=2"]
 LINE = re.compile(r"Episode #\d+: return: -?\d+\.\d length: \d+ (terminated|truncated)")
 
 

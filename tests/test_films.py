@@ -57,6 +57,7 @@ def test_films_change_nothing_in_a_run_and_are_shown_in_tensorboard(tmp_path: Pa
         assert gif.size == (images[0].width, images[0].height) == (256, 171)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_evaluation_films_and_is_shown_late(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")

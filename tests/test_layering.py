@@ -1,6 +1,7 @@
 """The layers of the house, read from the imports with ast; what may be loaded without torch; and every file's form."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -60,8 +61,14 @@ HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, whe
 }
 
 
+@functools.cache
 def python_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def name_of(path: Path) -> str:
@@ -76,7 +83,7 @@ def part_of(path: Path) -> str:
 def imported_parts(path: Path) -> dict[str, int]:
     """Parts of rlframe that a file imports, at the top or inside functions, each with a line that does."""
     found: dict[str, int] = {}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -128,11 +135,10 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_of(path: Path) -> set[str]:
+def imports_of(path: Path, modules: set[str]) -> set[str]:
     """Modules of rlframe that a file imports when it is loaded: not inside functions nor for types alone."""
-    modules = {module_of(p) for p in python_files(PACKAGE)}
     found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names} & modules
             found |= names or {node.module}
@@ -142,9 +148,8 @@ def imports_of(path: Path) -> set[str]:
 
 
 def test_files_import_each_other_in_no_circle() -> None:
-    graph = {}
-    for path in python_files(PACKAGE):
-        graph[module_of(path)] = imports_of(path)
+    modules = {module_of(path): path for path in python_files(PACKAGE)}
+    graph = {module: imports_of(path, {*modules}) for module, path in modules.items()}
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -180,7 +185,7 @@ def test_help_loads_no_simulator_nor_drawing() -> None:
 
 
 def test_training_and_resuming_load_no_compiler(tmp_path: Path) -> None:
-    words = ["env=CartPole-v1", "runner.n_steps=256", "eval.n_episodes=1", f"log_dir={tmp_path}"]
+    words = ["env=CartPole-v1", "sampler=serial", "runner.n_steps=256", "eval.n_episodes=1", f"log_dir={tmp_path}"]
     first, second = [*words, "algo=ppo"], [f"resume={tmp_path / 'run_0'}", "runner.n_steps=512"]
     loaded = loaded_after(f"from rlframe.launch import main\nmain({first})\nmain({second})")
     assert "torch" in loaded
@@ -203,7 +208,7 @@ def test_a_file_has_at_most_400_lines() -> None:
 
 def test_a_function_has_at_most_50_lines() -> None:
     for path in python_files(PACKAGE):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno:
                 n_lines = node.end_lineno - node.lineno + 1
                 assert n_lines <= 50, f"{name_of(path)}:{node.lineno} {node.name} has {n_lines} lines"

@@ -222,7 +222,7 @@ def add_one_and_return(connection: Connection) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_samples_go_to_another_process_and_back(method: str) -> None:
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()

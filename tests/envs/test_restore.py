@@ -147,7 +147,7 @@ def test_a_restarted_episode_sets_first_and_has_the_next_seed() -> None:
     assert [state["episode"] for state in fresh.state()] == [1, 1]
 
 
-@pytest.mark.parametrize("sticky", [0.0, 0.25])
+@pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
 def test_wrapped_atari_continues_bit_for_bit_also_with_sticky_actions(sticky: float) -> None:
     pytest.importorskip("ale_py")
     reasons, fresh = restored(kinds(resumable.atari, sticky=sticky), 60, 60)

@@ -7,7 +7,14 @@ from rlframe.experiment.keys import KINDS, keys_of
 from rlframe.experiment.presets import preset_names
 from rlframe.launch import main
 
-SMALL = ["env=CartPole-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=128", "eval.n_episodes=2"]
+SMALL = [
+    "env=CartPole-v1",
+    "sampler=serial",
+    "sampler.batch_T=16",
+    "sampler.batch_B=4",
+    "runner.n_steps=128",
+    "eval.n_episodes=2",
+]
 
 
 def test_help_lists_every_key_and_preset(capsys):

@@ -24,6 +24,7 @@ RAINBOW = (
     "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
 EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
+TWO_ROWS = "algo.batch_size=2 algo.replay_ratio=3"  # 12 updates a batch
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
 WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the ends of batches
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
@@ -40,7 +41,7 @@ CASES = {
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
-    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=2 {LINEAR} {REPLAY}",
+    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {TWO_ROWS} {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
     "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} model.image_hidden=[8] {EACH_STEP} {SHORT}",
     "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
@@ -51,9 +52,12 @@ CASES = {
     "envs_restored_by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
     "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
 }
+SLOW = ("ppo_moded", "dqn_in_torch")  # test_modes.py and dqn_prefetched do more
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case not in SLOW else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +90,11 @@ def test_workers_are_resumed_exactly_and_by_another_sampler_too(
 
 
 @pytest.mark.parametrize(
-    "env", ["env=HalfCheetah-v5 env_backend=python", "env=ALE/Pong-v5 env_backend=python env_kwargs.obs_type=ram"]
+    "env",
+    [
+        "env=HalfCheetah-v5 env_backend=python",
+        pytest.param("env=ALE/Pong-v5 env_backend=python env_kwargs.obs_type=ram", marks=pytest.mark.slow),
+    ],
 )
 def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mujoco" if "Cheetah" in env else "ale_py")

@@ -15,6 +15,7 @@ from tests.models.moded import Moded
 from tests.runners.resumed import assert_runs_equal, log, stopped_at, words
 from tests.runners.test_exact_resume import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PPO, REPLAY
 
+SLOW = pytest.mark.slow
 MODED = "model.encoder=tests.models.moded:Moded"
 SEQUENCES = "algo.target_interval=5 algo.burn_in=2 algo.learn_T=4"
 REPLAYED = f"{REPLAY} algo.batch_size=8 algo.replay_ratio=1"
@@ -37,9 +38,12 @@ def running(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x for name, x in state.items() if name.endswith("running_mean")}
 
 
-@pytest.mark.parametrize("case", CASES)
+FAST = ("ppo", "impala", "dqn", "r2d1", "sac", "ddpg")
+
+
+@pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=SLOW) for case in CASES if case not in FAST)])
 def test_learning_changes_statistics_and_acting_does_not_draw(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "whole/run_0"
     assert launch.main(words(f"{CASES[case]} {MODED}", tmp_path / "whole")) == 0
@@ -57,10 +61,15 @@ def test_learning_changes_statistics_and_acting_does_not_draw(
     observation = np.full(policy.observation_space.shape or (), 0.3, np.float32)
     actions = np.stack([np.asarray(policy.act(observation)) for _ in range(40)])
     assert (actions == actions[0]).all()
-    if case in ("ppo", "dqn", "sac"):
-        capsys.readouterr()
-        assert export.main([str(run), "trust=true", f"out={tmp_path / 'policy.pt2'}"]) == 0
-        assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ppo", "dqn", "sac"])
+def test_a_network_with_modes_is_exported(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(words(f"{CASES[case]} {MODED}", tmp_path)) == 0
+    capsys.readouterr()
+    assert export.main([str(tmp_path / "run_0"), "trust=true", f"out={tmp_path / 'policy.pt2'}"]) == 0
+    assert "difference" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sampler", ["cpu", "gpu"])

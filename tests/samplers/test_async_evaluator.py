@@ -20,6 +20,7 @@ from rlframe.samplers.async_evaluator import AsyncEvaluator
 from rlframe.samplers.evaluation_function import EvaluationError, EvaluationFunction
 from rlframe.samplers.evaluator import BaseEvaluator, Result
 from rlframe.system.supervision import Supervision, WorkersFailed
+from tests.processes import until
 from tests.samplers.made import agent_for
 from tests.samplers.supervised import supervision
 
@@ -73,7 +74,7 @@ def test_its_scores_are_those_of_an_evaluation_here_of_the_parameters_at_its_sta
 
 def test_it_does_not_wait_for_a_result_unless_asked_to() -> None:
     agent = cartpole_agent()
-    with started(partial(episodes, CARTPOLE, EvalConfig(n_envs=1, n_episodes=1000)), agent) as evaluator:
+    with started(partial(episodes, CARTPOLE, EvalConfig(n_envs=1, n_episodes=300)), agent) as evaluator:
         assert evaluator.finished(wait=True) == []
         evaluator.score(0)
         assert evaluator.finished(wait=False) == []
@@ -82,9 +83,7 @@ def test_it_does_not_wait_for_a_result_unless_asked_to() -> None:
         assert evaluator.finished(wait=True, stop=lambda: True) == []
         assert evaluator.busy
         found: list[Result] = []
-        deadline = time.monotonic() + 60
-        while not found and time.monotonic() < deadline:
-            found = evaluator.finished(wait=False)
+        until(lambda: found.extend(evaluator.finished(wait=False)) or found)
         assert [number for number, _ in found] == [0]
 
 

@@ -13,7 +13,11 @@ SHORT += "runner.log_interval_steps=100 eval.n_episodes=2 eval.n_envs=2 affinity
 
 @pytest.mark.parametrize(
     ("word", "state"),
-    [("stop=env_steps>150", "done"), ("runner.target_score=1", "done"), ("runner.max_time_s=0.3", "interrupted")],
+    [
+        ("stop=env_steps>150", "done"),
+        pytest.param("runner.target_score=1", "done", marks=pytest.mark.slow),
+        ("runner.max_time_s=0.3", "interrupted"),
+    ],
 )
 def test_a_run_that_ended_early_is_done_unless_its_time_was_over(word: str, state: str, tmp_path: Path) -> None:
     launch.main([*SHORT.split(), word, f"log_dir={tmp_path}"])

@@ -138,9 +138,8 @@ def endless(tmp_path: Path) -> Iterator[tuple[Popen, Path]]:
         yield process, rows.parent
 
 
-@pytest.mark.parametrize(
-    ("signum", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_run_with_a_snapshot_and_its_exit_status(
     endless: tuple[Popen, Path], signum: int, status: int
 ) -> None:
