@@ -34,7 +34,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.g
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from tests.processes import forking_ranks  # noqa: E402
+from tests.ranks.forked import forking_ranks  # noqa: E402
 
 torch.set_num_threads(1)
 

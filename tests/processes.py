@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
-from rlframe.system import distributed
-from rlframe.system.process import ChildProcess
 from tests.fork_server import Popen
 
 DEADLINE_S = 60.0  # of what takes a second at most, on a machine with other work
@@ -36,14 +33,6 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-@contextmanager
-def forking_ranks() -> Iterator[None]:
-    """Within the block, ranks are forked by the server that has imported torch; new interpreters take 2 s each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distributed, "ChildProcess", lambda name, work, args, method: ChildProcess(name, work, args))
-        yield
 
 
 @contextmanager

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from rlframe.__main__ import _COMMANDS
+from tests.fork_server import run_python
+from tests.processes import DEADLINE_S
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "rlframe", *words], capture_output=True, text=True, cwd=ROOT)
+    return run_python([sys.executable, "-m", "rlframe", *words], cwd=ROOT, timeout=2 * DEADLINE_S)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["help"]], ids=str)

@@ -80,6 +80,7 @@ def test_example_3_is_one_file_of_under_120_lines() -> None:
     assert len((ROOT / "examples/example_3.py").read_text(encoding="utf-8").splitlines()) < 120
 
 
+@pytest.mark.slow
 def test_example_4_samples_and_evaluates_in_workers_and_leaves_a_run_that_the_commands_understand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +152,6 @@ def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(t
     assert len(json.loads((cut / "params.json").read_text())["resumed"]) == 1
 
 
-@pytest.mark.slow
 def test_example_10_samples_apart_and_leaves_a_run_that_the_commands_understand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from rlframe.replay import ReplayConfig
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_learning import blind_time_limit
 
-FAST: dict[str, Any] = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "batch_size": 64, "replay_ratio": 64.0}
+FAST: dict[str, Any] = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "batch_size": 32, "replay_ratio": 20.0}
 NOISY: dict[str, Any] = {"exploration": 0.3, "exploration_final": 0.3}
 
 
@@ -54,6 +54,7 @@ def test_discrete_sac_names_what_it_sees() -> None:
 
 
 COLD: dict[str, Any] = {"discount": 0.8, "temperature": 1e-6, "learn_temperature": False, "tau": 0.05}
+COLD |= {"replay_ratio": 32.0}
 
 
 def state_values(algo: Any, n: int) -> list[float]:

@@ -136,6 +136,7 @@ def test_threads_are_chosen_at_each_start(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("fast", "n"), [("2 learners", 2), ("2 threads", 1)])
+@pytest.mark.usefixtures("forked_ranks")
 def test_learners_are_chosen_at_the_start_of_a_run_and_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fast: str, n: int
 ) -> None:
@@ -151,6 +152,7 @@ def test_learners_are_chosen_at_the_start_of_a_run_and_recorded(
     assert read_config(tmp_path / "run_0/params.json", False)["learners"] == n
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_learners_are_measured_in_processes_of_their_own() -> None:
     words = {**SMALL, "algo": "dqn", "algo.batch_size": "8", "learners": "auto", "threads": "1"}
     assert chosen(from_flat(words))[1].count(" ms with ") == 2

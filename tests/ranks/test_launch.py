@@ -163,12 +163,13 @@ def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_remains(
     assert load_snapshot(newest, rank=1)[1]["env_steps"] in column(tmp_path / "run_0", "env_steps")
 
 
-def test_an_error_of_another_rank_is_printed_and_logged_by_the_first(tmp_path: Path) -> None:
-    words = ["env=tests.ranks.envs:FaultyOnOne", "world_size=2"]
-    with started(*command([], tmp_path, *[w for w in SHORT if not w.startswith("env=")], *words)) as process:
-        printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
-    assert "it is broken here" in printed
+@pytest.mark.usefixtures("forked_ranks")
+def test_an_error_of_another_rank_is_printed_and_logged_by_the_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"log_dir={tmp_path}", "env=tests.ranks.envs:FaultyOnOne", "world_size=2", *SHORT[1:]]
+    assert main(words) == 1
+    assert "it is broken here" in "".join(capfd.readouterr())
     assert "it is broken here" in (tmp_path / "run_0" / "debug.log").read_text()
 
 

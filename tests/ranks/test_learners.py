@@ -13,8 +13,8 @@ import torch
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot
 from rlframe.system.distributed import launch_ranks
-from tests.processes import forking_ranks
 from tests.ranks import learners
+from tests.ranks.forked import forking_ranks
 from tests.tables import read_csv
 
 SMALL = ["env=CartPole-v1", "env_backend=python", "sampler=serial", "model.hidden=16", "affinity=none"]

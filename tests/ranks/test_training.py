@@ -13,8 +13,9 @@ import torch
 
 from rlframe.system.distributed import launch_ranks
 from tests.fork_server import run_python
-from tests.processes import DEADLINE_S, forking_ranks
+from tests.processes import DEADLINE_S
 from tests.ranks import jobs
+from tests.ranks.forked import forking_ranks
 
 ROOT = Path(__file__).parents[2]
 

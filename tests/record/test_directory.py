@@ -18,6 +18,7 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.record import logger_context
 from rlframe.record.directory import LOCK_FILE, DirectoryLock, LockHolder, read_lock, this_process
+from tests.fork_server import Popen
 
 HOLD = """
 import sys
@@ -30,10 +31,10 @@ sys.stdin.read()
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def held(directory: Path) -> Iterator[Popen]:
     """Another process that holds the directory."""
     command = [sys.executable, "-c", HOLD, str(directory)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
             assert process.stdout.readline() == "held\n"

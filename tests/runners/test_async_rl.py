@@ -31,6 +31,7 @@ from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
 from tests.tables import read_csv
 
+SLOW = pytest.mark.slow
 SERIAL = serial.Config(batch_T=8, batch_B=4)
 EVAL = EvalConfig(n_envs=2, n_episodes=2)
 PENDULUM = EnvConfig("Pendulum-v1", backend="python")
@@ -174,7 +175,7 @@ def test_the_replay_ratio_is_exact_if_sampling_waits(name: str) -> None:
 
 def test_the_replay_ratio_is_an_upper_bound_if_sampling_does_not_wait_and_lost_updates_are_counted() -> None:
     config = sac.Config(**{**REPLAY, "batch_size": 256}, replay_ratio=256.0)
-    with runner_for(config, n_steps=3_000) as runner:  # an update per env step; it takes much longer than the step
+    with runner_for(config, n_steps=1_500) as runner:  # an update per env step; it takes much longer than the step
         row = runner.train()
     assert 0 < row["replay/ratio"] < 256.0
     owed = row["env_steps"] - 64
@@ -184,7 +185,7 @@ def test_the_replay_ratio_is_an_upper_bound_if_sampling_does_not_wait_and_lost_u
 ON_POLICY = {"a2c": a2c.Config(), "ppo": ppo.Config(minibatches=2), "impala": impala.Config(), "appo": appo.Config()}
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", ["impala", "ppo", *(pytest.param(name, marks=SLOW) for name in ("a2c", "appo"))])
 def test_policy_gradients_learn_from_each_batch(name: str) -> None:
     with runner_for(ON_POLICY[name], memory="gru", memory_size=4) as runner:
         before = [parameter.clone() for parameter in runner.agent.parameters()]
@@ -294,7 +295,7 @@ def test_launch_trains_and_resumes_and_prints_the_cores_of_each_process(
         assert line in printed
 
 
-@pytest.mark.parametrize("how", [["sampler=serial"], TWO])
+@pytest.mark.parametrize("how", [pytest.param(["sampler=serial"], marks=SLOW), TWO])
 def test_all_processes_end_when_the_learner_is_killed(how: list[str], tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *how, "runner.n_steps=1e8") as process:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -303,7 +304,7 @@ def test_all_processes_end_when_the_learner_is_killed(how: list[str], tmp_path: 
         until(lambda: not any(is_running(child.pid) for child in children))
 
 
-@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=SLOW), signal.SIGTERM])
 def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *TWO, "runner.n_steps=1e8") as process:
         children = psutil.Process(process.pid).children(recursive=True)

@@ -52,7 +52,7 @@ CASES = {
     "envs_restored_by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
     "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
 }
-SLOW = ("ppo_moded", "dqn_in_torch")  # test_modes.py and dqn_prefetched do more
+SLOW = ("ppo_moded", "rainbow", "dqn_in_torch")  # test_modes.py and dqn_prefetched do more
 
 
 @pytest.mark.parametrize(

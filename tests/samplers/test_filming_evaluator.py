@@ -193,6 +193,7 @@ def test_the_evaluations_own_process_films_the_parameters_that_it_evaluates(tmp_
     assert here == there
 
 
+@pytest.mark.slow
 def test_a_process_that_replaces_a_killed_one_films_too(tmp_path: Path) -> None:
     with closing(AsyncEvaluator(partial(filming, CARTPOLE), cartpole_agent(), 0.0)) as evaluator:
         evaluator.film_in(str(tmp_path / "videos"))

@@ -134,6 +134,7 @@ def recorded(study: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_a_study_of_named_experiments_is_one_queue_and_resumes_without_its_file(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ SHORT += "runner.log_interval_steps=100 eval.n_episodes=2 eval.n_envs=2 affinity
 @pytest.mark.parametrize(
     ("word", "state"),
     [
-        ("stop=env_steps>150", "done"),
+        pytest.param("stop=env_steps>150", "done", marks=pytest.mark.slow),
         pytest.param("runner.target_score=1", "done", marks=pytest.mark.slow),
         ("runner.max_time_s=0.3", "interrupted"),
     ],

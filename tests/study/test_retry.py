@@ -66,6 +66,7 @@ def faults(folder: Path, n: int, at: int) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_once_continues_from_its_snapshot_and_ends(tmp_path: Path) -> None:
     words = (*faults(tmp_path, 1, at=700), *STEPS, "retries=2", f"log_dir={tmp_path / 'runs'}", "run_ID=4")
     status, output = launch(tmp_path, *words)
