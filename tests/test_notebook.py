@@ -97,7 +97,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None
 
 
 def test_the_time_limit_of_a_run_counts_all_its_rows() -> None:
-    keys = {**SMALL, "runner": "minibatch_rl", "runner.log_interval_steps": 64, "runner.max_time_s": 1.0}
+    keys = {**SMALL, "runner": "minibatch_rl", "runner.log_interval_steps": 64, "runner.max_time_s": 0.3}
     with rlframe.build("ppo", "CartPole-v1", 10**8, **keys) as run:
         start = time.monotonic()
         for _ in run:
@@ -105,7 +105,8 @@ def test_the_time_limit_of_a_run_counts_all_its_rows() -> None:
 
 
 def test_a_run_left_early_is_recorded_with_a_snapshot(tmp_path: Path) -> None:
-    with rlframe.build("ppo", "CartPole-v1", 10_000, **SMALL, log_dir=tmp_path) as run:
+    keys = {**SMALL, "runner.log_interval_steps": 64}
+    with rlframe.build("ppo", "CartPole-v1", 10_000, **keys, log_dir=tmp_path) as run:
         next(run)
         row = next(run)
     result = json.loads((tmp_path / "run_0/result.json").read_text())
