@@ -26,11 +26,10 @@ def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int 
     T, B, log_interval_steps = 32, 8, max(1, n_steps // 20)
     env, model = EnvConfig("CartPole-v1"), ModelConfig(hidden=(64, 64))
     config = ppo.Config(
-        learning_rate=1e-3,
+        learning_rate="linear(1e-3,0)",
         discount=0.98,
         gae_lambda=0.8,
-        clip=0.2,
-        clip_schedule="linear",
+        clip="linear(0.2,0)",
         epochs=20,
         minibatches=1,
         entropy_coef=0.0,

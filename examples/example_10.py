@@ -26,7 +26,7 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
     """Train IMPALA on CartPole for `n_steps` env steps, with `n_slots` batches between sampler and learner."""
     torch.set_num_threads(1)  # enough for a network of this size
     env, model, log_interval_steps = EnvConfig("CartPole-v1"), ModelConfig(), max(1, n_steps // 10)
-    config = impala.Config(learning_rate=7e-4, entropy_coef=0.0)
+    config = impala.Config(learning_rate="linear(7e-4,0)", entropy_coef=0.0)
     sampling = serial.Config(batch_T=5, batch_B=16)  # or cpu.Config(...), gpu.Config(...), with workers of their own
     evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=0)
 

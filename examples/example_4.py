@@ -35,7 +35,7 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
 
     env = EnvConfig("Acrobot-v1", backend="python")  # EnvPool, if installed, would step in microseconds
     model = ModelConfig(hidden=(64, 64), normalize_observation=True)
-    config = ppo.Config(learning_rate=1e-3, clip=0.2, epochs=4, minibatches=8, entropy_coef=0.0)
+    config = ppo.Config(learning_rate="linear(1e-3,0)", clip=0.2, epochs=4, minibatches=8, entropy_coef=0.0)
     sampling = cpu.Config(batch_T=T, batch_B=B, n_workers=len(cpus))
     evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=len(cpus))
 

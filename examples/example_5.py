@@ -33,9 +33,8 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
     env = EnvConfig("rlframe.envs.debug_envs:masked_cartpole")
     model = ModelConfig(memory="lstm", memory_size=64, normalize_observation=True)
     config = ppo.Config(
-        learning_rate=1e-3,
-        clip=0.2,
-        clip_schedule="linear",
+        learning_rate="linear(1e-3,0)",
+        clip="linear(0.2,0)",
         epochs=10,
         minibatches=2,  # of 8 sequences
         entropy_coef=0.0,

@@ -46,8 +46,7 @@ def train(
         double=True,
         learn_from=learn_from,
         target_interval=1_000,
-        epsilon_final=0.01,
-        epsilon_fraction=0.1,
+        epsilon="linear(1,0.01,0.1)",
     )
 
     envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))

@@ -59,7 +59,9 @@ def train(
     torch.set_num_threads(1)  # enough for a network of this size
     T, B, log_interval_steps = 32, 8, max(1, n_steps // 20)
     env, model = EnvConfig("CartPole-v1"), ModelConfig(hidden=hidden)
-    config = ppo.Config(learning_rate=1e-3, discount=0.98, gae_lambda=0.8, clip=clip, epochs=20, minibatches=1)
+    config = ppo.Config(
+        learning_rate="linear(1e-3,0)", discount=0.98, gae_lambda=0.8, clip=clip, epochs=20, minibatches=1
+    )
 
     envs = make_envs(env, B, env_seeds(seed, Role.ENV, B))
     agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed).to(device)

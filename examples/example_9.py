@@ -30,7 +30,9 @@ def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: RankInfo) -
     torch.set_num_threads(1)  # enough for a network of this size
     T, B, log_interval_steps = 32, 8 // place.world_size, max(1, n_steps // 10)  # B: environments of each rank
     env, model, evaluation = EnvConfig("CartPole-v1"), ModelConfig(hidden=(64, 64)), EvalConfig(n_episodes=20)
-    config = ppo.Config(learning_rate=1e-3, discount=0.98, gae_lambda=0.8, clip=0.2, epochs=20, minibatches=1)
+    config = ppo.Config(
+        learning_rate="linear(1e-3,0)", discount=0.98, gae_lambda=0.8, clip=0.2, epochs=20, minibatches=1
+    )
 
     with join(place):
         envs = make_envs(env, B, env_seeds(seed, Role.ENV, B))

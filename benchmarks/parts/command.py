@@ -30,6 +30,7 @@ def words_of(row: Row, more: Words) -> dict[str, str]:
 def _ppo(work: PPO) -> dict[str, str]:
     return {
         "algo": "ppo",
+        "algo.learning_rate": f"linear({work.learning_rate},0)",
         "sampler.batch_T": str(work.T),
         "sampler.batch_B": str(work.n_envs),
         "algo.epochs": str(work.epochs),
@@ -56,8 +57,7 @@ def _off_policy(work: OffPolicy) -> dict[str, str]:
     if work.algo == "dqn":
         return words | {
             "algo.target_interval": str(work.target_every // work.every),
-            "algo.epsilon_initial": str(work.epsilon),
-            "algo.epsilon_final": str(work.epsilon),
+            "algo.epsilon": str(work.epsilon),
             "algo.max_grad_norm": str(work.max_grad_norm),
         }
     words |= {"algo.critic_learning_rate": str(work.learning_rate), "algo.tau": str(work.tau)}

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
-from rlframe.core.schedule import Linear
+from rlframe.core.schedule import Curve
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
@@ -135,16 +135,11 @@ class QAgent(Agent):
 
 
 class EpsilonSchedule:
-    """Sets an agent's epsilon, which goes linearly over `n_steps` env_steps from `initial` to its final value.
+    """Sets an agent's epsilon: that of the first environment and that of the last one, by env_steps."""
 
-    That is `final` for the first environment and `last` for the last one (0: `final` as well).
-    """
-
-    def __init__(self, initial: float, final: float, last: float, n_steps: float, n_envs: int) -> None:
+    def __init__(self, first: Curve, last: Curve, n_envs: int) -> None:
         """`n_envs`: environments of this rank; epsilons are graded over those of all ranks."""
-        self.first = Linear(initial, final, max(n_steps, 1))
-        self.last = Linear(initial, last or final, max(n_steps, 1))
-        self.n_envs = n_envs * current_ranks().n_samplers
+        self.first, self.last, self.n_envs = first, last, n_envs * current_ranks().n_samplers
 
     def apply(self, agent: QAgent, env_steps: int) -> None:
         """Set the epsilon for `env_steps`."""

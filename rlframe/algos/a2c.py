@@ -9,7 +9,8 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
-from rlframe.core.config import choice, fraction, number, option, positive
+from rlframe.core.config import choice, option
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_normalize
@@ -20,14 +21,15 @@ from rlframe.ops.returns import generalized_advantage
 class Config(OnPolicyConfig):
     """Defaults follow the paper; n-step returns are λ = 1 over short batches (sampler.batch_T=5)."""
 
-    learning_rate: float = number(7e-4, "of the optimizer")
-    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
+    learning_rate: Scheduled = scheduled("linear(7e-4,0)", "of the optimizer")
     optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper uses RMSProp")
-    discount: float = fraction(0.99, "gamma, per env step")
-    gae_lambda: float = fraction(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end")
-    entropy_coef: float = number(0.01, "beta: weight of the entropy bonus")
-    value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    gae_lambda: Scheduled = scheduled(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end", high=1)
+    entropy_coef: Scheduled = scheduled(0.01, "beta: weight of the entropy bonus")
+    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
+    max_grad_norm: Scheduled = scheduled(
+        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
     normalize_advantage: bool = option(False, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> A2C:
@@ -58,7 +60,7 @@ class A2C(OnPolicy):
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:
         """One gradient step on the whole batch."""
-        c, valid = self.config, samples.valid
+        c, valid = self.now, samples.valid
         old_value = values(self.agent, samples)
         ends = (samples.terminated, samples.truncated, valid)
         advantage, return_ = generalized_advantage(samples.reward, old_value, *ends, c.discount, c.gae_lambda)

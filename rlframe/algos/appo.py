@@ -15,8 +15,17 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, mean_of, minibatches
-from rlframe.core.config import choice, count, fraction, number, option, positive
+from rlframe.algos.on_policy import (
+    Batch,
+    OnPolicy,
+    OnPolicyConfig,
+    check_minibatches,
+    check_trace_clips,
+    mean_of,
+    minibatches,
+)
+from rlframe.core.config import count, option
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
@@ -30,18 +39,23 @@ from rlframe.ops.returns import v_trace
 class Config(OnPolicyConfig):
     """Defaults are PPO's, with V-trace's for its traces."""
 
-    learning_rate: float = number(2.5e-4, "Adam")
-    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
-    discount: float = fraction(0.99, "gamma, per env step")
-    rho_clip: float = positive(1.0, "rho-bar: most that an importance ratio weighs a TD error", infinite=True)
-    c_clip: float = positive(1.0, "c-bar: most of a trace; at most rho_clip", infinite=True)
-    trace_lambda: float = fraction(0.95, "lambda: also shortens traces")
-    clip: float = positive(0.2, "epsilon: the ratio of learned to receiving policy stays within 1 ± clip")
+    learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "Adam")
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    rho_clip: Scheduled = scheduled(
+        1.0, "rho-bar: most that an importance ratio weighs a TD error", above=True, infinite=True
+    )
+    c_clip: Scheduled = scheduled(1.0, "c-bar: most of a trace; at most rho_clip", above=True, infinite=True)
+    trace_lambda: Scheduled = scheduled(0.95, "lambda: also shortens traces", high=1)
+    clip: Scheduled = scheduled(
+        0.2, "epsilon: the ratio of learned to receiving policy stays within 1 ± clip", above=True
+    )
     epochs: int = count(2, "passes over each batch; each keeps the sampler's parameters waiting")
     minibatches: int = count(2, "gradient steps an epoch; of rows, or of whole sequences with memory")
-    entropy_coef: float = number(0.01, "weight of the entropy bonus")
-    value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
+    entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus")
+    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
+    max_grad_norm: Scheduled = scheduled(
+        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of each minibatch")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> APPO:
@@ -65,8 +79,7 @@ class APPO(OnPolicy):
     ) -> None:
         c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
-        if c.rho_clip < c.c_clip:
-            raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}")
+        check_trace_clips(c, n_steps)
         super().__init__(agent, n_steps, c, optimizer)
         self.rng = generator(seed, Role.ALGO)
 
@@ -90,7 +103,7 @@ class APPO(OnPolicy):
     @torch.no_grad()
     def _received(self, samples: Samples) -> tuple[Batch, dict[str, Tensor]]:
         """Targets and advantages by V-trace, of the policy π_k and the values as they are now."""
-        c, valid = self.config, samples.valid
+        c, valid = self.now, samples.valid
         params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
         log_prob = self.agent.distribution.log_prob(params[:-1], samples.action)
         log_rho = log_prob - samples.info.log_prob  # type: ignore[attr-defined]  # PolicyInfo
@@ -103,7 +116,7 @@ class APPO(OnPolicy):
 
     def _learn(self, batch: Batch, state: Tree) -> dict[str, Tensor]:
         """One gradient step on -min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
-        c, weight = self.config, batch.weight
+        c, weight = self.now, batch.weight
         log_prob, entropy, value = self.agent.evaluate(batch.inputs, state, batch.action)
         ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0).exp()
         parts = {

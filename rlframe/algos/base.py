@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlframe.core.ranks import Ranks, current_ranks
+from rlframe.core.schedule import Scheduled
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import Samples
 
@@ -41,6 +42,7 @@ class Progress:
     skipped: int = 0  # gradient steps that were not finite
     skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # for the runner
     checks: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # see OptimizerStep
+    followers: list[Callable[[int], None]] = field(default_factory=list, repr=False, compare=False)  # of `scheduled`
 
     def skip(self, update: SkippedUpdate) -> None:
         """Count a skipped step; the first is kept until the runner takes it."""
@@ -50,8 +52,13 @@ class Progress:
 
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch on all ranks."""
-        self.scheduled = self.env_steps
+        self._schedule(self.env_steps)
         self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
+
+    def _schedule(self, env_steps: int) -> None:
+        self.scheduled = env_steps
+        for follow in self.followers:
+            follow(env_steps)
 
     def state_dict(self) -> dict[str, int]:
         """The counts, once the outcome of every step is known."""
@@ -63,7 +70,8 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
-        self.skipped, self.scheduled = state["skipped"], state["scheduled"]
+        self.skipped = state["skipped"]
+        self._schedule(state["scheduled"])
 
 
 class Algorithm(ABC):
@@ -75,14 +83,14 @@ class Algorithm(ABC):
 
     @property
     def learning_rate(self) -> float:
-        """Of the policy or Q-function now. Set, it stays so, in place of its schedule, also in snapshots.
+        """Of the policy or Q-function now. Set, to a number or a schedule, it stays so, also in snapshots.
 
         Its `optimizer` and `critic_optimizer`, if it has one, are OptimizerSteps: `keep_rate` sets each of them.
         """
         return float(vars(self)["optimizer"].rate)
 
     @learning_rate.setter
-    def learning_rate(self, rate: float) -> None:
+    def learning_rate(self, rate: Scheduled) -> None:
         vars(self)["optimizer"].keep_rate(rate)
 
     def prefetch(self) -> None:  # noqa: B027

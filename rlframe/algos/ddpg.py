@@ -20,8 +20,9 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, priorities, soft_update
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, number, option, positive
-from rlframe.core.schedule import Linear
+from rlframe.algos.schedules import Schedules
+from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
@@ -40,21 +41,21 @@ class Config:
     """
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: float = number(1e-4, "Adam, of the actor")
-    critic_learning_rate: float = number(1e-3, "Adam, of the critic")
-    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
-    max_grad_norm: float = positive(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
+    learning_rate: Scheduled = scheduled(1e-4, "Adam, of the actor")
+    critic_learning_rate: Scheduled = scheduled(1e-3, "Adam, of the critic")
+    max_grad_norm: Scheduled = scheduled(
+        math.inf, "norm at which the gradient of either loss is clipped; inf: never", above=True
+    )
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critic takes over")
-    tau: float = fraction(0.001, "how far targets move to the online networks at each update")
+    tau: Scheduled = scheduled(0.001, "how far targets move to the online networks at each update", high=1)
     batch_size: int = count(64, "rows of an update")
     replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
-    exploration: float = number(0.2, "standard deviation of the noise on actions in [-1, 1]")
-    exploration_final: float = number(0.2, "the same at the end of runner.n_steps, reached linearly")
+    exploration: Scheduled = scheduled(0.2, "standard deviation of the noise on actions in [-1, 1]")
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
-    beta: float = fraction(0.4, "exponent of the importance weights")
+    beta: Scheduled = scheduled(0.4, "exponent of the importance weights", high=1)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
@@ -100,11 +101,13 @@ class DDPG(OffPolicy):
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         self.online = averaged(agent.model, critic)
         self.targets = averaged(self.target_actor, self.target_critic)
+        self.schedules = Schedules(c, n_steps, self.progress, self.device)
+        self.now = self.schedules.now
         self.optimizer, self.critic_optimizer = (
-            make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
-            for module, rate in ((agent, c.learning_rate), (critic, c.critic_learning_rate))
+            make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate)
+            for module, rate in ((agent, "learning_rate"), (critic, "critic_learning_rate"))
         )
-        self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
+        self.exploration, self.beta = self.schedules.of("exploration"), self.schedules.of("beta")
         self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.optimizer])
         self.explore()
 
@@ -113,7 +116,9 @@ class DDPG(OffPolicy):
         self.agent.set_levels(float(warm_up), self.exploration(self.progress.env_steps))
 
     def update(self) -> UpdateMetrics:
-        batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
+        batch = self.replay.sample(
+            self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
+        )
         metrics, error = self.learn(batch)
         self.progress.updates += 1
         if self.config.prioritized:
@@ -127,7 +132,7 @@ class DDPG(OffPolicy):
         observation, next_observation = (normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
         metrics, error = self._update_critic(batch, observation, next_observation)
         metrics |= self._update_actor(observation)
-        soft_update(self.targets, self.online, self.config.tau)
+        soft_update(self.targets, self.online, self.now.tau)
         return metrics, error
 
     def _update_critic(

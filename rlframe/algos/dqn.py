@@ -23,9 +23,10 @@ from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.prefetch import Prefetch
+from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.ranks import current_ranks
-from rlframe.core.schedule import Linear
+from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
@@ -41,20 +42,21 @@ from rlframe.replay.base import Replay
 class Config:
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
-    learning_rate: float = number(1e-4, "Adam; the paper: RMSProp, 2.5e-4")
-    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
+    learning_rate: Scheduled = scheduled(1e-4, "Adam; the paper: RMSProp, 2.5e-4")
     adam_epsilon: float = number(1.5e-4, "of Adam, as in Rainbow")
-    max_grad_norm: float = positive(10.0, "global norm at which gradients are clipped; inf: never", infinite=True)
+    max_grad_norm: Scheduled = scheduled(
+        10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
     discount: float = fraction(0.99, "gamma, per env step")
     batch_size: int = count(32, "rows an update")
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learn_from: int = count(50_000, "env_steps before the first update", low=0)
     target_interval: int = count(10_000, "updates between copies to the target network")
-    epsilon_initial: float = fraction(1.0, "probability of a random action, at first")
-    epsilon_final: float = fraction(0.1, "and after epsilon_fraction of the run")
-    epsilon_last: float = fraction(0.0, "the same of the last environment, others spaced logarithmically; 0: as all")
-    epsilon_fraction: float = fraction(0.02, "of runner.n_steps, over which epsilon goes down linearly")
+    epsilon: Scheduled = scheduled("linear(1,0.1,0.02)", "probability of a random action", high=1)
+    epsilon_last: Scheduled = scheduled(
+        0.0, "the same of the last environment, others spaced logarithmically; 0: as all", high=1
+    )
     n_step: int = count(1, "rewards a return sums before it bootstraps")
     double: bool = option(False, "the online network chooses the next action, the target network values it")
     dueling: bool = option(False, "a stream for the state's value and one for the advantages")
@@ -65,7 +67,7 @@ class Config:
     v_max: float = number(10.0, "largest return that categorical knows", low=-math.inf)
     prioritized: bool = option(False, "replay chooses by TD error")
     alpha: float = fraction(0.5, "exponent of the priorities")
-    beta_initial: float = fraction(0.4, "exponent of the importance weights, linearly to 1 over runner.n_steps")
+    beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
 
     def kind(self) -> QValue:
         """What the network's head says."""
@@ -84,8 +86,8 @@ class Config:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
-        n_annealed = self.epsilon_fraction * n_steps
-        return EpsilonSchedule(self.epsilon_initial, self.epsilon_final, self.epsilon_last, n_annealed, batch_spec.B)
+        first, last = curve(self.epsilon, n_steps), curve(self.epsilon_last or self.epsilon, n_steps)
+        return EpsilonSchedule(first, last, batch_spec.B)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
         replay = self.make_replay(agent, batch_spec, seed)
@@ -123,9 +125,11 @@ class DQN(OffPolicy):
         c = self.config
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
-        self.beta = Linear(c.beta_initial, 1.0, n_steps)
-        learned = agent.model.parameters()
-        self.optimizer = make_step(optimizer, learned, c.adam_epsilon, c.learning_rate, c, n_steps, self.progress)
+        unused = () if c.prioritized else ("beta",)
+        self.schedules = Schedules(c, n_steps, self.progress, agent.epsilon.device, unused)
+        self.now = self.schedules.now
+        self.beta = self.schedules.of("beta")
+        self.optimizer = make_step(optimizer, agent.model.parameters(), c.adam_epsilon, self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = graphed(self._learn, agent.epsilon.device, [self.optimizer])
@@ -140,6 +144,7 @@ class DQN(OffPolicy):
 
     def draw(self, env_steps: int) -> Transitions:
         """The batch of an update, and noise for both networks."""
+        self.schedules.follow(env_steps)  # the next batch's, if it is prefetched
         self.target.resample(self.generator)
         self.agent.model.resample(self.generator)
         return self.replay.sample(self.config.batch_size, self.beta(env_steps) if self.config.prioritized else 0.0)

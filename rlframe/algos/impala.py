@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig
-from rlframe.core.config import choice, fraction, number, positive
+from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
+from rlframe.core.config import choice, number
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_mean
@@ -25,18 +26,19 @@ from rlframe.ops.returns import v_trace
 class Config(OnPolicyConfig):
     """Defaults are the paper's (table D.3), for losses that are means over rows where the paper's are sums."""
 
-    learning_rate: float = number(6e-4, "of the optimizer; the paper searched 5e-6 to 5e-3")
-    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
+    learning_rate: Scheduled = scheduled("linear(6e-4,0)", "of the optimizer; the paper searched 5e-6 to 5e-3")
     optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper: RMSProp without momentum")
     epsilon: float = number(5e-4, "of the optimizer; the paper: 0.1 under the root, for sums over 640 rows")
-    discount: float = fraction(0.99, "gamma, per env step")
-    rho_clip: float = positive(1.0, "rho-bar: most that a ratio weighs a TD error, or a gradient", infinite=True)
-    c_clip: float = positive(1.0, "c-bar: most of a trace; at most rho_clip", infinite=True)
-    trace_lambda: float = fraction(1.0, "lambda: also shortens traces (remark 2)")
-    entropy_coef: float = number(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
-    value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(
-        0.5, "norm at which gradients are clipped; inf: never; paper: 40, of sums", infinite=True
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    rho_clip: Scheduled = scheduled(
+        1.0, "rho-bar: most that a ratio weighs a TD error, or a gradient", above=True, infinite=True
+    )
+    c_clip: Scheduled = scheduled(1.0, "c-bar: most of a trace; at most rho_clip", above=True, infinite=True)
+    trace_lambda: Scheduled = scheduled(1.0, "lambda: also shortens traces (remark 2)", high=1)
+    entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus; the paper searched 5e-5 to 1e-2")
+    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
+    max_grad_norm: Scheduled = scheduled(
+        0.5, "norm at which gradients are clipped; inf: never; paper: 40, of sums", above=True, infinite=True
     )
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> IMPALA:
@@ -54,8 +56,7 @@ class IMPALA(OnPolicy):
     ) -> None:
         """`optimizer`: in place of the one that `config` names."""
         c = config or Config()
-        if c.rho_clip < c.c_clip:
-            raise ValueError(f"algo.rho_clip={c.rho_clip} must be at least algo.c_clip={c.c_clip}")
+        check_trace_clips(c, n_steps)
         super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer], c.epsilon)
 
     def update(self) -> UpdateMetrics:
@@ -68,7 +69,7 @@ class IMPALA(OnPolicy):
 
     def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy gradient, baseline and entropy (section 4.2), of the policy and values as they are now."""
-        c, valid = self.config, samples.valid
+        c, valid = self.now, samples.valid
         params, value, _ = self.agent(samples.inputs, samples.state)  # T+1 rows, for the bootstrap
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params[:-1], samples.action)
         log_rho = log_prob.detach() - samples.info.log_prob  # type: ignore[attr-defined]  # PolicyInfo

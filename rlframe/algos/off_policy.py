@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import Agent
 from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.schedules import Schedules
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec, Samples
@@ -110,6 +111,7 @@ class OffPolicy(Algorithm):
     replay: Replay
     ratio: ReplayRatio
     config: Any
+    schedules: Schedules
     saved: Sequence[str] = ("progress", "ratio", "replay")
 
     @abstractmethod
@@ -142,7 +144,8 @@ class OffPolicy(Algorithm):
         return {"replay": str(self.replay)}
 
     def counters(self) -> dict[str, float]:
-        return {**self.ratio.counters(self.progress), "replay/rows": self.replay.n_rows}
+        counters = self.ratio.counters(self.progress)
+        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics()}
 
 
 def n_step_replay(
@@ -174,9 +177,13 @@ def copy_into(target: nn.Module, online: nn.Module) -> None:
 
 
 @torch.no_grad()
-def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float) -> None:
+def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tensor) -> None:
     """target <- (1 - tau) target + tau online, all tensors at once (Lillicrap et al. 2016, algorithm 1)."""
-    torch._foreach_lerp_(targets, onlines, tau)
+    if isinstance(tau, Tensor):  # on a GPU, where the kernel for numbers would wait for it
+        moves = torch._foreach_mul(torch._foreach_sub(onlines, targets), tau)
+        torch._foreach_add_(targets, moves)
+    else:
+        torch._foreach_lerp_(targets, onlines, tau)
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.schedules import Schedules
+from rlframe.core.schedule import curve
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.device import to_device
@@ -39,11 +41,12 @@ class OnPolicy(Algorithm):
     def __init__(
         self, agent: PolicyAgent, n_steps: int, config: Any, optimizer: MakeOptimizer = Adam, epsilon: float = 1e-5
     ) -> None:
-        """`n_steps`: env_steps of the run, over which the learning rate goes.    config: that of the algorithm."""
+        """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
         self.agent, self.config, self.progress = agent, config, Progress()
         self.samples: list[Samples] = []  # at most one: the batch to learn from
-        rate, parameters = config.learning_rate, agent.parameters()
-        self.optimizer = make_step(optimizer, parameters, epsilon, rate, config, n_steps, self.progress)
+        self.schedules = Schedules(config, n_steps, self.progress, next(agent.parameters()).device)
+        self.now = self.schedules.now
+        self.optimizer = make_step(optimizer, agent.parameters(), epsilon, self.schedules)
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
@@ -51,6 +54,9 @@ class OnPolicy(Algorithm):
 
     def updates_due(self) -> int:
         return len(self.samples)
+
+    def counters(self) -> dict[str, float]:
+        return self.schedules.metrics()
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +166,13 @@ def check_minibatches(n: int, batch_spec: BatchSpec, recurrent: bool) -> None:
         raise ValueError(
             f"algo.minibatches={n} must divide {what}={size} {rows}; use one of {', '.join(map(str, good))}"
         )
+
+
+def check_trace_clips(config: Any, n_steps: float) -> None:
+    """Raise ValueError if `rho_clip` is below `c_clip` at an end of either schedule."""
+    rho, c = curve(config.rho_clip, n_steps), curve(config.c_clip, n_steps)
+    if any(rho(place) < c(place) for place in (*rho.places, *c.places)):
+        raise ValueError(f"algo.rho_clip={config.rho_clip} must be at least algo.c_clip={config.c_clip}")
 
 
 def mean_of(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlframe.algos.base import Progress, SkippedUpdate
-from rlframe.core.schedule import Linear, annealed
+from rlframe.algos.base import SkippedUpdate
+from rlframe.algos.schedules import Schedules
+from rlframe.core.schedule import Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host
 from rlframe.kernels.optimizers import MakeOptimizer, Optimizer
@@ -39,22 +40,26 @@ class OptimizerStep:
     step later, when the numbers have long arrived.
     """
 
-    def __init__(self, optimizer: Optimizer, learning_rate: Linear, max_grad_norm: float, progress: Progress) -> None:
+    def __init__(self, optimizer: Optimizer, schedules: Schedules, rate: str = "learning_rate") -> None:
         """Args:
-        learning_rate: by env_steps.    max_grad_norm: global norm at which gradients are clipped; inf: never.
+        schedules: of a config with `max_grad_norm`, the global norm at which gradients are clipped (inf: never), and
+            the learning rate `rate`.
         """
-        self.optimizer, self.parameters = optimizer, optimizer.parameters
+        self.optimizer, self.parameters, progress = optimizer, optimizer.parameters, schedules.progress
         progress.learned += self.parameters
         progress.checks.append(self.check)
-        self.learning_rate, self.max_grad_norm, self.progress = learning_rate, max_grad_norm, progress
+        self.learning_rate, self.max_grad_norm = schedules.of(rate), schedules.of("max_grad_norm")
+        self.progress, self.n_steps = progress, schedules.n_steps
+        self.clips = max(self.max_grad_norm.values) < math.inf
         self.device = device = self.parameters[0].device
         self.waits = device.type != "cuda"
         self.is_captured = False  # into a CUDA graph now: the host's part is then done around it
         self._one = torch.ones((), device=device)
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
+        self._max_norm = torch.full((), self.max_grad_norm.values[0], device=device)  # the same
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
         self._pending: list[_Pending] = []  # at most one
-        self._kept_rate = math.nan  # in place of the schedule; nan: the schedule decides
+        self._kept_rate = ""  # in place of the config's, as text; empty: that of the config
 
     def minimize(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
         """Add the gradient of `loss` to `.grad`, make one step along it, and clear `.grad`.
@@ -92,8 +97,8 @@ class OptimizerStep:
         norm = gradient_norm(gradients)
         numbers = loss.item(), norm.item()
         if math.isfinite(numbers[0] + numbers[1]):
-            if math.isfinite(self.max_grad_norm):
-                clip_gradient(gradients, norm, self.max_grad_norm)
+            if self.clips:
+                clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
             self.optimizer.advance(self.rate)
         else:
             wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
@@ -108,16 +113,18 @@ class OptimizerStep:
         norm = gradient_norm(gradients)
         torch.stack([loss.float(), norm.float()], out=self._numbers)
         skipped = (~(loss + norm).isfinite()).float()
-        if math.isfinite(self.max_grad_norm):
-            clip_gradient(gradients, norm, self.max_grad_norm, waits=False)
+        if self.clips:
+            clip_gradient_on_device(gradients, norm, self._max_norm)
         self.optimizer.advance(self._rate, skipped)
         if not self.is_captured:
             self.after_launch(batch)
         return norm
 
     def before_launch(self) -> None:
-        """Write the current rate to where the kernel reads it."""
+        """Write the current rate, and norm if it changes, to where the kernels read them."""
         self._rate.fill_(self.rate)
+        if len(self.max_grad_norm.values) > 1:
+            self._max_norm.fill_(self.max_grad_norm(self.progress.scheduled))
 
     def after_launch(self, batch: Tree) -> None:
         """Look at the outcome of the step before, and fetch that of this one, which learned from `batch`."""
@@ -140,28 +147,28 @@ class OptimizerStep:
         """The learning rate now."""
         return self.learning_rate(self.progress.scheduled)
 
-    def keep_rate(self, rate: float) -> None:
-        """Use this learning rate from now on, in place of the schedule.
+    def keep_rate(self, rate: Scheduled) -> None:
+        """Use this learning rate or schedule from now on, in place of the config's.
 
         Raises:
-            ValueError: it is negative or not finite.
+            ValueError: it is negative or not finite, or text that is no schedule.
         """
-        if not 0 <= rate < math.inf:
+        kept = curve(read_scheduled(rate), self.n_steps)
+        if not all(0 <= value < math.inf for value in kept.values):
             raise ValueError(f"learning_rate={rate} must be at least 0 and finite")
-        self._kept_rate = rate
-        self.learning_rate = Linear(rate, rate, 1)
+        self._kept_rate, self.learning_rate = str(rate), kept
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and the rate of `keep_rate`."""
-        kept = {} if math.isnan(self._kept_rate) else {"kept_rate": self._kept_rate}
+        kept = {"kept_rate": self._kept_rate} if self._kept_rate else {}
         return {**self.optimizer.state_dict(), **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         own = dict(state)
-        kept = own.pop("kept_rate", math.nan)
+        kept = own.pop("kept_rate", "")
         self.optimizer.load_state_dict(own)
-        if not math.isnan(kept):
+        if kept:
             self.keep_rate(kept)
 
 
@@ -169,14 +176,11 @@ def make_step(
     make: MakeOptimizer,
     parameters: Iterable[nn.Parameter],
     epsilon: float,
-    learning_rate: float,
-    config: Any,
-    n_steps: int,
-    progress: Progress,
+    schedules: Schedules,
+    rate: str = "learning_rate",
 ) -> OptimizerStep:
-    """A step whose rate goes from `learning_rate` by config.learning_rate_schedule over `n_steps` env_steps."""
-    rate = annealed(config.learning_rate_schedule, learning_rate, n_steps)
-    return OptimizerStep(make(list(parameters), epsilon), rate, config.max_grad_norm, progress)
+    """A step of these parameters with the learning rate `rate` of the config."""
+    return OptimizerStep(make(list(parameters), epsilon), schedules, rate)
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -198,12 +202,15 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
-def clip_gradient(gradients: list[Tensor], norm: Tensor, max_norm: float, waits: bool = True) -> None:
-    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`; without `waits` on the device.
+def clip_gradient(gradients: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients whose global norm is `norm` so that it is at most `max_norm`.
 
     As nn.utils.clip_grad_norm_, whose grouping by devices takes longer than the sums of a small network.
     """
-    if not waits:
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
-    elif (scale := max_norm / (norm.item() + 1e-6)) < 1:
+    if (scale := max_norm / (norm.item() + 1e-6)) < 1:
         torch._foreach_mul_(gradients, scale)
+
+
+def clip_gradient_on_device(gradients: list[Tensor], norm: Tensor, max_norm: Tensor) -> None:
+    """The same with tensors [] of the device, without waiting for it."""
+    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))

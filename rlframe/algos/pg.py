@@ -10,7 +10,8 @@ import chz
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
-from rlframe.core.config import choice, fraction, number, option, positive
+from rlframe.core.config import option
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import discounted_return
@@ -20,12 +21,13 @@ from rlframe.ops.returns import discounted_return
 class Config(OnPolicyConfig):
     """The return is Monte Carlo to the episode's end, completed by the baseline where the batch ends first."""
 
-    learning_rate: float = number(1e-3, "Adam")
-    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    discount: float = fraction(0.99, "gamma, per env step")
-    entropy_coef: float = number(0.0, "weight of the entropy bonus")
-    value_coef: float = number(0.5, "weight of the baseline's squared error")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
+    learning_rate: Scheduled = scheduled(1e-3, "Adam")
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    entropy_coef: Scheduled = scheduled(0.0, "weight of the entropy bonus")
+    value_coef: Scheduled = scheduled(0.5, "weight of the baseline's squared error")
+    max_grad_norm: Scheduled = scheduled(
+        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' batches")
 
     def make_algorithm(self, agent: PolicyAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> PolicyGradient:
@@ -39,7 +41,7 @@ class PolicyGradient(OnPolicy):
     config: Config
 
     def update(self) -> UpdateMetrics:
-        samples, c = self.samples.pop(), self.config
+        samples, c = self.samples.pop(), self.now
         valid, baseline = samples.valid, values(self.agent, samples)
         ends = (samples.terminated, samples.truncated, valid)
         return_ = discounted_return(samples.reward, baseline, *ends, c.discount)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chz
 import torch
@@ -13,8 +13,8 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
-from rlframe.core.config import choice, count, fraction, number, option, positive
-from rlframe.core.schedule import annealed
+from rlframe.core.config import count, option
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
@@ -37,21 +37,23 @@ class Rows(NamedTuple):  # of a minibatch, for statistics: constants
 class Config(OnPolicyConfig):
     """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
 
-    learning_rate: float = number(2.5e-4, "Adam")
-    learning_rate_schedule: str = choice("linear", ("linear", "constant"), "over runner.n_steps")
-    discount: float = fraction(0.99, "gamma, per env step")
-    gae_lambda: float = fraction(0.95, "lambda of GAE")
-    clip: float = positive(0.1, "epsilon: the ratio stays within 1 ± clip")
-    clip_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
-    value_clip: float = positive(
-        math.inf, "largest move of the value from that when acting, in units of return; inf: none"
+    learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "Adam")
+    discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
+    gae_lambda: Scheduled = scheduled(0.95, "lambda of GAE", high=1)
+    clip: Scheduled = scheduled(0.1, "epsilon: the ratio stays within 1 ± clip", above=True, ends_at_low=True)
+    value_clip: Scheduled = scheduled(
+        math.inf, "largest move of the value from that when acting, in units of return; inf: none", above=True
     )
     epochs: int = count(4, "passes over each batch")
     minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
-    entropy_coef: float = number(0.01, "weight of the entropy bonus")
-    value_coef: float = number(0.5, "weight of the value loss")
-    max_grad_norm: float = positive(0.5, "global norm at which gradients are clipped; inf: never", infinite=True)
-    target_kl: float = positive(math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never")
+    entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus")
+    value_coef: Scheduled = scheduled(0.5, "weight of the value loss")
+    max_grad_norm: Scheduled = scheduled(
+        0.5, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
+    target_kl: Scheduled = scheduled(
+        math.inf, "end the epochs once the mean KL passes 1.5 times this; inf: never", above=True
+    )
     normalize_advantage: bool = option(True, "to mean 0 and variance 1 over the valid rows of all ranks' minibatches")
     recompute_advantage: bool = option(False, "once an epoch, with the newest values")
 
@@ -60,11 +62,14 @@ class Config(OnPolicyConfig):
 
 
 def ppo_loss(
-    log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Batch, clip: Tensor | float, config: Config
+    log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Batch, config: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eq. 9, to be descended: -E[L^CLIP] + c_1 E[L^VF] - c_2 E[S]; and surrogate, value error and log r of each row."""
+    """Eq. 9, to be descended: -E[L^CLIP] + c_1 E[L^VF] - c_2 E[S]; and surrogate, value error and log r of each row.
+
+    `config` has the numbers now: see Schedules.
+    """
     log_ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0)  # so that no other row's exp overflows
-    surrogate = clipped_surrogate(log_ratio.exp(), batch.advantage, clip)  # eq. 7
+    surrogate = clipped_surrogate(log_ratio.exp(), batch.advantage, config.clip)  # eq. 7
     error = clipped_value_error(value, batch.value, batch.return_, config.value_clip)
     row = config.value_coef * error - surrogate - config.entropy_coef * entropy
     return (batch.weight * row).sum(), surrogate.detach(), error.detach(), log_ratio.detach()
@@ -93,8 +98,7 @@ class PPO(OnPolicy):
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         super().__init__(agent, n_steps, c, optimizer)
         self.rng = generator(seed, Role.ALGO)
-        self.clip = annealed(c.clip_schedule, c.clip, n_steps)
-        looks = agent.recurrent or math.isfinite(c.target_kl)  # at where episodes begin, or at the KL
+        looks = agent.recurrent or c.target_kl != math.inf  # at where episodes begin, or at the KL
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
 
     def update(self) -> UpdateMetrics:
@@ -112,16 +116,15 @@ class PPO(OnPolicy):
         return {**self._means(steps), "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     def _advantages(self, samples: Samples, value: Tensor) -> Batch:
-        c, ends = self.config, (samples.terminated, samples.truncated, samples.valid)
+        c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
         advantage, return_ = generalized_advantage(samples.reward, value, *ends, c.discount, c.gae_lambda)
         return make_batch(samples, advantage, return_, self.agent.model.uses_previous)
 
     def _epoch(self, batch: Batch, state: Tree, steps: list[tuple[Rows, Tensor]]) -> bool:
         """One pass over the batch; False if the KL says stop."""
-        clip = self.clip(self.progress.scheduled)
         n, recurrent = self.config.minibatches, self.agent.recurrent
         for minibatch, minibatch_state in minibatches(batch, state, n, recurrent, self.rng, self._normalized):
-            rows, norm, goes_on = self.learn((minibatch, minibatch_state, clip))
+            rows, norm, goes_on = self.learn((minibatch, minibatch_state))
             steps.append((rows, norm))
             self.progress.updates += goes_on
             if not goes_on:
@@ -134,27 +137,27 @@ class PPO(OnPolicy):
             return advantage
         return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
 
-    def _learn(self, inputs: tuple[Batch, Tree, float]) -> tuple[Rows, Tensor, bool]:
+    def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[Rows, Tensor, bool]:
         """One gradient step on a minibatch; False if the KL says stop instead."""
-        batch, state, clip = inputs
+        batch, state = inputs
         params, value, _ = self.agent(batch.inputs, state)
-        loss, rows = self.loss(params, value, batch, clip)
+        loss, rows = self.loss(params, value, batch)
         if self._moved_too_far(rows):
             return rows, torch.zeros_like(loss), False
         return rows, self.optimizer.minimize(loss, batch, batch.valid), True
 
-    def loss(self, params: Tensor, value: Tensor, batch: Batch, clip: Tensor | float) -> tuple[Tensor, Rows]:
+    def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, Rows]:
         """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
-        loss, surrogate, error, log_ratio = _loss(log_prob, entropy, value, batch, clip, self.config)
+        loss, surrogate, error, log_ratio = _loss(log_prob, entropy, value, batch, self.now)
         return loss, Rows(surrogate, error, entropy.detach(), log_ratio, batch.weight)
 
     def _moved_too_far(self, rows: Rows) -> bool:
         """Whether the mean KL over ranks, which stop together, passes the target."""
-        if not math.isfinite(self.config.target_kl):
+        if self.config.target_kl == math.inf:
             return False
         kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
-        return bool(ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.config.target_kl)
+        return bool(ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl)
 
     @torch.no_grad()
     def _means(self, steps: list[tuple[Rows, Tensor]]) -> dict[str, Tensor]:
@@ -166,7 +169,7 @@ class PPO(OnPolicy):
             "value_loss": error,
             "entropy": entropy,
             "kl": kl_from_ratio(log_ratio),
-            "clip_fraction": (log_ratio.exp() - 1).abs() > self.clip(self.progress.scheduled),
+            "clip_fraction": (log_ratio.exp() - 1).abs() > self.now.clip,
         }
         means = {name: (weight * x).sum() / len(steps) for name, x in found.items()}
         return {**means, "grad_norm": torch.stack(norms).mean()}

@@ -21,8 +21,10 @@ from rlframe.agents.q import EpsilonSchedule
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, number, option, positive
+from rlframe.algos.schedules import Schedules
+from rlframe.core.config import count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
@@ -37,11 +39,12 @@ from rlframe.replay import FixedSequence, ReplayConfig, Sequences, StoredReplay,
 class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
 
-    learning_rate: float = number(1e-4, "Adam")
-    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "over runner.n_steps")
+    learning_rate: Scheduled = scheduled(1e-4, "Adam")
     adam_epsilon: float = number(1e-3, "of Adam")
-    max_grad_norm: float = positive(40.0, "global norm at which gradients are clipped; inf: never", infinite=True)
-    discount: float = fraction(0.997, "gamma, per env step")
+    max_grad_norm: Scheduled = scheduled(
+        40.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
+    discount: Scheduled = scheduled(0.997, "gamma, per env step", high=1)
     n_step: int = count(5, "rewards a return sums before it bootstraps")
     batch_size: int = count(64, "sequences an update")
     burn_in: int = count(40, "rows of a sequence that only warm up the state", low=0)
@@ -52,17 +55,23 @@ class Config:
     )
     learn_from: int = count(50_000, "env_steps before the first update", low=0)
     target_interval: int = count(2_500, "updates between copies to the target network")
-    epsilon_initial: float = fraction(1.0, "probability of a random action, at first")
-    epsilon_final: float = fraction(0.4, "and after epsilon_fraction of the run, of the first environment")
-    epsilon_last: float = fraction(0.4**8, "the same of the last environment, others spaced logarithmically; 0: as all")
-    epsilon_fraction: float = fraction(0.02, "of runner.n_steps, over which epsilon goes down linearly")
+    epsilon: Scheduled = scheduled(
+        "linear(1,0.4,0.02)", "probability of a random action, of the first environment", high=1
+    )
+    epsilon_last: Scheduled = scheduled(
+        "linear(1,0.00065536,0.02)",
+        "the same of the last environment, others spaced logarithmically; 0: as all",
+        high=1,
+    )
     double: bool = option(True, "the online network chooses the next action, the target network values it")
     dueling: bool = option(True, "a stream for the state's value and one for the advantages")
     rescale: bool = option(True, "learn h(value), so that rewards of any size need no clipping")
     prioritized: bool = option(True, "replay chooses sequences by their TD errors")
     alpha: float = fraction(0.9, "exponent of the priorities")
-    beta: float = fraction(0.6, "exponent of the importance weights")
-    eta: float = fraction(0.9, "priority: eta of the largest TD error of a sequence, the rest of their mean")
+    beta: Scheduled = scheduled(0.6, "exponent of the importance weights", high=1)
+    eta: Scheduled = scheduled(
+        0.9, "priority: eta of the largest TD error of a sequence, the rest of their mean", high=1
+    )
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
         if model.memory == "none":
@@ -84,8 +93,8 @@ class Config:
         )
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
-        n_annealed = self.epsilon_fraction * n_steps
-        return EpsilonSchedule(self.epsilon_initial, self.epsilon_final, self.epsilon_last, n_annealed, batch_spec.B)
+        first, last = curve(self.epsilon, n_steps), curve(self.epsilon_last or self.epsilon, n_steps)
+        return EpsilonSchedule(first, last, batch_spec.B)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> R2D1:
         replay = self.make_replay(agent, batch_spec, seed)
@@ -115,8 +124,9 @@ class R2D1(OffPolicy):
         c = self.config
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
-        learned = agent.model.parameters()
-        self.optimizer = make_step(optimizer, learned, c.adam_epsilon, c.learning_rate, c, n_steps, self.progress)
+        self.schedules = Schedules(c, n_steps, self.progress)
+        self.now, self.beta = self.schedules.now, self.schedules.of("beta")
+        self.optimizer = make_step(optimizer, agent.model.parameters(), c.adam_epsilon, self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.explore()
 
@@ -130,7 +140,9 @@ class R2D1(OffPolicy):
         self.exploration.apply(self.agent, self.progress.env_steps)
 
     def update(self) -> UpdateMetrics:
-        batch = self.replay.sample(self.config.batch_size, self.config.beta if self.config.prioritized else 0.0)
+        batch = self.replay.sample(
+            self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
+        )
         loss, priority, q = self._loss(batch)
         weighted = (batch.weight * loss).mean()
         grad_norm = self.optimizer.minimize(weighted, batch)
@@ -150,7 +162,7 @@ class R2D1(OffPolicy):
 
     def _loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """Loss [n] and priority [n] of the sequences, and the mean Q-value [n] of their actions."""
-        c = self.config
+        c = self.now
         learned = slice(c.burn_in, None)
         ends = (batch.terminated[learned], batch.truncated[learned], batch.valid[learned])
         return_, bootstrap, index = n_step_return(batch.reward[learned], *ends, c.discount, c.n_step)

@@ -23,9 +23,12 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, number, option, positive
+from rlframe.algos.schedules import Schedules
+from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.kernels.optimizers import Adam, MakeOptimizer
@@ -42,20 +45,29 @@ class Config:
     """Defaults are those of the second paper (appendix D)."""
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: float = number(3e-4, "Adam, of the actor and the temperature")
-    critic_learning_rate: float = number(3e-4, "Adam, of the critics")
-    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
-    max_grad_norm: float = positive(math.inf, "norm at which the gradient of each loss is clipped; inf: never")
+    learning_rate: Scheduled = scheduled(3e-4, "Adam, of the actor and the temperature")
+    critic_learning_rate: Scheduled = scheduled(3e-4, "Adam, of the critics")
+    max_grad_norm: Scheduled = scheduled(
+        math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
+    )
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
-    tau: float = fraction(0.005, "how far the target critics move to the online ones at each update")
+    tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each update", high=1)
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
-    temperature: float = positive(1.0, "alpha: the weight of the entropy, at first")
+    temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
-    target_entropy: float = number(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
+    target_entropy: Scheduled = scheduled(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
     target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.learn_temperature and isinstance(self.temperature, Schedule):
+            raise ConfigError(
+                f"algo.temperature={self.temperature} changes what is learned; add algo.learn_temperature=false, or "
+                f"give the temperature at first"
+            )
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         is_choice = isinstance(action_space, spaces.Discrete)
@@ -182,11 +194,13 @@ class SAC(OffPolicy):
         self.soft_value, default_entropy = self._soft_value(with_modes(critics).to(self.device))
         self.critics, self.target_critics = critics, self.soft_value.target_critics
         self.online, self.targets = averaged(critics), averaged(self.target_critics)
-        self.temperature = Temperature(c.temperature).to(self.device)
-        self.target_entropy = default_entropy if math.isnan(c.target_entropy) else c.target_entropy
-        rates = ((critics, c.critic_learning_rate), (agent, c.learning_rate), (self.temperature, c.learning_rate))
+        self.schedules = Schedules(c, n_steps, self.progress, self.device)
+        self.now = self.schedules.now
+        self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
+        self.default_entropy = default_entropy
+        rates = ((critics, "critic_learning_rate"), (agent, "learning_rate"), (self.temperature, "learning_rate"))
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress) for module, rate in rates
+            make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate) for module, rate in rates
         ]
         self.learn = graphed(self._learn, self.device, steps, [self.generator])
         self.explore()
@@ -200,10 +214,19 @@ class SAC(OffPolicy):
             return Discrete(critics), self.config.target_entropy_fraction * math.log(policy.param_size)
         raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
 
+    @property
+    def target_entropy(self) -> Any:
+        """What the temperature brings the entropy to, nats."""
+        is_default = self.config.target_entropy != self.config.target_entropy  # NaN
+        return self.default_entropy if is_default else self.now.target_entropy
+
     def explore(self) -> None:
         self.agent.set_levels(float(self.progress.env_steps < self.config.learn_from), 0.0)
 
     def update(self) -> UpdateMetrics:
+        if isinstance(self.config.temperature, Schedule):
+            temperature = self.schedules.of("temperature")(self.progress.scheduled)
+            fill(self.temperature.log.detach(), math.log(temperature))
         metrics = self.learn(self.replay.sample(self.config.batch_size))
         self.progress.updates += 1
         self.ratio.count_update()
@@ -222,6 +245,6 @@ class SAC(OffPolicy):
         if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up while the entropy is too low
             temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy)
             self.temperature_optimizer.minimize(temperature_loss)
-        soft_update(self.targets, self.online, self.config.tau)
+        soft_update(self.targets, self.online, self.now.tau)
         found = {"loss": loss, "q": q.mean(), "policy_loss": policy_loss, "entropy": -log_prob}
         return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}

@@ -18,8 +18,9 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
 from rlframe.algos.optimizer_step import make_step
-from rlframe.core.config import choice, count, fraction, number, positive
-from rlframe.core.schedule import Linear
+from rlframe.algos.schedules import Schedules
+from rlframe.core.config import count, fraction, positive
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
@@ -38,20 +39,22 @@ class Config:
     """Defaults are those of the paper (sections 5.2 and 6.1, and its code)."""
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: float = number(3e-4, "Adam, of the actor; the paper's first version used 1e-3")
-    critic_learning_rate: float = number(3e-4, "Adam, of the critics")
-    learning_rate_schedule: str = choice("constant", ("linear", "constant"), "of both, over runner.n_steps")
-    max_grad_norm: float = positive(math.inf, "norm at which the gradient of either loss is clipped; inf: never")
+    learning_rate: Scheduled = scheduled(3e-4, "Adam, of the actor; the paper's first version used 1e-3")
+    critic_learning_rate: Scheduled = scheduled(3e-4, "Adam, of the critics")
+    max_grad_norm: Scheduled = scheduled(
+        math.inf, "norm at which the gradient of either loss is clipped; inf: never", above=True
+    )
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
-    tau: float = fraction(0.005, "how far targets move to the online networks at each of the actor's updates")
+    tau: Scheduled = scheduled(
+        0.005, "how far targets move to the online networks at each of the actor's updates", high=1
+    )
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(25_000, "env_steps of random actions before the first update", low=0)
-    exploration: float = number(0.1, "standard deviation of the noise on actions in [-1, 1]")
-    exploration_final: float = number(0.1, "the same at the end of runner.n_steps, reached linearly")
-    target_noise: float = number(0.2, "standard deviation of the noise that smooths the target policy")
-    target_noise_clip: float = number(0.5, "its largest magnitude")
+    exploration: Scheduled = scheduled(0.1, "standard deviation of the noise on actions in [-1, 1]")
+    target_noise: Scheduled = scheduled(0.2, "standard deviation of the noise that smooths the target policy")
+    target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     policy_delay: int = count(2, "updates of the critics for each of the actor and the targets")
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
@@ -107,11 +110,13 @@ class TD3(OffPolicy):
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
         self.online = averaged(agent.model, critics)
         self.targets = averaged(self.target_actor, self.target_critics)
+        self.schedules = Schedules(c, n_steps, self.progress, self.device)
+        self.now = self.schedules.now
         self.optimizer, self.critic_optimizer = (
-            make_step(optimizer, module.parameters(), 1e-8, rate, c, n_steps, self.progress)
-            for module, rate in ((agent, c.learning_rate), (critics, c.critic_learning_rate))
+            make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate)
+            for module, rate in ((agent, "learning_rate"), (critics, "critic_learning_rate"))
         )
-        self.exploration = Linear(c.exploration, c.exploration_final, n_steps)
+        self.exploration = self.schedules.of("exploration")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         steps, noise = [self.critic_optimizer, self.optimizer], [self.generator]
         self.learn_critics = graphed(self._learn_critics, self.device, steps[:1], noise)
@@ -138,7 +143,7 @@ class TD3(OffPolicy):
         """One step of the critics, then one of the policy, then of the targets."""
         observation = self.agent.model.normalized(batch.inputs.observation)
         metrics = self._update_critics(batch, observation) | self._update_actor(observation)
-        soft_update(self.targets, self.online, self.config.tau)
+        soft_update(self.targets, self.online, self.now.tau)
         return metrics
 
     def _update_critics(self, batch: Transitions, observation: Tree) -> dict[str, Tensor]:
@@ -160,8 +165,8 @@ class TD3(OffPolicy):
     @torch.no_grad()
     def _smoothed_action(self, next_observation: Tree) -> Tensor:
         """a~ = clip(π'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ)   (algorithm 1)."""
-        action, c = self.policy.action(self.target_actor.params(next_observation)), self.config
-        noise = torch.empty_like(action).normal_(0.0, c.target_noise, generator=self.generator)
+        action, c = self.policy.action(self.target_actor.params(next_observation)), self.now
+        noise = torch.empty_like(action).normal_(generator=self.generator).mul_(c.target_noise)
         return action.add_(noise.clamp_(-c.target_noise_clip, c.target_noise_clip)).clamp_(-1, 1)
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:

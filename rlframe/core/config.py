@@ -17,7 +17,7 @@ from chz.tiepin import CastError, _simplistic_try_cast
 from rlframe.core.errors import ConfigError
 
 
-class _value(MetaFactory):
+class plain_value(MetaFactory):
     """Parses a field's text as a plain value. chz would also import module:name or evaluate a lambda."""
 
     def unspecified_factory(self) -> Callable[..., Any] | None:
@@ -27,7 +27,12 @@ class _value(MetaFactory):
         raise MetaFromString(f"{factory!r} is a plain value")
 
     def perform_cast(self, value: str) -> Any:
-        return _simplistic_try_cast(value, self.field_annotation)
+        try:
+            return _simplistic_try_cast(value, self.field_annotation)
+        except CastError:
+            if self.field_annotation is float and value.endswith(")"):
+                raise CastError("this number is the same for the whole run; it cannot be a schedule") from None
+            raise
 
 
 def _count(text: str) -> int:
@@ -59,8 +64,17 @@ def key_of(config: Any, name: str) -> str:
     return _KEYS.get(module, _KEYS.get(module.rpartition(".")[0], "")) + name.removeprefix("X_")  # chz adds X_
 
 
-def _within(
-    low: float, high: float, above: bool = False, infinite: bool = False, nan: bool = False
+def _numbers_of(given: Any) -> tuple[float, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
+def within(
+    low: float,
+    high: float,
+    above: bool = False,
+    infinite: bool = False,
+    nan: bool = False,
+    numbers_of: Callable[[Any], tuple[float, ...]] = _numbers_of,
 ) -> Callable[[Any, str], None]:
     """A validator of a number, or of each of several, from `low` to `high`; `infinite`, `nan`: also inf, nan."""
     least = f"above {low:g}" if above else f"at least {low:g}"
@@ -69,7 +83,7 @@ def _within(
 
     def check(config: Any, name: str) -> None:
         given = getattr(config, name)
-        for value in given if isinstance(given, tuple) else (given,):
+        for value in numbers_of(given):
             inside = math.isfinite(value) and (low < value if above else low <= value) and value <= high
             if not (inside or (infinite and value == math.inf) or (nan and math.isnan(value))):
                 shown = list(given) if isinstance(given, tuple) else given
@@ -80,8 +94,8 @@ def _within(
 
 def count(default: int, doc: str, low: int | None = None, high: int = _LARGEST) -> Any:
     """A field for a whole number that may be written 1e6 or 1_000_000: at least `low`, by default min(default, 1)."""
-    check = _within(min(default, 1) if low is None else low, high)
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count, validator=check)
+    check = within(min(default, 1) if low is None else low, high)
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count, validator=check)
 
 
 def _count_or_auto(text: str) -> int:
@@ -90,8 +104,10 @@ def _count_or_auto(text: str) -> int:
 
 def count_or_auto(doc: str, default: int = AUTO) -> Any:
     """A field for a whole number or `auto`, which is resolved once the hardware is known."""
-    check = _within(AUTO, _LARGEST)
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check)
+    check = within(AUTO, _LARGEST)
+    return chz.field(
+        meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check
+    )
 
 
 def accepts_auto(field: Any) -> bool:
@@ -101,19 +117,19 @@ def accepts_auto(field: Any) -> bool:
 
 def option(default: Any, doc: str) -> Any:
     """A field with its documentation."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc)
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc)
 
 
 def number(default: float, doc: str, low: float = 0.0, infinite: bool = False) -> Any:
     """A field for a number that is at least `low`; NaN only if that is the default; `infinite`, or so too, also inf."""
-    check = _within(low, math.inf, infinite=infinite or default == math.inf, nan=math.isnan(default))
-    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
+    check = within(low, math.inf, infinite=infinite or default == math.inf, nan=math.isnan(default))
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 
 def positive(default: float, doc: str, infinite: bool = False) -> Any:
     """A field for a number above 0; `infinite`, or with such a default, also inf."""
-    check = _within(0.0, math.inf, above=True, infinite=infinite or default == math.inf)
-    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=check)
+    check = within(0.0, math.inf, above=True, infinite=infinite or default == math.inf)
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -125,8 +141,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def sizes(default: tuple[int, ...], doc: str) -> Any:
     """A field for a list of whole numbers, written [64,64]."""
-    check = _within(1, _LARGEST)
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
+    check = within(1, _LARGEST)
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -135,7 +151,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def names(default: tuple[str, ...], doc: str) -> Any:
     """A field for a list of names, written [a,b] or a,b."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc, blueprint_cast=_names)
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_names)
 
 
 def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
@@ -148,12 +164,12 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
                 f"{key_of(config, name)}={value!r} is not one of {', '.join(choices)}{nearest(value, choices)}"
             )
 
-    return chz.field(meta_factory=_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
+    return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
 
 def fraction(default: float, doc: str) -> Any:
     """A field for a number from 0 to 1."""
-    return chz.field(meta_factory=_value(), default=default, doc=doc, validator=_within(0, 1))
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1))
 
 
 def nearest(name: str, known: Any) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import chz
 
+from rlframe.core.schedule import Schedule
+
 # Keys that name a module with a class Config, and the package that short names are looked up in.
 PARTS: Mapping[str, str] = MappingProxyType(
     {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
@@ -43,4 +45,6 @@ def flatten(**fields: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # not in JSON; the command line reads the text as the same number
+    if isinstance(value, Schedule):
+        return value.text
     return list(value) if isinstance(value, tuple) else value

@@ -13,6 +13,7 @@ from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module,
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.core.flat import PARTS, flatten, part_name
+from rlframe.core.schedule import Schedule
 from rlframe.envs import EnvConfig
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
@@ -136,7 +137,8 @@ class Experiment:
 
     def sampler_config(self) -> Any:
         """With the discount of the algorithm, unless it has its own."""
-        discount = getattr(self.algo, "discount", 1.0)
+        given = getattr(self.algo, "discount", 1.0)
+        discount = given.values[-1] if isinstance(given, Schedule) else given
         return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
 
     def env_config(self) -> EnvConfig:

@@ -15,6 +15,7 @@ import chz
 from rlframe.core.config import AUTO, accepts_auto, find_module, module_names, nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.flat import PARTS, part_name
+from rlframe.core.schedule import accepts_schedule
 from rlframe.envs.make import registered_envs
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_preset, preset_names
@@ -49,7 +50,8 @@ def _keys_of(config: Any, prefix: str) -> Iterator[Key]:
         if chz.is_chz(value):
             yield from _keys_of(value, f"{key}.")
         elif key not in PARTS:
-            kind = _MAPPING if isinstance(value, Mapping) else _TYPES.get(field.final_type, "list")
+            kind = "number or schedule" if accepts_schedule(field) else _TYPES.get(field.final_type, "list")
+            kind = _MAPPING if isinstance(value, Mapping) else kind
             yield Key(key, kind, _text(value, accepts_auto(field)), doc)
 
 

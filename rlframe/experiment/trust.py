@@ -39,6 +39,7 @@ _REGISTERED = re.compile(r"[\w\-./]+")  # a Gymnasium id without module:
 _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not a path
 _VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: cannot name a module
 _DIGITS = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
+_SCHEDULE = re.compile(r"[a-z]+\([\d.eE+\-:,_ ]*\)")
 _ARGUMENT = re.compile(r"(?![.~])[^:/\\~]*")  # of an environment: no path, no module:attribute
 _TEXT = ("stop", "snapshot_best", "name", "log_dir", "init", "device", "affinity")  # fields of free text
 _GROUPS = ("model", "eval")  # they have fields, but no value
@@ -122,7 +123,8 @@ def _is_plain(key: str, value: Any) -> bool:
         return False
     if isinstance(value, Mapping) or key in _GROUPS or key.endswith(".replay"):
         return False
-    return all(_VALUE.fullmatch(text) or _DIGITS.fullmatch(text) for text in _texts(value))
+    forms = _VALUE, _DIGITS, _SCHEDULE
+    return all(any(form.fullmatch(text) for form in forms) for text in _texts(value))
 
 
 def _number(value: Any) -> float:

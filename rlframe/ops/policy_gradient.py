@@ -21,30 +21,30 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
     return torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
-def clipped_value_error(value: Tensor, old_value: Tensor, return_: Tensor, clip: float) -> Tensor:
+def clipped_value_error(value: Tensor, old_value: Tensor, return_: Tensor, clip: Any) -> Tensor:
     """Half the squared error of the value; with a finite clip the larger of that and of the clipped value's.
 
     So a value may always return towards the target, and only moves beyond the clip lose their gradient.
 
     Args:
         value, old_value, return_: V, V when acting, and its target, any one shape.
-        clip: largest move of V from V when acting, in units of return; inf: none.
+        clip: largest move of V from V when acting, in units of return, a number or a tensor []; number inf: none.
     """
     error = 0.5 * (value - return_).square()
-    if math.isinf(clip):
+    if not isinstance(clip, Tensor) and math.isinf(clip):
         return error
     moved = old_value + (value - old_value).clamp(-clip, clip)
     return torch.max(error, 0.5 * (moved - return_).square())
 
 
 @np.errstate(all="ignore")
-def ppo_closed_form(log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Any, clip: float, config: Any) -> Any:
+def ppo_closed_form(log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Any, config: Any) -> Any:
     """The closed form of PPO's loss (algos.ppo.ppo_loss), in NumPy: d r / d log π = r; what is clipped is constant."""
     valid, old_log_prob, old_value, advantage, return_, weight = (
         x.numpy() for x in (batch.valid, batch.log_prob, batch.value, batch.advantage, batch.return_, batch.weight)
     )
     log_ratio = np.where(valid, log_prob.detach().numpy() - old_log_prob, _ZERO)
-    ratio = np.exp(log_ratio)
+    ratio, clip = np.exp(log_ratio), config.clip
     free = ratio * advantage
     surrogate = np.minimum(free, np.minimum(np.maximum(ratio, 1 - clip), 1 + clip) * advantage)
     new = value.detach().numpy()

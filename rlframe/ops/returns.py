@@ -181,8 +181,8 @@ def _check(
     terminated: Tensor,
     truncated: Tensor,
     valid: Tensor,
-    discount: float,
-    lambda_: float,
+    discount: float | Tensor,
+    lambda_: float | Tensor,
 ) -> None:
     if reward.ndim != 2 or 0 in reward.shape:
         raise ValueError(f"reward must be [T, B] with T, B > 0, got shape {tuple(reward.shape)}")
@@ -193,7 +193,7 @@ def _check(
     if value is not None:
         _check_shape("value", value, (reward.shape[0] + 1, reward.shape[1]))
     for name, number in (("discount", discount), ("lambda_", lambda_)):
-        if not 0.0 <= number <= 1.0:
+        if not isinstance(number, Tensor) and not 0.0 <= number <= 1.0:  # a tensor may be on a device
             raise ValueError(f"{name}={number} must lie in [0, 1]")
 
 

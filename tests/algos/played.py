@@ -110,8 +110,9 @@ def launch(algo: Any) -> None:
 
 
 def play(algo: Any) -> dict[str, Graphed]:
-    """Let its functions be graphs, as they are on a GPU; by name."""
+    """Let its functions be graphs, as they are on a GPU, and schedules be read from tensors; by name."""
     launch(algo)
+    algo.schedules.place("cpu")
     of = {"learn_critics": ["critic_optimizer"]}
     found = {}
     for name in ("learn", "learn_critics", "learn_all"):

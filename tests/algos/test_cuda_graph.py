@@ -25,7 +25,7 @@ from tests.algos.played import NoLooks, PlayedGraph, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
 
 NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
-ANNEALED = {"learning_rate_schedule": "linear", "n_steps": 96, "replay_ratio": 2.0}
+ANNEALED = {"learning_rate": "linear(3e-4,0)", "n_steps": 96, "replay_ratio": 2.0}
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "dqn": (dqn, "CartPole-v1", {"target_interval": 3, "double": True}),
     "rainbow": (
@@ -33,12 +33,20 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "CartPole-v1",
         {"noisy": True, "dueling": True, "value": "categorical", "prioritized": True, "n_step": 2, "v_max": 9.0},
     ),
-    "sac": (sac, "Pendulum-v1", {"max_grad_norm": 1.0}),
-    "sac_discrete": (sac, "CartPole-v1", {}),
-    "td3": (td3, "Pendulum-v1", {}),
+    "sac": (sac, "Pendulum-v1", {"max_grad_norm": "linear(1,0.5)", "tau": "linear(0.1,0.01)"}),
+    "sac_discrete": (sac, "CartPole-v1", {"learn_temperature": False, "temperature": "linear(1,0.1)"}),
+    "td3": (td3, "Pendulum-v1", {"target_noise": "linear(0.5,0)", "target_noise_clip": "cosine(0.5,0.1)"}),
     "ddpg": (ddpg, "Pendulum-v1", {"prioritized": True}),
-    "a2c": (a2c, "CartPole-v1", {"normalize_advantage": True}),
-    "ppo": (ppo, "Pendulum-v1", {"clip_schedule": "linear", "minibatches": 2, "epochs": 3, "value_clip": 0.2}),
+    "a2c": (
+        a2c,
+        "CartPole-v1",
+        {"normalize_advantage": True, "gae_lambda": "linear(1,0.5)", "entropy_coef": "linear(1,0)"},
+    ),
+    "ppo": (
+        ppo,
+        "Pendulum-v1",
+        {"clip": "linear(0.1,0)", "value_coef": "linear(1,0)", "minibatches": 2, "epochs": 3, "value_clip": 0.2},
+    ),
 }
 OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
@@ -55,7 +63,7 @@ def made(name: str, device: str = "cpu", **more: Any) -> Any:
     arguments = (spaces.observation_space, spaces.action_space)
     if module not in (a2c, appo, impala, pg, ppo):
         return learner(module, *arguments, model=NETWORK, device=device, **ANNEALED, **settings, **more)
-    config = module.Config(learning_rate_schedule="linear", **settings, **more)
+    config = module.Config(**{"learning_rate": "linear(1e-3,0)"} | settings | more)
     agent = config.make_agent(*arguments, ModelConfig(**NETWORK), 0).to(device)
     return config.make_algorithm(agent, BatchSpec(4, 2), ANNEALED["n_steps"], 0)
 
@@ -103,6 +111,7 @@ def test_on_a_cpu_nothing_is_in_between(name: str) -> None:
 def test_graphs_learn_what_is_learned_without(name: str, as_on_a_gpu: None) -> None:
     data, eager, algo = batches(name), made(name), made(name)
     launch(eager)
+    eager.schedules.place("cpu")
     graphs = play(algo)
     expected, found = learned(eager, data), learned(algo, data)
     assert len(found) == len(expected) >= 8  # updates
@@ -181,6 +190,7 @@ def test_a_graph_skips_what_is_not_finite_and_counts_it_one_update_later(name: s
 def test_a_graph_goes_on_from_a_saved_state_that_was_loaded(name: str, as_on_a_gpu: None) -> None:
     data, eager, algo = batches(name, 14), made(name), made(name)
     launch(eager)
+    eager.schedules.place("cpu")
     graphs = play(algo)
     for each in (eager, algo):
         learned(each, data[:6])
@@ -233,6 +243,7 @@ def image_batches() -> list[Samples]:
 def test_convolutions_are_learned_by_graphs_in_either_precision(precision: str, as_on_a_gpu: None) -> None:
     data, eager, algo = image_batches(), of_images(), of_images()
     launch(eager)
+    eager.schedules.place("cpu")
     graphs = play(algo)
     with learning_in(precision):
         assert_alike_metrics(learned(algo, data), learned(eager, data))

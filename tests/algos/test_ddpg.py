@@ -81,7 +81,7 @@ def test_gradients_are_clipped_by_their_norm() -> None:
 
 
 def test_learning_rates_fall_linearly_if_asked() -> None:
-    algo = by_hand(learning_rate=1e-2, learning_rate_schedule="linear")
+    algo = by_hand(learning_rate="linear(1e-2,0)")
     algo.progress.scheduled = 250
     assert updated(algo, two_rows())["learning_rate"] == pytest.approx(0.75e-2)
     assert algo.agent.model.mlp.layers.flat[0].item() == pytest.approx(0.5 + 0.75e-2, abs=1e-5)

@@ -29,8 +29,7 @@ QUICK: dict[str, Any] = {
     "replay_ratio": 8.0,
     "learn_from": 64,
     "target_interval": 20,
-    "epsilon_final": 0.1,
-    "epsilon_fraction": 0.5,
+    "epsilon": "linear(1,0.1,0.5)",
     "adam_epsilon": 1e-5,
 }
 SMALL = ReplayConfig(size=2_000)
@@ -192,12 +191,12 @@ def test_the_learning_rate_is_used_and_scheduled() -> None:
     _, untouched, _ = run(debug_envs.identity, 1, learn_from=10_000)
     for one, other in zip(agent.parameters(), untouched.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    algo, _, _ = run(debug_envs.identity, 4, learning_rate_schedule="linear")
+    algo, _, _ = run(debug_envs.identity, 4, learning_rate="linear(1e-2,0)")
     assert algo.optimizer.rate == pytest.approx(1e-2 * (1 - algo.progress.scheduled / 256))
 
 
 def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
-    algo, agent, _ = run(debug_envs.identity, 4, epsilon_fraction=0.5, epsilon_last=0.01)
+    algo, agent, _ = run(debug_envs.identity, 4, epsilon_last="linear(1,0.01,0.5)")
     assert agent.epsilon.tolist() == pytest.approx([0.1, 0.01])
     algo.exploration.apply(agent, 64)
     assert agent.epsilon.tolist() == pytest.approx([0.55, 0.505])
@@ -254,7 +253,7 @@ def test_every_option_learns_to_name_what_it_sees(name: str) -> None:
 
 def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tensor:
     """The largest Q of each state, after learning with γ = 0.8 from random actions."""
-    settings = {"discount": 0.8, "epsilon_final": 1.0, "double": True, "n_step": n_step, "replay_ratio": 32.0}
+    settings = {"discount": 0.8, "epsilon": 1.0, "double": True, "n_step": n_step, "replay_ratio": 32.0}
     _, agent, _ = run(env, 30, **settings, **kwargs)
     with torch.no_grad():
         return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values

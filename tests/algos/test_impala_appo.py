@@ -14,7 +14,7 @@ from tests.algos.test_learning import trained
 from tests.samplers.made import copied, sampler_for
 
 HALF = math.log(0.5)  # log-probability of either action in the untrained table
-PLAIN: dict[str, Any] = {"learning_rate_schedule": "constant", "entropy_coef": 0.0, "max_grad_norm": math.inf}
+PLAIN: dict[str, Any] = {"learning_rate": 6e-4, "entropy_coef": 0.0, "max_grad_norm": math.inf}
 
 # The policy now gives 0.5; the one that sampled gave a third, all and half of it, so π/μ is 1.5, 0.5 and 1; and 2 on a
 # row that does not count. Values are zero now, whatever they were: the advantage is the reward.

@@ -16,7 +16,7 @@ from rlframe.runners import MinibatchRl
 from rlframe.samplers import CpuSampler, SerialSampler
 
 COMMON: dict[str, Any] = {"replay": ReplayConfig(size=1_000), "learn_from": 32}
-LADDER: dict[str, Any] = {**COMMON, "epsilon_initial": 0.5, "epsilon_final": 0.4, "epsilon_last": 0.01}
+LADDER: dict[str, Any] = {**COMMON, "epsilon": "linear(0.5,0.4,0.02)", "epsilon_last": "linear(0.5,0.01,0.02)"}
 MEMORY: dict[str, Any] = {"memory": "lstm", "memory_size": 8}
 CASES: dict[str, Any] = {
     "dqn": (dqn, "CartPole-v1", {**LADDER, "noisy": True, "n_step": 3, "prioritized": True}, {}),

@@ -125,7 +125,7 @@ def test_the_seed_of_ppo_orders_its_minibatches() -> None:
 @MEMORY
 @ALL
 def test_a_saved_algorithm_goes_on_as_if_never_stopped(module: Any, settings: dict[str, Any], memory: str) -> None:
-    settings = {**settings, "learning_rate_schedule": "linear"}
+    settings = {**settings, "learning_rate": "linear(1e-3,0)"}
     sampler, agent, algo = made(module, settings, env=debug_envs.memory, model_memory=memory)
     batches = [copied(sampler.collect()) for _ in range(4)]
     for samples in batches[:2]:

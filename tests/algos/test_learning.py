@@ -28,7 +28,7 @@ def trained(
     """The agent after some batches, and its mean greedy return over 40 episodes."""
     sampler, agent = sampler_for(env, T=T, B=B, **kwargs)
     n_steps = n_batches * T * B
-    config = module.Config(**{"learning_rate_schedule": "linear"} | settings)
+    config = module.Config(**settings | {"learning_rate": f"linear({settings['learning_rate']},0)"})
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
     for _ in range(n_batches):
         algo.receive(sampler.collect())

@@ -22,7 +22,6 @@ from tests.samplers.made import sampler_for
 
 HALF = math.log(0.5)  # log-probability of either action in the untrained table
 PLAIN: dict[str, Any] = {
-    "learning_rate_schedule": "constant",
     "entropy_coef": 0.0,
     "value_coef": 0.0,
     "max_grad_norm": math.inf,

@@ -152,7 +152,7 @@ ALL = pytest.mark.parametrize(
 @ALL
 @pytest.mark.parametrize("rate", [1e-3, 1e-2])
 def test_the_learning_rate_is_used_and_annealed_by_env_steps(config: Any, rate: float) -> None:
-    config = chz.replace(config, learning_rate=rate, learning_rate_schedule="linear", normalize_advantage=False)
+    config = chz.replace(config, learning_rate=f"linear({rate},0)", normalize_advantage=False)
     agent = table_agent(5)
     algo = config.make_algorithm(agent, BatchSpec(1, 5), 16)
     valid = [True] * 4 + [False]
@@ -177,7 +177,7 @@ def test_a_run_of_one_batch_learns(config: Any) -> None:
 
 def test_a_linear_clip_is_annealed_by_env_steps() -> None:
     agent = table_agent(2)
-    config = PPOConfig(epochs=1, minibatches=1, clip=0.2, clip_schedule="linear", learning_rate=0.0)
+    config = PPOConfig(epochs=1, minibatches=1, clip="linear(0.2,0)", learning_rate=0.0)
     algo = PPO(agent, BatchSpec(1, 2), 4, config)
     fractions = []
     for _ in range(2):  # ratios 1.15 and 1 against a clip of 0.2, then 0.1

@@ -16,7 +16,7 @@ from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_learning import blind_time_limit
 
 FAST: dict[str, Any] = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "batch_size": 32, "replay_ratio": 20.0}
-NOISY: dict[str, Any] = {"exploration": 0.3, "exploration_final": 0.3}
+NOISY: dict[str, Any] = {"exploration": 0.3}
 
 
 def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwargs: Any) -> tuple[Any, float]:

@@ -200,7 +200,7 @@ def test_training_goes_on_exactly_in_new_objects(
 
 def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, Any]) -> None:
     def made() -> Any:
-        settings = {"n_step": 2, "learning_rate_schedule": "linear", "learn_from": 5}
+        settings = {"n_step": 2, "learning_rate": "linear(3e-4,0)", "learn_from": 5}
         settings |= {"batch_size": batch_size, "replay_ratio": batch_size / 2}
         return learner(module, SEEN, action, model=model, n_steps=100, size=40, **settings)
 

@@ -15,6 +15,7 @@ from rlframe import launch
 from rlframe.core.config import AUTO, module_names
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
+from rlframe.core.schedule import Scheduled
 from rlframe.experiment.config import Experiment, from_flat
 
 BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
@@ -28,7 +29,7 @@ def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
     """Key, type and default of every field, and of those of configs inside."""
     hints = typing.get_type_hints(config)
     for name, field in chz.chz_fields(config).items():
-        kind = hints.get(name)
+        kind = float if hints.get(name) == Scheduled else hints.get(name)
         if isinstance(kind, type) and chz.is_chz(kind):
             yield from fields(kind, f"{prefix}{name}.")
         else:
@@ -88,7 +89,14 @@ def test_a_number_that_means_nothing_is_refused_with_its_key(bad: str) -> None:
 
 @pytest.mark.parametrize(
     ("part", "key"),
-    [("ppo", "max_grad_norm"), ("ppo", "clip"), ("dqn", "batch_size"), ("sac", "temperature"), ("td3", "policy_delay")],
+    [
+        ("ppo", "max_grad_norm"),
+        ("ppo", "clip"),
+        ("appo", "clip"),
+        ("dqn", "batch_size"),
+        ("sac", "temperature"),
+        ("td3", "policy_delay"),
+    ],
 )
 def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"algo.{key}=0"):

@@ -28,7 +28,11 @@ def test_help_lists_every_key_and_preset(capsys):
     ("words", "has", "has_not"),
     [
         (["algo=sac"], ["algo.tau=0.005 ", "how far the target critics move", "Haarnoja"], ["algo.clip"]),
-        (["experiment=atari/ppo_pong"], ["algo.learning_rate=0.0005 ", "Schulman", "env=ALE/Pong-v5"], ["algo.tau"]),
+        (
+            ["experiment=atari/ppo_pong"],
+            ["algo.learning_rate=linear(5e-4,0) ", "Schulman", "env=ALE/Pong-v5"],
+            ["algo.tau"],
+        ),
         (["runner=async_rl", "algo.clip=0.3"], ["runner.n_slots=", "algo.clip=0.3 "], []),
         ([], ["threads=0 ", "sampler.n_workers=auto ", "eval.explore=false ", "model.hidden=[64,64] "], []),
     ],

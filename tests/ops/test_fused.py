@@ -36,8 +36,8 @@ def batch(*shape: int) -> Batch:
 
 
 def ppo_arguments(*shape: int, value_clip: float = float("inf")) -> tuple[Any, ...]:
-    config = ppo.Config(value_clip=value_clip, entropy_coef=0.03)
-    return -torch.rand(shape), torch.rand(shape), randn(*shape), batch(*shape), 0.2, config
+    config = ppo.Config(clip=0.2, value_clip=value_clip, entropy_coef=0.03)
+    return -torch.rand(shape), torch.rand(shape), randn(*shape), batch(*shape), config
 
 
 CASES: dict[str, tuple[Any, Any, int]] = {  # function, arguments, how many of them have a gradient

@@ -32,7 +32,12 @@ from tests.runners.own_callbacks import StopsRank1
 CARTPOLE = EnvConfig("CartPole-v1", backend="python")
 PENDULUM = EnvConfig("Pendulum-v1", {"max_episode_steps": 7}, backend="python")
 ALGOS: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {
-    "dqn": (dqn, CARTPOLE, {"batch_size": 8, "epsilon_last": 0.01, "noisy": True, "prioritized": True}, {}),
+    "dqn": (
+        dqn,
+        CARTPOLE,
+        {"batch_size": 8, "epsilon_last": "linear(1,0.01,0.02)", "noisy": True, "prioritized": True},
+        {},
+    ),
     "r2d1": (r2d1, CARTPOLE, {"batch_size": 4, "burn_in": 2, "learn_T": 4}, {"memory": "lstm", "memory_size": 8}),
     "ddpg": (ddpg, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
     "td3": (td3, PENDULUM, {"batch_size": 8, "max_grad_norm": 0.5}, {"normalize_observation": True}),
@@ -61,7 +66,7 @@ def on_policy(config: Any, B: int, n_updates: int, model: dict[str, Any]) -> dic
 
 
 ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, model
-    "a2c": (a2c.Config(learning_rate_schedule="linear"), 20, {}),
+    "a2c": (a2c.Config(), 20, {}),
     "pg, normalized": (pg.Config(), 10, {"normalize_observation": True}),
     "ppo, one minibatch": (ppo.Config(minibatches=1, epochs=3, target_kl=0.01), 5, {"normalize_observation": True}),
     "a2c, recurrent": (a2c.Config(), 5, {"memory": "gru", "memory_size": 8}),

@@ -197,7 +197,7 @@ def test_policy_gradients_learn_from_each_batch(name: str) -> None:
 
 
 def test_parameters_and_exploration_reach_the_sampler() -> None:
-    config = dqn.Config(**REPLAY, epsilon_initial=0.5, epsilon_final=0.4, epsilon_last=0.1)
+    config = dqn.Config(**REPLAY, epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.1,0.02)")
     with runner_for(config, EnvConfig("CartPole-v1", backend="python"), sampler_waits=True) as runner:
         runner.train()
         samples = runner.sampler.collect()

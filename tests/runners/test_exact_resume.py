@@ -30,7 +30,7 @@ WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the end
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
     for name in ("Walk", "Pictures", "Opaque", "Telling", "Unrepeatable")
 )
-LINEAR = "algo.learning_rate_schedule=linear"
+LINEAR = "algo.learning_rate=linear(1e-3,1e-4)"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",

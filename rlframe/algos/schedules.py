@@ -1,0 +1,75 @@
+"""Schedules of an algorithm's Config, resolved in one place: `now`, the config with numbers for the newest batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import chz
+import torch
+from torch import Tensor
+
+from rlframe.algos.base import Progress
+from rlframe.core.schedule import Curve, Schedule, curve
+from rlframe.core.struct import fill
+
+
+class Schedules:
+    """What the scheduled fields of a Config are at `progress.scheduled`, which they follow.
+
+    `now` has the fields of the config. Without schedules it is the config itself. Scheduled fields are floats on a CPU;
+    on a GPU tensors [] that are changed in place, so that CUDA graphs read them.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        n_steps: float,
+        progress: Progress,
+        device: torch.device | str = "cpu",
+        unused: Sequence[str] = (),
+    ) -> None:
+        """Args:
+        config: a chz class, or any object with attributes.    n_steps: env_steps of the run.
+        device: where losses are computed.    unused: fields that these settings make no use of, not logged.
+        """
+        names = list(chz.chz_fields(config)) if chz.is_chz(config) else list(vars(config))
+        fields = {name: getattr(config, name) for name in names}
+        self.config, self.n_steps, self.progress = config, n_steps, progress
+        given = {name: x for name, x in fields.items() if isinstance(x, Schedule) and name not in unused}
+        self.curves = {name: x.over(n_steps) for name, x in given.items()}
+        self.now: Any = config
+        self._places: dict[str, Tensor] = {}  # of a GPU
+        if self.curves:
+            self.now = SimpleNamespace(**fields)
+            progress.followers.append(self.follow)
+            if torch.device(device).type == "cuda":
+                self.place(device)
+            self.follow(progress.scheduled)
+
+    def place(self, device: torch.device | str) -> None:
+        """Hold the scheduled numbers in tensors on `device`, for code that is recorded there."""
+        self._places = {name: torch.zeros((), device=device) for name in self.curves}
+        vars(self.now).update(self._places)
+        self.follow(self.progress.scheduled)
+
+    def follow(self, env_steps: int) -> None:
+        """Set `now` to the numbers at `env_steps`."""
+        for name, value in self.at(env_steps).items():
+            if name in self._places:
+                fill(self._places[name], value)
+            else:
+                setattr(self.now, name, value)
+
+    def at(self, env_steps: int) -> dict[str, float]:
+        """The numbers of the scheduled fields."""
+        return {name: each(env_steps) for name, each in self.curves.items()}
+
+    def of(self, name: str) -> Curve:
+        """A field of the config by env_steps, constant if it has no schedule."""
+        return curve(getattr(self.config, name), self.n_steps)
+
+    def metrics(self) -> dict[str, float]:
+        """The scheduled fields for the log."""
+        return {f"algo/{name}": value for name, value in self.at(self.progress.scheduled).items()}

@@ -1,0 +1,127 @@
+"""Schedules in algorithms: every scheduled field of all ten is read, follows env_steps, is logged, and is resumed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import chz
+import gymnasium
+import pytest
+import torch
+
+from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, r2d1, sac, td3
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import accepts_schedule
+from rlframe.core.types import BatchSpec
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+from tests.algos.learners import collected
+
+RUN = 64  # env_steps
+BATCHES = RUN // 8
+REPLAY: dict[str, Any] = {"batch_size": 4, "replay_ratio": 4.0, "learn_from": 0, "replay": ReplayConfig(size=200)}
+CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "pg": (pg, "CartPole-v1", {}),
+    "a2c": (a2c, "CartPole-v1", {}),
+    "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "minibatches": 2}),
+    "impala": (impala, "CartPole-v1", {}),
+    "appo": (appo, "CartPole-v1", {}),
+    "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "epsilon_last": 0.1}),
+    "r2d1": (r2d1, "CartPole-v1", {**REPLAY, "burn_in": 1, "learn_T": 3, "replay_ratio": 2.0}),
+    "ddpg": (ddpg, "Pendulum-v1", {**REPLAY, "prioritized": True}),
+    "td3": (td3, "Pendulum-v1", REPLAY),
+    "sac": (sac, "Pendulum-v1", {**REPLAY, "learn_temperature": False}),
+    "sac_target": (sac, "Pendulum-v1", {**REPLAY, "target_entropy": -0.5}),
+}
+every = pytest.mark.parametrize("name", CASES)
+
+
+def made(name: str, **more: Any) -> Any:
+    module, env, settings = CASES[name]
+    spaces = gymnasium.make(env)
+    model = ModelConfig(hidden=(8,), memory="gru" if module is r2d1 else "none", memory_size=4)
+    config = module.Config(**settings | more)
+    agent = config.make_agent(spaces.observation_space, spaces.action_space, model, 0)
+    return config.make_algorithm(agent, BatchSpec(4, 2), RUN, 0)
+
+
+def numbers(name: str) -> dict[str, float]:
+    """The fields that take schedules, with a number of each."""
+    config = made(name).config
+    found = {key: getattr(config, key) for key, field in chz.chz_fields(config).items() if accepts_schedule(field)}
+    found = {key: x if isinstance(x, float | int) else x.values[0] for key, x in found.items()}
+    found = {key: 1.5 if abs(x) == float("inf") else x for key, x in found.items() if x == x}
+    if name == "sac_target":
+        del found["temperature"]
+    return found
+
+
+def learned(algo: Any, data: list[Any]) -> list[dict[str, float]]:
+    found = []
+    for samples in data:
+        algo.receive(samples)
+        while algo.updates_due():
+            found.append({key: float(x) for key, x in algo.update().items()})
+    return found
+
+
+@every
+def test_a_level_schedule_of_every_field_learns_what_the_numbers_learn(name: str) -> None:
+    given = numbers(name)
+    one, other = made(name, **given), made(name, **{key: f"linear({x!r},{x!r})" for key, x in given.items()})
+    data = collected(CASES[name][1], one.agent, BATCHES, (4, 2))
+    assert learned(one, data) == learned(other, data)
+    for mine, its in zip(one.agent.parameters(), other.agent.parameters(), strict=True):
+        assert torch.equal(mine, its)
+    logged = {key.removeprefix("algo/") for key in other.counters()}
+    assert logged >= set(given)
+    assert not set(one.counters()) & {f"algo/{key}" for key in given if key != "exploration"}
+
+
+@every
+def test_a_stopped_and_resumed_schedule_is_an_undisturbed_one(name: str) -> None:
+    given = {key: f"cosine({x!r},{0.5 * x!r})" for key, x in numbers(name).items()}
+    whole, other = made(name, **given), made(name, **given)
+    data = collected(CASES[name][1], whole.agent, BATCHES, (4, 2))
+    learned(whole, data[:4])
+    saved = copy.deepcopy((whole.agent.state_dict(), whole.state_dict()))
+    expected = learned(whole, data[4:])
+    other.agent.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    assert learned(other, data[4:]) == expected
+    assert whole.counters() == other.counters()
+
+
+def test_a_schedule_is_the_number_before_the_newest_batch() -> None:
+    algo = made("ppo", entropy_coef="linear(1,0)", clip="piecewise(0:0.2,32:0.2,32:0.1)")
+    data = collected("CartPole-v1", algo.agent, BATCHES, (4, 2))
+    found = []
+    for samples in data:
+        before = algo.progress.env_steps
+        learned(algo, [samples])
+        assert algo.now.entropy_coef == pytest.approx(1 - before / RUN)
+        assert algo.now.clip == (0.2 if before < 32 else 0.1)
+        found.append(algo.counters()["algo/entropy_coef"])
+    assert found[0] == 1 > found[-1]
+    assert algo.now.discount == 0.99
+
+
+def test_a_rate_that_is_set_in_a_run_may_be_a_schedule() -> None:
+    algo, other = made("a2c"), made("a2c")
+    algo.learning_rate = "linear(1e-2,0)"
+    data = collected("CartPole-v1", algo.agent, 4, (4, 2))
+    found = [each["learning_rate"] for each in learned(algo, data)]
+    assert found[0] == 1e-2
+    assert found[-1] == pytest.approx(1e-2 * (1 - algo.progress.scheduled / RUN))
+    other.load_state_dict(algo.state_dict())
+    assert other.learning_rate == found[-1]
+    with pytest.raises(ValueError, match=r"learning_rate=linear\(1,-1\) must be at least 0 and finite"):
+        algo.learning_rate = "linear(1,-1)"
+
+
+@pytest.mark.parametrize(("rho", "c"), [(0.5, 1.0), ("linear(1,0.5)", 1.0), (1.0, "linear(1,1.2)")])
+def test_traces_longer_than_their_ratios_are_refused(rho: Any, c: Any) -> None:
+    for name in ("impala", "appo"):
+        with pytest.raises((ConfigError, ValueError), match=r"must be at least algo\.c_clip"):
+            made(name, rho_clip=rho, c_clip=c)
