@@ -134,6 +134,10 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
     config: auto.Config = experiment.sampler
     env = experiment.env_config()
+    if experiment.runner.evolves:
+        if tune:
+            raise ConfigError("tune_sampler=true measures steps of batches, and runner=evolution has none; remove it")
+        return auto.for_episodes(config, n_workers)
     only_serial = auto.candidates(config, n_workers)["serial"]
     if config.batch_B == 1:
         return auto.Choice(only_serial, "serial: there is one environment")
