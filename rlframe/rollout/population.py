@@ -142,14 +142,13 @@ class Player:
         claimed[(claimed == worker + 1) & ~done] = 0  # of a process that died
         for name, buffer in self._buffers.items():
             write(buffer, population.buffers[name])
+        first = 1 + int(population.generation[0]) * len(population.seeds)  # number of the first pair's episode
         for column in _order(len(done), worker, n_workers):
             if claimed[column] or done[column]:
                 continue
             claimed[column] = worker + 1
             self._perturb(population, column)
-            if not self._play(
-                1 + int(population.generation[0]) * len(population.seeds) + column // 2, found, column, stop
-            ):
+            if not self._play(first + column // 2, found, column, stop):
                 claimed[column] = 0
                 return
             done[column] = True
@@ -243,8 +242,8 @@ def _write_info(place: np.ndarray, numbers: dict[str, float]) -> None:
     if len(text) > len(place):
         warn_once(f"an episode's numbers in info take {len(text):,} bytes, and {len(place):,} fit: they are not logged")
         text = b""
-    place[...] = 0
     place[: len(text)] = np.frombuffer(text, np.uint8)
+    place[len(text) :] = 0
 
 
 EVALUATE = 0  # command

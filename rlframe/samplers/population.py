@@ -66,7 +66,7 @@ class PopulationSampler(Sampler):
         max_length: env_steps after which an episode is cut.    discount: of `Trajectory.discounted_return`.
         """
         self.envs, self.env, self.seed, self.max_length = envs, envs.env, seed, max_length
-        self.backend, self.batch_spec = envs.backend, BatchSpec(1, 2 * directions)
+        self.backend, self.batch_spec = f"{envs.backend}; a step is an episode", BatchSpec(1, 2 * directions)
         self._generation, self._stop = -1, never
         self._finished: list[Trajectory] = []
         found = empty_evaluations(agent, 2 * directions)
