@@ -86,3 +86,10 @@ def test_samplers_with_workers_are_measured(
     found = smoke(tmp_path, group)
     assert len(found["rates"]) == n_contenders
     assert [ratio["asked"] for ratio in found["ratios"]] == asked
+
+
+@pytest.mark.slow
+def test_workers_of_evolution_are_measured_beside_a_bare_loop(tmp_path: Path) -> None:
+    found = smoke(tmp_path, "pendulum", "evolution")
+    assert len(found["rates"]) == 5
+    assert [ratio["asked"] for ratio in found["ratios"]] == [1.8, 0.0, 0.0]

@@ -52,10 +52,11 @@ class Progress:
 
     def count(self, samples: Samples) -> None:
         """Count the valid rows of a batch on all ranks."""
-        self._schedule(self.env_steps)
+        self.schedule(self.env_steps)
         self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
 
-    def _schedule(self, env_steps: int) -> None:
+    def schedule(self, env_steps: int) -> None:
+        """Set all schedules to their numbers at `env_steps`."""
         self.scheduled = env_steps
         for follow in self.followers:
             follow(env_steps)
@@ -71,7 +72,7 @@ class Progress:
         """Continue from saved counts."""
         self.env_steps, self.updates = state["env_steps"], state["updates"]
         self.skipped = state["skipped"]
-        self._schedule(state["scheduled"])
+        self.schedule(state["scheduled"])
 
 
 class Algorithm(ABC):

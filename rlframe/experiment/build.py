@@ -16,7 +16,7 @@ from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.ranks import current_ranks
-from rlframe.core.seeding import Role, env_seeds, seed_int
+from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.evaluator import make_evaluator
@@ -110,7 +110,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
                 opened.enter_context(closing(evaluator))
             runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks, experiment.stop)
             runner.log.set_window(experiment.runner.window)
-            runner.log.env_seeds = env_seeds(experiment.seed, Role.ENV, sampler.batch_spec.B)
+            runner.log.env_seeds = sampler.env_seeds(experiment.seed)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = AdaptiveThreads(threads)
         except ValueError as error:
@@ -130,7 +130,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     """The environments, or the background process that steps them."""
     config, runner = experiment.sampler_config(), experiment.runner
     if not runner.samples_in_background:
-        return config.make_envs(experiment.env_config(), experiment.seed, affinity.workers)
+        return runner.make_envs(config, experiment.env_config(), experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)
     where = affinity.sampler, affinity.workers, threads, runner.supervision()
     return BackgroundProcess(config, experiment.env_config(), experiment.seed, *where)
@@ -139,9 +139,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:
     config = experiment.sampler_config()
     if not experiment.runner.samples_in_background:
-        sampler: Sampler = config.make_sampler(envs, agent, experiment.seed)
-        config.follow_episodes(sampler)
-        return sampler
+        return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
     return BackgroundSampler(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
 
 

@@ -248,12 +248,38 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def check_parts(experiment: Experiment) -> None:
+    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
+    algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
+    evolves = getattr(algo, "evolves", False)
+    if evolves and not runner.evolves:
+        name = part_name(algo, PARTS["algo"])
+        raise ConfigError(f"algo={name} needs runner=evolution, not runner={part_name(runner, PARTS['runner'])}")
+    if not runner.evolves:
+        return
+    if not evolves:
+        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={part_name(algo, PARTS['algo'])}")
+    workers = sampler.worker_count()
+    for key, wrong in {
+        f"sampler={part_name(sampler, PARTS['sampler'])}": workers
+        and not (sampler.acts_in_workers or sampler.undecided),
+        f"sampler.decorrelation_steps={sampler.decorrelation_steps}": sampler.decorrelation_steps,
+        f"sampler.statistics=[{','.join(sampler.statistics)}]": sampler.statistics,
+        "threads=auto": experiment.threads == AUTO,
+    }.items():
+        if wrong:
+            raise ConfigError(
+                f"{key} has no meaning with runner=evolution, whose workers play whole episodes; remove it"
+            )
+
+
 def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
     """The experiment as it is trained in `world_size` ranks, or by its learners: with runner=sync_rl if several.
 
     Raises:
-        ConfigError: it asks for another number of ranks, or its runner cannot train in ranks.
+        ConfigError: it asks for another number of ranks, its runner cannot train in ranks, or parts do not fit.
     """
+    check_parts(experiment)
     if experiment.world_size not in (1, world_size) or (experiment.learners > 1 and world_size > 1):
         asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={experiment.world_size}"
         raise ConfigError(f"{asked}, but {pluralize(world_size, 'rank')} were started")

@@ -134,6 +134,10 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
     config: auto.Config = experiment.sampler
     env = experiment.env_config()
+    if experiment.runner.evolves:
+        if tune:
+            raise ConfigError("tune_sampler=true measures steps of batches, and runner=evolution has none; remove it")
+        return auto.for_episodes(config, n_workers)
     only_serial = auto.candidates(config, n_workers)["serial"]
     if config.batch_B == 1:
         return auto.Choice(only_serial, "serial: there is one environment")
@@ -201,8 +205,10 @@ def describe_processes(resolved: Resolved) -> str:
         lines.append(f"  sampler       {sampling}; {pluralize(experiment.runner.n_slots, 'slot')} for batches")
         batch_bytes *= experiment.runner.n_slots + 1
     for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
-        does = "steps" if acts else "acts and steps"
-        lines.append(f"  worker {index:<6} {does} environments {lo} to {hi - 1}; 1 thread")
+        does = f"{'steps' if acts else 'acts and steps'} environments {lo} to {hi - 1}"
+        if experiment.runner.evolves:
+            does = "plays whole episodes with policies of its own"
+        lines.append(f"  worker {index:<6} {does}; 1 thread")
     if n_eval:
         lines.append(f"  evaluation    {pluralize(n_eval, 'worker')} to step {pluralize(n_eval_envs, 'environment')}")
     here, n_all = psutil.Process().memory_info().rss, n_workers + n_eval  # all workers are forks of the same server

@@ -21,7 +21,7 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device
-from rlframe.experiment.config import Experiment, for_ranks, from_flat, merge, share_of, to_flat, whole_of
+from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.presets import load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
@@ -193,6 +193,7 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
     """
     if job.experiment.n_ranks > 1:
         raise ConfigError("build and restore are for one process; use train for world_size= and learners=")
+    check_parts(job.experiment)
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
     resolved = hardware.resolve(experiment, job.tune_sampler)

@@ -45,9 +45,9 @@ class RunningNorm(nn.Module):
         variance = rows.var(0, unbiased=False) if len(rows) else mean  # NaN, and so skipped
         moments = torch.stack([torch.full_like(mean, rows.shape[0]), mean, variance])
         for n, *of_rank in current_ranks().stack(moments):
-            self._merge(n.reshape(-1)[0], *of_rank)
+            self.merge(n.reshape(-1)[0], *of_rank)
 
-    def _merge(self, n: Tensor, mean: Tensor, variance: Tensor) -> None:
+    def merge(self, n: Tensor, mean: Tensor, variance: Tensor) -> None:
         """Merge the moments of `n` rows; skip a batch with NaN or Inf, which would stay in the statistics forever."""
         finite = (mean + variance).isfinite().all()
         total = self.count + n

@@ -212,12 +212,13 @@ class EnvPool:
         except EnvError as error:
             raise self._with_worker_name(worker, error) from error.__cause__
 
-    def wait(self, workers: Sequence[Worker]) -> list[CommandResult]:
+    def wait(self, workers: Sequence[Worker], look: Callable[[], None] = lambda: None) -> list[CommandResult]:
         """Wait for the commands that were started on some workers. Raises EnvError and WorkersFailed.
 
-        If a process dies or hangs, its command is not done, and the process that replaced it `needs_reset`.
+        If a process dies or hangs, its command is not done, and the process that replaced it `needs_reset`. `look` is
+        called now and then.
         """
-        results = self._wait(workers)
+        results = self._wait(workers, look)
         for worker, result in zip(workers, results, strict=True):
             if result.done:
                 worker.deaths_in_a_row = 0
@@ -239,11 +240,12 @@ class EnvPool:
         found = self.call(worker, command)
         return [None] * (worker.hi - worker.lo) if worker.needs_reset else list(found)
 
-    def _wait(self, workers: Sequence[Worker]) -> list[CommandResult]:
+    def _wait(self, workers: Sequence[Worker], look: Callable[[], None] = lambda: None) -> list[CommandResult]:
         """Poll all workers in turn, so that a death is noticed while another worker is slow."""
         results: dict[int, CommandResult] = {}
         while len(results) < len(workers):
             self.heartbeat[0] += 1
+            look()
             slice_s = SLICE_S / (len(workers) - len(results))
             for worker in workers:
                 if worker.index not in results:
@@ -287,10 +289,13 @@ class EnvPool:
             raise WorkersFailed(f"{what}; {reason}")
         self._restarts.back_off(worker.deaths_in_a_row)
         worker.generation += 1
-        sequences = [np.random.SeedSequence([seed, worker.generation]) for seed in worker.seeds]
-        worker.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
+        seeds = "the same seeds"
+        if self.supervision.fresh_seeds:
+            sequences = [np.random.SeedSequence([seed, worker.generation]) for seed in worker.seeds]
+            worker.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
+            seeds = f"fresh seeds {worker.seeds}"
         worker.needs_reset = worker.envs_started
-        _log.warning(f"{what}; restarted with fresh seeds {worker.seeds} (restart {self.restarts})")
+        _log.warning(f"{what}; restarted with {seeds} (restart {self.restarts})")
         self._start(worker)
 
     def counters(self) -> dict[str, float]:

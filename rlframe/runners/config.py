@@ -14,9 +14,11 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, number, positive
+from rlframe.envs import EnvConfig
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.report import WINDOW
 from rlframe.runners.stop_rule import StopRule
+from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator
 from rlframe.system.distributed import TIMEOUT_S
 
@@ -66,6 +68,7 @@ class RunnerConfig:
     samples_in_background = False  # the sampler has its own process: n_slots, learner_cores and supervision() apply
     trains_in_ranks = False  # world_size may be above 1
     becomes_sync_rl = False  # with world_size above 1
+    evolves = False  # for evolution strategies, and for nothing else
 
     n_steps: int = count(1_000_000, "env_steps to train, over all ranks")
     log_interval_steps: int = count(10_000, "env_steps between rows of the log, evaluations and snapshots")
@@ -85,6 +88,16 @@ class RunnerConfig:
     def evaluates(self, n_episodes: int) -> bool:
         """Whether the runner evaluates, given eval.n_episodes."""
         return n_episodes > 0
+
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Any:
+        """The environments, or the worker processes that have them, as this sampler wants them."""
+        return sampler.make_envs(env, seed, cpus)
+
+    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Sampler:
+        """The sampler of these environments; `algo`: the algorithm's config."""
+        made: Sampler = sampler.make_sampler(envs, agent, seed)
+        sampler.follow_episodes(made)
+        return made
 
     def make_runner(
         self,

@@ -84,6 +84,14 @@ def candidates(config: Config, n_workers: int) -> dict[str, SamplerConfig]:
     return found
 
 
+def for_episodes(config: Config, n_workers: int) -> Choice:
+    """The sampler of workers that play whole episodes, and so do not wait for each other."""
+    found = candidates(config, n_workers)
+    if n_workers == 1:
+        return Choice(found["serial"], "serial: there is one core, or one environment")
+    return Choice(found[f"cpu, {n_workers} workers"], f"cpu, {n_workers} workers: each plays whole episodes")
+
+
 def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
     """Predicted seconds for one time step of all environments.
 

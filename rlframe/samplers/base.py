@@ -50,6 +50,10 @@ class Sampler(ABC):
     def refresh(self, agent: Agent) -> None:
         """Act with these parameters from the next `collect` on."""
 
+    def env_seeds(self, seed: int) -> Sequence[int]:
+        """The seed of each environment, from the run's, for episodes.csv; () if others decide its episodes too."""
+        return env_seeds(seed, Role.ENV, self.batch_spec.B)
+
     def counters(self) -> dict[str, float]:
         """The sampler's own metrics, `sampler/<name>`, counted since its start."""
         return {}

@@ -26,6 +26,7 @@ class Supervision:
     max_restarts: int = 100  # of all workers together, within an hour
     start_method: str = "forkserver"  # or spawn
     name: str = "worker"  # prefix of each worker's name in the log
+    fresh_seeds: bool = True  # for the environments of a worker that replaces another
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.max_restarts < 0:

@@ -31,6 +31,8 @@ WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the end
     for name in ("Walk", "Pictures", "Opaque", "Telling", "Unrepeatable")
 )
 LINEAR = "algo.learning_rate=linear(1e-3,1e-4)"
+SWING = "env=Pendulum-v1 env_kwargs.max_episode_steps=9"
+EVOLUTION = f"runner=evolution {SWING} {SMALL} sampler=serial algo.directions=2"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
@@ -49,6 +51,8 @@ CASES = {
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "td3": f"algo=td3 {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "es": f"algo=es {EVOLUTION} model.normalize_observation=true",
+    "ars": f"algo=ars {EVOLUTION} algo.top_directions=1 {LINEAR}",
     "envs_restored_by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
     "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
 }

@@ -1,0 +1,135 @@
+"""Evolution, the base class of ES and ARS: a population told by seeds, and a step along the estimated gradient."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import chz
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from rlframe.agents import ActorAgent, Choice, Deterministic, make_actor_agent
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.schedules import Schedules
+from rlframe.core.config import count
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.seeding import Role, generator
+from rlframe.core.struct import as_numpy
+from rlframe.core.types import Samples
+from rlframe.kernels.optimizers import MakeOptimizer
+from rlframe.models import ModelConfig
+from rlframe.ops.evolution import merged_moments, weighted_sum
+from rlframe.rollout.population import EvaluationInfo, Population, norms_of, population_of
+
+
+@chz.chz
+class EvolutionConfig:
+    """Base class of the Configs of evolution strategies."""
+
+    evolves = True  # it needs runner=evolution
+
+    directions: int = count(32, "perturbations of an update; each is played twice, added and subtracted", high=2**20)
+    noise_std: Scheduled = scheduled(0.05, "standard deviation of the perturbations of the parameters", above=True)
+    max_grad_norm: Scheduled = scheduled(
+        float("inf"), "global norm at which gradients are clipped; inf: never", above=True, infinite=True
+    )
+
+    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
+        """A deterministic policy: tanh for a Box, the largest output for a Discrete action."""
+        unsupported = {
+            "model.memory=none": model.memory != "none",
+            "model.feed_back=false": model.feed_back,
+            "model.shared=false": model.shared,
+            "model.squash=false": model.squash,
+        }
+        if remedies := [remedy for remedy, wrong in unsupported.items() if wrong]:
+            raise ConfigError(
+                f"evolution strategies have one network, which sees one observation: {', '.join(remedies)}"
+            )
+        discrete = isinstance(action_space, spaces.Discrete)
+        if not discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):
+            raise ConfigError(f"evolution strategies need one Discrete action or bounded Box, not {action_space}")
+        policy = Choice(action_space) if discrete else Deterministic(action_space)
+        return make_actor_agent(observation_space, action_space, policy, model, seed)
+
+
+class Evolution(Algorithm):
+    """Asks for a population's returns, and steps along the gradient that they tell; subclasses add `weights`.
+
+    A generation is one batch [1, P] and one update. Its seeds follow from the run's seed and its number, so that it is
+    the same after a resume.
+    """
+
+    saved = ("progress", "optimizer")
+
+    def __init__(
+        self, agent: ActorAgent, n_steps: int, config: Any, optimizer: MakeOptimizer, epsilon: float, seed: int
+    ) -> None:
+        """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
+        self.agent, self.config, self.progress, self.seed = agent, config, Progress(), seed
+        self.samples: list[Samples] = []  # at most one: the generation to learn from
+        self.schedules = Schedules(config, n_steps, self.progress)
+        self.now = self.schedules.now
+        self.optimizer = make_step(optimizer, agent.parameters(), epsilon, self.schedules)
+
+    def ask(self) -> Population:
+        """The policies to be played now."""
+        self.progress.schedule(self.progress.env_steps)
+        return population_of(self.agent, self._seeds(), self.now.noise_std, self.progress.updates)
+
+    def _seeds(self) -> np.ndarray:
+        return generator(self.seed, Role.ALGO, self.progress.updates).integers(2**63, size=self.config.directions)
+
+    def receive(self, samples: Samples) -> None:
+        """Raises:
+        ConfigError: they are not a population's.
+        """
+        if not isinstance(samples.info, EvaluationInfo):
+            raise ConfigError(f"{type(self).__name__} learns from whole episodes of a population: use runner=evolution")
+        self.progress.env_steps += int(as_numpy(samples.info.length).sum())
+        self.samples = [samples]
+
+    def updates_due(self) -> int:
+        return len(self.samples)
+
+    def counters(self) -> dict[str, float]:
+        return self.schedules.metrics()
+
+    def update(self) -> UpdateMetrics:
+        samples = self.samples.pop()
+        returns = as_numpy(samples.reward).astype(np.float64).reshape(-1, 2)  # of θ + σ ε and θ - σ ε
+        weights, metrics = self.weights(returns)
+        gradient = weighted_sum(weights, self._seeds(), sum(p.numel() for p in self.agent.parameters()))
+        grad_norm = self.optimizer.minimize(self._loss(gradient), samples)
+        self._observe(samples)
+        self.progress.updates += 1
+        return {
+            **metrics,
+            "fitness_mean": float(returns.mean()),
+            "fitness_std": float(returns.std()),
+            "fitness_max": float(returns.max()),
+            "grad_norm": grad_norm,
+            "learning_rate": self.optimizer.rate,
+        }
+
+    @abstractmethod
+    def weights(self, returns: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+        """The weight [D] of each perturbation in the gradient, from the returns [D, 2] of its pair; and metrics."""
+
+    def _loss(self, gradient: np.ndarray) -> Tensor:
+        """-<g, θ>: descending its gradient, -g, ascends the returns."""
+        parameters = list(self.agent.parameters())
+        parts = torch.from_numpy(gradient).to(parameters[0].device).split([p.numel() for p in parameters])
+        return -torch.stack([(g.view_as(p) * p).sum() for g, p in zip(parts, parameters, strict=True)]).sum()
+
+    def _observe(self, samples: Samples) -> None:
+        """Merge the observations of all episodes into the running statistics of the next generation."""
+        assert isinstance(samples.info, EvaluationInfo)
+        for norm, moments in zip(norms_of(self.agent), samples.info.moments, strict=True):
+            n, mean, variance = merged_moments(as_numpy(moments)[0])
+            norm.merge(*(torch.as_tensor(x, device=norm.mean.device) for x in (n, mean, variance)))

@@ -1,0 +1,109 @@
+"""A population's episodes are the same in this process, in workers, after deaths, and after a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe.algos.es import Config
+from rlframe.core.struct import as_numpy, leaves
+from rlframe.envs import EnvConfig
+from rlframe.models import ModelConfig
+from rlframe.rollout.population import Population, population_of
+from rlframe.samplers.evaluator import EvaluationStopped
+from rlframe.samplers.population import PopulationSampler, make_single_envs
+from rlframe.system.supervision import Supervision
+from tests.envs.deadly import Deadly
+
+D = 6
+MODEL = ModelConfig(hidden=(8,), normalize_observation=True)
+
+
+@contextmanager
+def population(n_workers: int, max_length: int = 60, **kwargs: Any) -> Iterator[tuple[PopulationSampler, Population]]:
+    envs = make_single_envs(EnvConfig(Deadly, kwargs), 5, n_workers, (), Supervision())
+    agent = Config().make_agent(envs.observation_space, envs.action_space, MODEL, 0)
+    sampler = PopulationSampler(envs, agent, D, max_length)
+    try:
+        yield sampler, population_of(agent, np.arange(D), 0.5, 3)
+    finally:
+        sampler.close()
+
+
+def played(sampler: PopulationSampler, proposed: Population) -> tuple[list[np.ndarray], Any]:
+    sampler.propose(proposed)
+    samples = sampler.collect()
+    return [np.copy(as_numpy(x)) for x in leaves(samples)], sampler.trajectories()
+
+
+def assert_same(one: tuple[list[np.ndarray], Any], other: tuple[list[np.ndarray], Any]) -> None:
+    for a, b in zip(one[0], other[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert one[1] == other[1]
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[list[np.ndarray], Any]:
+    with population(0) as both:
+        return played(*both)
+
+
+def test_an_episode_is_a_row_and_its_pair_plays_the_same_one(alone: tuple[list[np.ndarray], Any]) -> None:
+    episodes = alone[1]
+    assert [episode.env for episode in episodes] == [*range(2 * D)]
+    assert len({episode.return_ for episode in episodes}) > 3, "perturbed policies differ"
+    assert all(episode.return_ == episode.length <= 60 and "angle" in episode.diagnostics for episode in episodes)
+    assert all(episode.terminated == (episode.length < 60) for episode in episodes)
+    with population(0) as (sampler, proposed):
+        still = population_of(sampler._players._player.agent, np.arange(D), 0.0, 3)  # type: ignore[attr-defined]
+        lengths = as_numpy(played(sampler, still)[1])
+    assert [a.length for a in lengths[::2]] == [b.length for b in lengths[1::2]], "without noise a pair is equal"
+    assert proposed.seeds.tolist() == [*range(D)]
+
+
+def test_mirrored_policies_are_the_parameters_plus_and_minus_the_same_noise() -> None:
+    with population(0) as (sampler, proposed):
+        player, seen = sampler._players._player, []  # type: ignore[attr-defined]
+        for column in (4, 5):
+            player._perturb(proposed.numpy(), column)
+            seen.append(player._policy.copy())
+    np.testing.assert_allclose((seen[0] + seen[1]) / 2, as_numpy(proposed.policy), atol=1e-6)
+    assert np.abs(seen[0] - seen[1]).mean() > 0.5
+
+
+def test_workers_play_what_one_process_plays(alone: tuple[list[np.ndarray], Any]) -> None:
+    with population(2) as both:
+        assert_same(played(*both), alone)
+
+
+def test_a_killed_worker_costs_its_episode_alone_which_is_played_again(
+    alone: tuple[list[np.ndarray], Any], tmp_path: Path
+) -> None:
+    with population(2, path=str(tmp_path / "deaths"), times=3) as both:
+        assert_same(played(*both), alone)
+        assert both[0].counters()["sampler/restarts"] == 3
+
+
+def stop_after(n: int) -> Callable[[], bool]:
+    left = iter(range(n))
+    return lambda: next(left, None) is None
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_stopped_generation_is_completed_after_a_resume(n_workers: int, alone: tuple[list[np.ndarray], Any]) -> None:
+    with population(n_workers) as (sampler, proposed):
+        sampler.propose(proposed, stop_after(9 if n_workers == 0 else 0))
+        with pytest.raises(EvaluationStopped):
+            sampler.collect()
+        saved = sampler.state_dict()
+        assert_same(played(sampler, proposed), alone)
+    if n_workers == 0:
+        assert 0 < np.count_nonzero(saved["evaluations"][1]) < 2 * D
+    with population(2 - n_workers) as (sampler, proposed):
+        sampler.load_state_dict(saved)
+        assert_same(played(sampler, proposed), alone)
