@@ -15,6 +15,7 @@ from gymnasium import Space
 from rlframe.core.errors import ReadableError
 from rlframe.core.reduction import reduction_of
 from rlframe.core.struct import Struct, Tree
+from rlframe.envs.options import EnvOptions
 from rlframe.system.signals import DeadlinePassed, deadline
 
 _log = logging.getLogger("rlframe")
@@ -28,6 +29,9 @@ class EnvConfig:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "auto"  # auto | native | envpool | python
     n_threads: int = 0  # of a native vector environment or EnvPool; 0: one per CPU, at most one per environment
+    options: EnvOptions = field(default_factory=EnvOptions)  # time limit, rewards, wrappers
+    mode: str = "train"  # train | eval, for a creator that takes it
+    rank: int = 0  # for a creator that takes it; 0: the rank of this process
 
 
 @dataclass(frozen=True, eq=False)

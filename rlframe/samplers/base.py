@@ -13,6 +13,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs
@@ -191,7 +192,8 @@ class WorkersConfig(SamplerConfig):
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:
         seeds = env_seeds(seed, Role.ENV, self.batch_B)
         n_workers = len(cpus) if self.n_workers == AUTO else self.n_workers
-        return EnvPool(env, self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload())
+        first = first_env_of_rank(self.batch_B)
+        return EnvPool(env, self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload(), first)
 
     def preload(self) -> tuple[str, ...]:
         """Modules that forkserver imports once for all workers."""
