@@ -100,7 +100,7 @@ def _make(backend: str, config: EnvConfig, target: Target, seeds: list[int], fir
     if isinstance(target, EnvSpec) and backend == "envpool":
         return envpool.make_envpool(target.id, {"num_threads": n_threads, **_vector_arguments(config)}, seeds, first)
     made = [env_maker(target, config, seed, index) for index, seed in enumerate(seeds, first)]
-    return PythonEnvs([maker for maker, _ in made], seeds, made[0][1], first)
+    return PythonEnvs([maker for maker, _ in made], seeds, made[0][1], first, config.restarts)
 
 
 def _vector_arguments(config: EnvConfig) -> dict[str, Any]:
@@ -114,7 +114,9 @@ def _needs_python(config: EnvConfig, target: Target) -> str:
     options = config.options
     of_images = {"grayscale": options.grayscale, "resize": options.resize, "frame_stack": options.frame_stack > 1}
     changed = {"wrappers": options.wrappers, **({} if is_atari(target) else of_images)}
-    return next((f"env.{name}" for name, value in changed.items() if value), "")
+    of_sampler = {"sampler.complete_episodes": config.whole_episodes, "sampler.env_restarts": config.restarts}
+    keys = {**{f"env.{name}": value for name, value in changed.items()}, **of_sampler}
+    return next((key for key, value in keys.items() if value), "")
 
 
 def _check_options(config: EnvConfig, target: Target) -> None:

@@ -33,6 +33,7 @@ class ScaledRewards(Envs):
         self._envs, self._transform = envs, reward_transform(options)
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
         self.n, self.backend, self.render_fps = envs.n, envs.backend, envs.render_fps
+        self.can_wait, self.time_limit, self.restarts = envs.can_wait, envs.time_limit, envs.restarts
 
     def reset(self, out: EnvStep, round_: int = 0) -> None:
         self._envs.reset(out, round_)
@@ -40,6 +41,12 @@ class ScaledRewards(Envs):
     def step(self, action: Tree, out: EnvStep) -> None:
         self._envs.step(action, out)
         self._transform(out.score, out.reward)
+
+    def hold(self, which: frozenset[int], at_once: bool = False) -> None:
+        self._envs.hold(which, at_once)
+
+    def pop_restarted(self) -> list[int]:
+        return self._envs.pop_restarted()
 
     def pop_diagnostics(self, index: int) -> dict[str, float]:
         return self._envs.pop_diagnostics(index)

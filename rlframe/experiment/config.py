@@ -19,6 +19,7 @@ from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.named_writers import DEFAULT_WRITERS
 from rlframe.replay import ReplayConfig
+from rlframe.rollout.stepper import check_room
 from rlframe.runners import sync_rl
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import EvalConfig, no_sampler
@@ -110,6 +111,7 @@ class Experiment:
             raise ConfigError(
                 f"eval.n_episodes={n_episodes} must be at least {key}={self.n_ranks}: each rank plays some"
             )
+        self._check_complete_episodes()
         if (self.snapshot_mode == "gap") != (self.snapshot_gap > 0):
             raise ConfigError(
                 f"snapshot_mode=gap and snapshot_gap=N env_steps need each other, "
@@ -119,6 +121,16 @@ class Experiment:
             raise ConfigError(
                 "snapshot_errors=continue needs world_size=1 and learners=1: all ranks must save, or none"
             )
+
+    def _check_complete_episodes(self) -> None:
+        sampler, longest = self.sampler, self.env_options.max_episode_steps
+        if not sampler.complete_episodes:
+            return
+        if isinstance(getattr(self.algo, "replay", None), ReplayConfig):
+            name = part_name(self.algo, PARTS["algo"])
+            raise ConfigError(f"sampler.complete_episodes=true is for policy gradients; algo={name} learns from replay")
+        if longest:
+            check_room(longest, sampler.batch_T)
 
     @property
     def evaluates(self) -> bool:
@@ -141,7 +153,9 @@ class Experiment:
         return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
 
     def env_config(self) -> EnvConfig:
-        return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend, options=self.env_options)
+        own = EnvConfig(self.env, dict(self.env_kwargs), self.env_backend, options=self.env_options)
+        config: EnvConfig = self.sampler.adapted(own)
+        return config
 
     def eval_env_config(self) -> EnvConfig:
         own, options = self.env_kwargs if self.eval.env in ("", self.env) else {}, self.env_options

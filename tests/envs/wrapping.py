@@ -32,6 +32,15 @@ class Endless(gymnasium.Env):
         return self._observe(), self.reward * (-1) ** self.time, False, False, {}
 
 
+class Raises(Endless):
+    """Raises in its third step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.time == 2:
+            raise ValueError("the simulator diverged")
+        return super().step(action)
+
+
 class Pixels(gymnasium.Env):
     """An image whose pixels are all the time, ending after `length` steps."""
 
