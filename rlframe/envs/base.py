@@ -32,6 +32,7 @@ class EnvConfig:
     options: EnvOptions = field(default_factory=EnvOptions)  # time limit, rewards, wrappers
     mode: str = "train"  # train | eval, for a creator that takes it
     rank: int = 0  # for a creator that takes it; 0: the rank of this process
+    gpus: tuple[int, ...] = ()  # on which workers render MuJoCo's images in turn, with MUJOCO_GL=egl; (): all
     whole_episodes: bool = False  # start an episode only where the rest of the batch has room for it
     restarts: int = 0  # times that an environment which raised is made again
 

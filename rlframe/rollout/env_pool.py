@@ -18,7 +18,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
-from rlframe.system.machine import n_cpus
+from rlframe.system.machine import choose_egl_device, n_cpus
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.shared import Shared
 from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
@@ -42,11 +42,13 @@ def worker_main(
     parent: ParentLink,
     config: EnvConfig,
     seeds: Sequence[int],
+    index: int,
     columns: tuple[int, int],
     generation: int,
     is_replacement: bool,
 ) -> None:
     """Main function of a worker process: make environments, receive the task, handle commands until told to stop."""
+    choose_egl_device(index, config.gpus)
     lo, first = columns  # of the first environment: in the whole batch, and over all ranks
     envs = make_envs(config, len(seeds), seeds, first)
     try:
@@ -187,7 +189,8 @@ class EnvPool:
 
     def _start(self, worker: Worker) -> None:
         columns = worker.lo, self._first + worker.lo
-        arguments = (self.config, worker.seeds, columns, worker.generation, worker.envs_started)
+        place = self.config.rank * len(self.workers) + worker.index
+        arguments = (self.config, worker.seeds, place, columns, worker.generation, worker.envs_started)
         method = self.supervision.start_method
         worker.child = ChildProcess(worker.name, worker_main, arguments, worker.cpus, method, self._preload)
 

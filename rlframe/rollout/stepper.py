@@ -248,13 +248,17 @@ class WorkerStepper(Stepper):
     def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
         for worker in self.group:
             worker.child.start_command(DECORRELATE, n_steps)
-            with contextlib.suppress(ChildDied):  # `wait` replaces it, and the first step resets its environments
+            with contextlib.suppress(ChildDied):  # `wait` replaces it
                 worker.child.send((seed, first + worker.lo - self.lo))
-        self.pool.wait(self.group)
+        self._reset_replaced()
 
     def reset(self, round_: int = 0) -> None:
         for worker in self.group:
             worker.child.start_command(RESET, round_)
+        self._reset_replaced(round_)
+
+    def _reset_replaced(self, round_: int = 0) -> None:
+        """Wait for the group, and reset the environments of workers that replaced others."""
         for worker, result in zip(self.group, self.pool.wait(self.group), strict=True):
             if not result.done:
                 self.pool.call(worker, RESET, round_)
