@@ -55,8 +55,9 @@ class PythonEnvs(Envs):
         self._reset = self._episodes.reset
         self._waiting: frozenset[int] = frozenset()  # see `hold`
         self._stopped: frozenset[int] = frozenset()  # of these, those in the middle of an episode
-        self._restarted: list[int] = []  # in the last step
+        self._restarted: list[int] = []  # in the last step, for `pop_restarted`
         self._restarter = Restarter(makers, seeds, self._envs, self._episodes, restarts, first)
+        self._lost = self._restarter.restarted  # in this step
         if restarts:
             self._steps = [partial(self._restarter.step, index) for index in range(self.n)]
             self._reset = self._restarter.reset
@@ -138,7 +139,7 @@ class PythonEnvs(Envs):
             raise self._error(error, index, "the reset" if ended[index] else actions[index]) from external_cause(error)
         self._check_scalars(actions)
         self._write_flags(out)
-        if self._waiting or self._restarter.restarted:
+        if self._waiting or self._lost:
             self._write_special(out)
         self._check_values(out, actions)
 

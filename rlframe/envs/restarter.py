@@ -69,5 +69,6 @@ class Restarter:
                 error = another
 
     def pop(self) -> list[int]:
-        restarted, self.restarted = self.restarted, []
+        restarted = self.restarted.copy()
+        self.restarted.clear()
         return restarted

@@ -41,7 +41,16 @@ _PRESET = re.compile(r"\w[\w\-]*(/[\w\-]+)*")  # a name below experiments/, not 
 _VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: cannot name a module
 _DIGITS = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
 _ARGUMENT = re.compile(r"(?![.~])[^:/\\~]*")  # of an environment: no path, no module:attribute
-_TEXT = ("stop", "snapshot_best", "name", "log_dir", "init", "device", "affinity")  # fields of free text
+_TEXT = (
+    "stop",
+    "env.reward_clip",
+    "snapshot_best",
+    "name",
+    "log_dir",
+    "init",
+    "device",
+    "affinity",
+)  # fields of free text
 _GROUPS = ("model", "eval", "env_options")  # they have fields, but no value
 _ENV_KWARGS = ("env_kwargs", "eval.env_kwargs")
 

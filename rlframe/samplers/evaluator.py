@@ -218,7 +218,7 @@ class Evaluator(BaseEvaluator):
                     _logger.warning(
                         f"in evaluation, environment {self.lo + env} ran {tracker.length[env]:,} steps without an end: "
                         f"the episode counts as it is, and is its last; set a time limit "
-                        f"(env_kwargs.max_episode_steps=...) or another eval.max_length"
+                        f"(env.max_episode_steps=...) or another eval.max_length"
                     )
                     add(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
                     plays[env] = False

@@ -239,4 +239,4 @@ def test_evaluation_has_the_same_options_and_its_own_time_limit_wins() -> None:
 
 def test_a_strangers_wrappers_need_trust() -> None:
     assert foreign({"env.wrappers": ["os:getpid"]})
-    assert not foreign({"env.wrappers": [], "env.reward_clip": "[-1,1]", "env.resize": [84, 84]})
+    assert not foreign({"env.wrappers": [], "env.reward_clip": "[-1,0.5]", "env.resize": [84, 84]})
