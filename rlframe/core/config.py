@@ -50,6 +50,7 @@ _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written 
 _MAX_NAME = 200
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
+    "rlframe.envs.options": "env.",
     "rlframe.models": "model.",
     "rlframe.replay": "algo.replay.",
     "rlframe.runners": "runner.",

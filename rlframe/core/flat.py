@@ -15,6 +15,9 @@ PARTS: Mapping[str, str] = MappingProxyType(
     {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
 )
 
+# Fields whose keys stand below another name: `env` is a value, and has fields beside it.
+GROUPS: Mapping[str, str] = MappingProxyType({"env_options": "env"})
+
 
 def part_name(config: object, package: str) -> str:
     """The value of algo=, sampler= or runner= that names this config's module; short inside `package`."""
@@ -36,7 +39,7 @@ def flatten(**fields: Any) -> dict[str, Any]:
             flat[key] = part_name(value, PARTS[key])
         if chz.is_chz(value):
             below = flatten(**{name: getattr(value, name) for name in chz.chz_fields(value)})
-            flat.update({f"{key}.{name}": sub for name, sub in below.items()})
+            flat.update({f"{GROUPS.get(key, key)}.{name}": sub for name, sub in below.items()})
         elif key not in PARTS:
             flat[key] = _plain(value)
     return flat

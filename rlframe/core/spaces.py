@@ -24,6 +24,17 @@ class FrameStack(spaces.Box):
         self.n_frames = n_frames
 
 
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image's channels come last.
+
+    The two equal sides are height and width; otherwise the smaller end is channels.
+    """
+    if len(shape) < 3:
+        return False
+    first, middle, last = shape[-3:]
+    return last < first if (first == middle) == (middle == last) else first == middle
+
+
 def zeros(space: Space, lead: tuple[int, ...] = ()) -> Tree:
     """Canonical NumPy zeros for `space`, shaped `lead + space.shape`."""
     match space:

@@ -2,5 +2,6 @@
 
 from rlframe.envs.base import EnvConfig, EnvError, Envs, EnvStep
 from rlframe.envs.make import make_envs
+from rlframe.envs.options import EnvOptions
 
-__all__ = ["EnvConfig", "EnvError", "EnvStep", "Envs", "make_envs"]
+__all__ = ["EnvConfig", "EnvError", "EnvOptions", "EnvStep", "Envs", "make_envs"]

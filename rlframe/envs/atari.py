@@ -18,6 +18,7 @@ from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, env_error
 from rlframe.envs.gymnasium_vector import check_next_step
+from rlframe.envs.options import EnvOptions
 
 ALE_DEFAULTS: Mapping[str, Any] = {
     "frameskip": 4,  # game frames an action is repeated for
@@ -46,11 +47,11 @@ _MINIMUM = {"noop_max": 0, "thread_affinity_offset": -1}  # of integer options; 
 _MAXIMUM = {"img_height": 2048, "img_width": 2048, "stack_num": 128}  # 2**30 for the others
 
 
-def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> AtariEnvs:
+def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], env_options: EnvOptions, seeds: Sequence[int]) -> AtariEnvs:
     """Make ALE's vector environment for an `ALE/...-v5` id. Raises ConfigError for an invalid option in `kwargs`."""
     for name, value in kwargs.items():
         _check_option(spec.id, name, value)
-    options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs}
+    options: dict[str, Any] = {**ALE_DEFAULTS, **kwargs, **_own_options(kwargs, env_options)}
     episodic_life, clip = (options.pop(name, _OPTIONS[name]) for name in ("episodic_life", "reward_clipping"))
     try:
         env = gymnasium.make_vec(
@@ -65,6 +66,25 @@ def make_atari(spec: EnvSpec, kwargs: Mapping[str, Any], seeds: Sequence[int]) -
         raise ConfigError(f"{spec.id} cannot be made with env_kwargs {dict(kwargs)}: {error}") from error
     backend = f"native {type(env.unwrapped).__name__}, {pluralize(options['num_threads'], 'thread')}"
     return AtariEnvs(env, list(seeds), backend, episodic_life=episodic_life, clip=clip)
+
+
+def _own_options(kwargs: Mapping[str, Any], options: EnvOptions) -> dict[str, Any]:
+    """ALE's own options that do what EnvOptions ask for. Raises ConfigError if `kwargs` have them too."""
+    height, width = options.resize or (0, 0)
+    frames = min(options.max_episode_steps * int(kwargs.get("frameskip", ALE_DEFAULTS["frameskip"])), 2**30)
+    asked: dict[str, dict[str, Any]] = {  # frames count from the end of the no-ops, so this is exact
+        "max_episode_steps": {"max_num_frames_per_episode": frames} if frames else {},
+        "grayscale": {"grayscale": True} if options.grayscale else {},
+        "resize": {"img_height": height, "img_width": width} if height else {},
+        "frame_stack": {"stack_num": options.frame_stack} if options.frame_stack > 1 else {},
+        "reward_clip, env.reward_scale or env.normalize_reward": (
+            {"reward_clipping": False} if options.changes_rewards else {}
+        ),
+    }
+    for key, own in asked.items():
+        if given := [name for name in own if name in kwargs]:
+            raise ConfigError(f"env.{key} decides what env_kwargs.{given[0]} does; give one of them")
+    return {name: value for own in asked.values() for name, value in own.items()}
 
 
 def _check_option(id_: str, name: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from gymnasium import Space
 from rlframe.core.errors import ReadableError
 from rlframe.core.reduction import reduction_of
 from rlframe.core.struct import Struct, Tree
+from rlframe.envs.options import EnvOptions
 from rlframe.system.signals import DeadlinePassed, deadline
 
 _log = logging.getLogger("rlframe")
@@ -28,6 +29,12 @@ class EnvConfig:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "auto"  # auto | native | envpool | python
     n_threads: int = 0  # of a native vector environment or EnvPool; 0: one per CPU, at most one per environment
+    options: EnvOptions = field(default_factory=EnvOptions)  # time limit, rewards, wrappers
+    mode: str = "train"  # train | eval, for a creator that takes it
+    rank: int = 0  # for a creator that takes it; 0: the rank of this process
+    gpus: tuple[int, ...] = ()  # on which workers render MuJoCo's images in turn, with MUJOCO_GL=egl; (): all
+    whole_episodes: bool = False  # start an episode only where the rest of the batch has room for it
+    restarts: int = 0  # times that an environment which raised is made again
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +90,22 @@ class Envs(ABC):
 
         Raises EnvError if an environment raised, or returned NaN, Inf, a wrong shape or a wrong dtype.
         """
+
+    can_wait = False  # whether it has `hold`
+    time_limit = 0  # env steps of the longest episode; 0: not known
+    restarts = 0  # times that each environment which raises is made again (see `pop_restarted`)
+
+    def hold(self, which: frozenset[int], at_once: bool = False) -> None:
+        """Make these environments wait at the end of their episode instead of resetting, until the next call.
+
+        With `at_once` they wait in the middle of their episode. While one waits, its rows are not valid and its
+        observation is not written.
+        """
+        raise NotImplementedError(f"the environments of {self.backend} step all at once")
+
+    def pop_restarted(self) -> list[int]:
+        """The environments that raised in the last step, and whose new episode starts with its row."""
+        return []
 
     @abstractmethod
     def pop_diagnostics(self, index: int) -> dict[str, float]:

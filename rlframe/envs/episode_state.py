@@ -33,7 +33,7 @@ class EpisodeStates:
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env], seeds: Sequence[int]) -> None:
-        self._envs, self._own_seeds = envs, list(seeds)
+        self._envs, self._own_seeds = list(envs), list(seeds)
         self._inner = [env.unwrapped for env in envs]
         ales = [vars(inner).get("ale") for inner in self._inner]
         self._ales = [ale if type_name(type(ale)) == _ALE else None for ale in ales]
@@ -43,6 +43,13 @@ class EpisodeStates:
         self._starts: list[Any] = [()] * len(envs)  # states before the reset; () if the seed is enough
         self._undecided = True
         self.action_log: ActionLog | None = ActionLog(len(envs))  # None: all states can be read
+
+    def replace(self, index: int, env: gymnasium.Env, seed: int) -> None:
+        """Put a newly made environment in the place of another; its first episode has this seed."""
+        self._envs[index], self._inner[index] = env, env.unwrapped
+        ale = vars(env.unwrapped).get("ale")
+        self._ales[index] = ale if type_name(type(ale)) == _ALE else None
+        self._seeds[index], self.episodes[index] = EpisodeSeeds(seed), -1
 
     def seed(self, index: int) -> int:
         """The seed of the running episode, or of the environment if its episodes have no seeds of their own."""

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
@@ -19,9 +19,12 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlframe.core.config import find_attribute, nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import current_ranks
 from rlframe.envs import atari, envpool, gymnasium_vector
 from rlframe.envs.base import EnvConfig, Envs
 from rlframe.envs.python import PythonEnvs
+from rlframe.envs.rewards import ScaledRewards
+from rlframe.envs.wrappers import load_wrappers, wrapped_maker
 from rlframe.system.machine import n_cpus
 
 Target = EnvSpec | Callable[..., Any]  # what an id stands for
@@ -53,6 +56,8 @@ def make_envs(config: EnvConfig, n: int, seeds: Sequence[int], first: int = 0) -
     try:
         with explain_missing_package(target):
             envs = _make(_choose_backend(config, target, n), config, target, seeds, first)
+            if config.options.changes_rewards and not config.options.normalize_reward:
+                envs = ScaledRewards(envs, config.options)
             envs.env = config
             return envs
     except ValueError as error:  # from core.spaces
@@ -65,7 +70,7 @@ def make_env(config: EnvConfig) -> gymnasium.Env:
     Raises:
         ConfigError: as `make_envs`.
     """
-    make, time_limit = env_maker(resolve(config.id), config.kwargs)
+    make, time_limit = env_maker(resolve(config.id), config)
     env = make()
     return gymnasium.wrappers.TimeLimit(env, time_limit) if time_limit else env
 
@@ -90,12 +95,38 @@ def _make(backend: str, config: EnvConfig, target: Target, seeds: list[int], fir
     n_threads = config.n_threads or min(len(seeds), n_cpus())
     if isinstance(target, EnvSpec) and backend == "native":
         if is_atari(target):
-            return atari.make_atari(target, {"num_threads": n_threads, **config.kwargs}, seeds)
-        return gymnasium_vector.make_native(target, config.kwargs, seeds, first)
+            return atari.make_atari(target, {"num_threads": n_threads, **config.kwargs}, config.options, seeds)
+        return gymnasium_vector.make_native(target, _vector_arguments(config), seeds, first)
     if isinstance(target, EnvSpec) and backend == "envpool":
-        return envpool.make_envpool(target.id, {"num_threads": n_threads, **config.kwargs}, seeds, first)
-    maker, time_limit = env_maker(target, config.kwargs)
-    return PythonEnvs([maker] * len(seeds), seeds, time_limit, first)
+        return envpool.make_envpool(target.id, {"num_threads": n_threads, **_vector_arguments(config)}, seeds, first)
+    made = [env_maker(target, config, seed, index) for index, seed in enumerate(seeds, first)]
+    return PythonEnvs([maker for maker, _ in made], seeds, made[0][1], first, config.restarts)
+
+
+def _vector_arguments(config: EnvConfig) -> dict[str, Any]:
+    """The arguments of a native vector environment or of EnvPool, with the time limit of the options."""
+    limit = config.options.max_episode_steps
+    return {**config.kwargs, "max_episode_steps": limit} if limit else dict(config.kwargs)
+
+
+def _needs_python(config: EnvConfig, target: Target) -> str:
+    """The key that only Python environments can fulfil; empty if there is none."""
+    options = config.options
+    of_images = {"grayscale": options.grayscale, "resize": options.resize, "frame_stack": options.frame_stack > 1}
+    changed = {"wrappers": options.wrappers, **({} if is_atari(target) else of_images)}
+    of_sampler = {"sampler.complete_episodes": config.whole_episodes, "sampler.env_restarts": config.restarts}
+    keys = {**{f"env.{name}": value for name, value in changed.items()}, **of_sampler}
+    return next((key for key, value in keys.items() if value), "")
+
+
+def _check_options(config: EnvConfig, target: Target) -> None:
+    load_wrappers(config.options)
+    limit = config.options.max_episode_steps
+    if limit and isinstance(target, EnvSpec) and "max_episode_steps" in config.kwargs:
+        raise ConfigError(
+            f"env.max_episode_steps={limit} and env_kwargs.max_episode_steps={config.kwargs['max_episode_steps']} are "
+            f"the same limit; give one of them"
+        )
 
 
 def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
@@ -103,7 +134,14 @@ def _choose_backend(config: EnvConfig, target: Target, n: int) -> str:
         raise ConfigError(
             f"env_backend={config.backend!r} is not one of {', '.join(BACKENDS)}{nearest(config.backend, BACKENDS)}"
         )
-    available = backends(target)
+    _check_options(config, target)
+    available, key = backends(target), _needs_python(config, target)
+    if key and (config.backend in ("native", "envpool") or (is_atari(target) and config.backend == "auto")):
+        raw = ", which gives raw frames to it" if is_atari(target) else " or auto"
+        raise ConfigError(
+            f"{key} needs Python environments, and those of env={env_name(config.id)} step all at once; "
+            f"use env_backend=python{raw}"
+        )
     if config.backend == "auto" and isinstance(target, EnvSpec) and _gives_raw_frames(target):
         game = str(target.kwargs.get("game", "Game")).title().replace("_", "")
         raise ConfigError(
@@ -141,9 +179,11 @@ def _fastest(config: EnvConfig, target: Target, n: int, available: list[str]) ->
         return available[0]
     if n < MIN_BATCH:
         return "python"
+    if _needs_python(config, target):
+        return "python"
     if "native" in available and _accepts_kwargs(target, config):
         return "native"
-    if "envpool" in available and target.id in envpool.FASTER and not config.kwargs:
+    if "envpool" in available and target.id in envpool.FASTER and not _vector_arguments(config):
         return "envpool"
     return "python"
 
@@ -153,7 +193,7 @@ def _accepts_kwargs(spec: EnvSpec, config: EnvConfig) -> bool:
     entry = spec.vector_entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     known = inspect.signature(creator).parameters if creator is not None else {}
-    return all(name in known and name != "render_mode" for name in config.kwargs)
+    return all(name in known and name != "render_mode" for name in _vector_arguments(config))
 
 
 def _gives_raw_frames(spec: EnvSpec) -> bool:
@@ -274,22 +314,39 @@ def explain_missing_package(target: Target) -> Iterator[None]:
         raise ConfigError(f"env={id_} cannot be made: {error}") from error
 
 
-def env_maker(target: Target, kwargs: Mapping[str, Any]) -> tuple[Callable[[], gymnasium.Env], int]:
-    """A function that makes one environment, and the time limit that PythonEnvs counts for it (0: none).
+def env_maker(
+    target: Target, config: EnvConfig, seed: int = 0, index: int = 0
+) -> tuple[Callable[[], gymnasium.Env], int]:
+    """A function that makes environment `index`, and the time limit that PythonEnvs counts for it (0: none).
 
     The function raises ConfigError for an unknown argument, or if the result is not a gymnasium.Env.
     """
+    options, given = config.options, dict(config.kwargs)
     if not isinstance(target, EnvSpec):
-        return partial(_make_checked, target, target, partial(target, **kwargs)), 0
-    options = dict(kwargs)
-    limit = options.pop("max_episode_steps", target.max_episode_steps or 0)
+        arguments = {**_creator_arguments(target, config, seed, index), **given}
+        make = partial(_make_checked, target, target, partial(target, **arguments))
+        return wrapped_maker(make, options, env_name(target)), options.max_episode_steps
+    limit = given.pop("max_episode_steps", target.max_episode_steps or 0)
     if not isinstance(limit, int) or limit < 0:
         raise ConfigError(f"env_kwargs.max_episode_steps={limit!r} must be a whole number of steps, or 0 for no limit")
     spec = copy.deepcopy(target)
     spec.order_enforce, spec.disable_env_checker, spec.max_episode_steps = False, True, None
-    if target.additional_wrappers:  # they wrap the time limit, and may change what counts as a step
+    if options.max_episode_steps:
+        limit = options.max_episode_steps
+    elif target.additional_wrappers or options.wrappers:  # they wrap the time limit, and may change what a step is
         spec.max_episode_steps, limit = limit or None, 0
-    return partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **options)), limit
+    make = partial(_make_checked, target, _creator(target), partial(gymnasium.make, spec, **given))
+    return wrapped_maker(make, options, target.id), limit
+
+
+def _creator_arguments(creator: Callable[..., Any], config: EnvConfig, seed: int, index: int) -> dict[str, Any]:
+    """What a callable is told of the environment that it makes: those of four arguments that it names."""
+    told = {"env_index": index, "rank": config.rank or current_ranks().rank, "seed": seed, "mode": config.mode}
+    try:
+        known = inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # of some callables in C
+        return {}
+    return {name: value for name, value in told.items() if name in known}
 
 
 def _creator(spec: EnvSpec) -> Any:

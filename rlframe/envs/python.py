@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,7 @@ from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, en
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.object_codec import StateError
 from rlframe.envs.observations import InvalidValue, batch_checker, check_info, describe, external_cause, row_writer
+from rlframe.envs.restarter import Restarter
 
 _FLAGS = frozenset({bool, np.bool_})
 _REMEDY = "reproduce it with one environment of this seed, and fix the environment"
@@ -26,15 +28,22 @@ class PythonEnvs(Envs):
     """Owns its environments, adding 0.5 us to an env step. Counts time limits itself, which saves a wrapper."""
 
     def __init__(
-        self, makers: Sequence[Callable[[], gymnasium.Env]], seeds: Sequence[int], time_limit: int, first: int = 0
+        self,
+        makers: Sequence[Callable[[], gymnasium.Env]],
+        seeds: Sequence[int],
+        time_limit: int,
+        first: int = 0,
+        restarts: int = 0,
     ) -> None:
         """`time_limit` is in steps (0: none); `first` is the index of the first environment in messages.
 
+        An environment that raises is made again, up to `restarts` times.
+
         Raises EnvError if a maker raises an exception other than ConfigError, or if the environments' spaces differ.
         """
-        self.n = len(makers)
+        self.n, self.can_wait = len(makers), True
         self.backend = f"python, {self.n} environment{'s one by one' if self.n > 1 else ''}"
-        self._first = first
+        self._first, self.time_limit, self.restarts = first, time_limit, restarts
         self._envs: list[gymnasium.Env] = []
         self._make_envs(makers, seeds)
         self.observation_space, self.action_space = self._envs[0].observation_space, self._envs[0].action_space
@@ -43,6 +52,15 @@ class PythonEnvs(Envs):
         self._episodes = EpisodeStates(self._envs, seeds)
         self.observation_space = _frame_stack_space(self._envs[0])
         self._steps = [env.step for env in self._envs]
+        self._reset = self._episodes.reset
+        self._waiting: frozenset[int] = frozenset()  # see `hold`
+        self._stopped: frozenset[int] = frozenset()  # of these, those in the middle of an episode
+        self._restarted: list[int] = []  # in the last step, for `pop_restarted`
+        self._restarter = Restarter(makers, seeds, self._envs, self._episodes, restarts, first)
+        self._lost = self._restarter.restarted  # in this step
+        if restarts:
+            self._steps = [partial(self._restarter.step, index) for index in range(self.n)]
+            self._reset = self._restarter.reset
         self._time_limit = np.full(self.n, time_limit or np.iinfo(np.int64).max)
         self._means = [InfoMeans() for _ in self._envs]
         self._write = row_writer(self.observation_space, self._warn)
@@ -95,7 +113,7 @@ class PythonEnvs(Envs):
     def _reset_env(self, index: int, rows: Tree) -> None:
         self._elapsed[index] = -1  # the current step increments it to 0
         self._means[index].clear()
-        self._write(rows, index, self._episodes.reset(index))
+        self._write(rows, index, self._reset(index))
 
     def step(self, action: Tree, out: EnvStep) -> None:
         actions = self._split(self._decode(action))
@@ -107,7 +125,8 @@ class PythonEnvs(Envs):
         try:
             for index, step in enumerate(self._steps):
                 if ended[index]:
-                    self._reset_env(index, rows)
+                    if index not in self._waiting:
+                        self._reset_env(index, rows)
                     rewards[index], terminated[index], truncated[index] = 0.0, False, False
                     continue
                 observation, rewards[index], terminated[index], truncated[index], info = step(actions[index])
@@ -120,6 +139,8 @@ class PythonEnvs(Envs):
             raise self._error(error, index, "the reset" if ended[index] else actions[index]) from external_cause(error)
         self._check_scalars(actions)
         self._write_flags(out)
+        if self._waiting or self._lost:
+            self._write_special(out)
         self._check_values(out, actions)
 
     def _write_flags(self, out: EnvStep) -> None:
@@ -146,6 +167,35 @@ class PythonEnvs(Envs):
         elapsed = self._elapsed[0] = int(self._elapsed[0]) + 1
         truncated = out.truncated[0] = bool(self._truncated[0]) or elapsed >= int(self._time_limit[0])
         self._ended[0] = self._ended_rows[0] = out.ended[0] = terminated or truncated
+
+    def _write_special(self, out: EnvStep) -> None:
+        """Correct the flags of the environments that waited, or were made again."""
+        waited = [index for index in self._waiting if out.first[index]]  # it had ended before the step
+        for index in waited:
+            out.first[index] = out.truncated[index] = out.ended[index] = False
+            self._ended[index] = self._ended_rows[index] = True
+            self._elapsed[index] -= 1
+        self._restarted = self._restarter.pop()
+        for index in self._restarted:
+            out.first[index], out.valid[index] = True, False
+            out.truncated[index] = out.ended[index] = self._ended[index] = self._ended_rows[index] = False
+            self._elapsed[index] = 0
+            self._means[index].clear()
+
+    def hold(self, which: frozenset[int], at_once: bool = False) -> None:
+        for index in self._stopped - which:
+            self._ended[index] = self._ended_rows[index] = False
+        self._stopped &= which
+        if at_once:
+            running = frozenset(index for index in which if not self._ended[index])
+            self._stopped |= running
+            for index in running:
+                self._ended[index] = self._ended_rows[index] = True
+        self._waiting = which
+
+    def pop_restarted(self) -> list[int]:
+        restarted, self._restarted = self._restarted, []
+        return restarted
 
     def _check_scalars(self, actions: list[Any]) -> None:
         """Check rewards and flags one by one, but only if a type is new or the rewards' sum is not finite."""
@@ -208,6 +258,7 @@ class PythonEnvs(Envs):
     def state(self) -> list[Any]:
         return [
             {**self._episodes.state(i), "elapsed": int(self._elapsed[i]), "ended": ended, "means": means.state()}
+            | ({"restarts": self._restarter.used[i]} if self.restarts else {})
             for i, (ended, means) in enumerate(zip(self._ended, self._means, strict=True))
         ]
 
@@ -230,6 +281,7 @@ class PythonEnvs(Envs):
         if not reason:
             self._elapsed[index], self._ended[index] = saved["elapsed"], saved["ended"]
             self._means[index].load(saved["means"])
+            self._restarter.used[index] = saved.get("restarts", 0)
             return ""
         try:
             self._reset_env(index, out.observation)

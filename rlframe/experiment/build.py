@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -129,11 +129,12 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     """The environments, or the background process that steps them."""
     config, runner = experiment.sampler_config(), experiment.runner
+    env = replace(experiment.env_config(), gpus=affinity.gpus)
     if not runner.samples_in_background:
-        return runner.make_envs(config, experiment.env_config(), experiment.seed, affinity.workers)
+        return runner.make_envs(config, env, experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)
     where = affinity.sampler, affinity.workers, threads, runner.supervision()
-    return BackgroundProcess(config, experiment.env_config(), experiment.seed, *where)
+    return BackgroundProcess(config, env, experiment.seed, *where)
 
 
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:

@@ -12,14 +12,15 @@ import chz
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, names, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
-from rlframe.core.flat import PARTS, flatten, part_name
+from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
 from rlframe.core.schedule import Schedule
-from rlframe.envs import EnvConfig
+from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.named_writers import DEFAULT_WRITERS
 from rlframe.replay import ReplayConfig
+from rlframe.rollout.stepper import check_room
 from rlframe.runners import sync_rl
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import EvalConfig, no_sampler
@@ -57,6 +58,7 @@ class Experiment:
     algo: Any = chz.field(meta_factory=module_part(PARTS["algo"], "ppo"), doc="algorithm; or package.module, ./file.py")
     env: str = option("CartPole-v1", "Gymnasium id, or package.module:callable")
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the environment: env_kwargs.name=value")
+    env_options: EnvOptions
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
     sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "auto"), doc="how environments are stepped")
@@ -110,6 +112,7 @@ class Experiment:
             raise ConfigError(
                 f"eval.n_episodes={n_episodes} must be at least {key}={self.n_ranks}: each rank plays some"
             )
+        self._check_complete_episodes()
         if (self.snapshot_mode == "gap") != (self.snapshot_gap > 0):
             raise ConfigError(
                 f"snapshot_mode=gap and snapshot_gap=N env_steps need each other, "
@@ -119,6 +122,16 @@ class Experiment:
             raise ConfigError(
                 "snapshot_errors=continue needs world_size=1 and learners=1: all ranks must save, or none"
             )
+
+    def _check_complete_episodes(self) -> None:
+        sampler, longest = self.sampler, self.env_options.max_episode_steps
+        if not sampler.complete_episodes:
+            return
+        if isinstance(getattr(self.algo, "replay", None), ReplayConfig):
+            name = part_name(self.algo, PARTS["algo"])
+            raise ConfigError(f"sampler.complete_episodes=true is for policy gradients; algo={name} learns from replay")
+        if longest:
+            check_room(longest, sampler.batch_T)
 
     @property
     def evaluates(self) -> bool:
@@ -142,11 +155,16 @@ class Experiment:
         return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
 
     def env_config(self) -> EnvConfig:
-        return EnvConfig(self.env, dict(self.env_kwargs), self.env_backend)
+        own = EnvConfig(self.env, dict(self.env_kwargs), self.env_backend, options=self.env_options)
+        config: EnvConfig = self.sampler.adapted(own)
+        return config
 
     def eval_env_config(self) -> EnvConfig:
-        own = self.env_kwargs if self.eval.env in ("", self.env) else {}
-        return EnvConfig(self.eval.env or self.env, {**own, **self.eval.env_kwargs}, self.env_backend)
+        own, options = self.env_kwargs if self.eval.env in ("", self.env) else {}, self.env_options
+        if "max_episode_steps" in self.eval.env_kwargs:
+            options = chz.replace(options, max_episode_steps=0)
+        kwargs = {**own, **self.eval.env_kwargs}
+        return EnvConfig(self.eval.env or self.env, kwargs, self.env_backend, options=options, mode="eval")
 
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
@@ -202,13 +220,25 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
         elif isinstance(value, Mapping):
             raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
         else:
-            arguments[key] = chz.Castable(_text(value))
+            arguments[_field_of(key)] = chz.Castable(_text(value))
     try:
         return chz.Blueprint(Experiment).apply(arguments).make()
     except chz.blueprint._entrypoint.EntrypointException as error:
-        raise ConfigError(_readable(str(error).strip(), merged)) from None
+        message = str(error).strip()
+        for field, group in GROUPS.items():
+            message = message.replace(f"'{field}.", f"'{group}.")
+        raise ConfigError(_readable(message, merged)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None
+
+
+def _field_of(key: str) -> str:
+    """The path of a key's field: env.resize is env_options.resize. Raises ConfigError if that is written as a key."""
+    head, dot, name = key.partition(".")
+    if dot and head in GROUPS:
+        raise ConfigError(f"unknown key {key}; did you mean {GROUPS[head]}.{name}? (--help lists the keys)")
+    group = {group: field for field, group in GROUPS.items()}
+    return f"{group[head]}.{name}" if dot and head in group else key
 
 
 def _readable(message: str, given: Mapping[str, Any]) -> str:
@@ -231,7 +261,7 @@ def _keys_named(name: str, given: Mapping[str, Any]) -> list[str]:
     """The keys that end in .name, with the algo, sampler and runner that are given."""
     parts = {part: str(given.get(part, default)) for part, default in _DEFAULT_PARTS.items()}
     known = [key for part, value in parts.items() for key in _keys_of(part, value)]
-    known += [*flatten(model=ModelConfig(), eval=EvalConfig())]
+    known += [*flatten(model=ModelConfig(), eval=EvalConfig(), env_options=EnvOptions())]
     return [key for key in known if key.rpartition(".")[2] == name]
 
 

@@ -30,7 +30,8 @@ def make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity, env
     Raises:
         ConfigError: eval.env has other spaces, there is no eval.function, or eval.video_every cannot film.
     """
-    config, env, seed = experiment.eval, experiment.eval_env_config(), experiment.seed
+    config, seed = experiment.eval, experiment.seed
+    env = replace(experiment.eval_env_config(), gpus=affinity.gpus)
     if not experiment.evaluates:
         if config.video_every:
             raise ConfigError(f"eval.video_every={config.video_every} films evaluations, and this run makes none")

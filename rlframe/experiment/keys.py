@@ -14,7 +14,7 @@ import chz
 
 from rlframe.core.config import AUTO, accepts_auto, find_module, module_names, nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.flat import PARTS, part_name
+from rlframe.core.flat import GROUPS, PARTS, part_name
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs.make import registered_envs
 from rlframe.experiment.config import Experiment
@@ -48,7 +48,7 @@ def _keys_of(config: Any, prefix: str) -> Iterator[Key]:
         if key in PARTS:
             yield Key(key, "part", part_name(value, PARTS[key]), doc)
         if chz.is_chz(value):
-            yield from _keys_of(value, f"{key}.")
+            yield from _keys_of(value, f"{GROUPS.get(key, key)}.")
         elif key not in PARTS:
             kind = "number or schedule" if accepts_schedule(field) else _TYPES.get(field.final_type, "list")
             kind = _MAPPING if isinstance(value, Mapping) else kind

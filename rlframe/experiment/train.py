@@ -38,7 +38,9 @@ _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are no
 _ADJUSTABLE = (  # in a resumed run
     *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "writers", "log_level"),
 )
-_FIXED = ("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps")  # although sampler is adjustable
+_FIXED = (
+    *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
+)  # although sampler is adjustable
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
 _logger = logging.getLogger("rlframe")

@@ -28,6 +28,7 @@ _MAX = {  # of fields that decide how much memory or how many processes a run ta
     **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups"), 1 << 10),
     **dict.fromkeys(("world_size", "learners", "threads"), 1 << 10),
     **dict.fromkeys(("runner.n_slots", "algo.learn_T", "algo.burn_in"), 1 << 12),
+    "env.frame_stack": 1 << 7,
     "algo.batch_size": 1 << 20,
     "sampler.batch_T": 1 << 24,
 }
@@ -41,8 +42,17 @@ _VALUE = re.compile(r"[\w\-+ ,\[\]()]*")  # of a typed field: cannot name a modu
 _DIGITS = re.compile(r"[+\-]?(\d[\d_]*)?\.?\d*([eE][+\-]?\d+)?")
 _SCHEDULE = re.compile(r"[a-z]+\([\d.eE+\-:,_ ]*\)")
 _ARGUMENT = re.compile(r"(?![.~])[^:/\\~]*")  # of an environment: no path, no module:attribute
-_TEXT = ("stop", "snapshot_best", "name", "log_dir", "init", "device", "affinity")  # fields of free text
-_GROUPS = ("model", "eval")  # they have fields, but no value
+_TEXT = (
+    "stop",
+    "env.reward_clip",
+    "snapshot_best",
+    "name",
+    "log_dir",
+    "init",
+    "device",
+    "affinity",
+)  # fields of free text
+_GROUPS = ("model", "eval", "env_options")  # they have fields, but no value
 _ENV_KWARGS = ("env_kwargs", "eval.env_kwargs")
 
 
@@ -105,7 +115,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(_NAME.fullmatch(value))
     if key == "experiment":
         return isinstance(value, str) and bool(_PRESET.fullmatch(value))
-    if key in ("callbacks", "sampler.statistics"):
+    if key in ("callbacks", "sampler.statistics", "env.wrappers"):
         return value in ("", [])
     if key == "eval.function":
         return value == ""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import find_module, nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import zeros
+from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
 from rlframe.kernels.device import in_bf16
@@ -81,7 +81,7 @@ class Image(nn.Module):
         super().__init__()
         shape = space.shape
         self.ndim = len(shape)
-        self.channels_last = _channels_last(shape)
+        self.channels_last = channels_last(shape)
         height, width = shape[-3:-1] if self.channels_last else shape[-2:]
         self.shape = (math.prod(shape) // (height * width), height, width)  # channels, height, width
         self.scale = _pixel_scale(space)
@@ -110,14 +110,6 @@ class FirstConv2d(nn.Conv2d):
         return F.conv2d(x, self.weight * self.scale, self.bias, self.stride, self.padding)
 
 
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether channels come last: the two equal sides are height and width; otherwise the smaller end is channels."""
-    if len(shape) < 3:
-        return False
-    first, middle, last = shape[-3:]
-    return last < first if (first == middle) == (middle == last) else first == middle
-
-
 def _pixel_scale(space: spaces.Box) -> float:
     """1 / the space's upper bound, if that is between 1 and 65,535; else 1."""
     high = float(space.high.max())
@@ -128,7 +120,7 @@ def is_image(space: Space) -> bool:
     """A Box of rank 3 or 4, or an integer Box of rank 2, of at least 8 x 8 pixels (smaller grids are vectors)."""
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         return False
-    pixels = space.shape[-3:-1] if _channels_last(space.shape) else space.shape[-2:]
+    pixels = space.shape[-3:-1] if channels_last(space.shape) else space.shape[-2:]
     return min(pixels) >= 8 and (space.dtype.kind in "ui" or len(space.shape) > 2)
 
 

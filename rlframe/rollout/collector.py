@@ -9,8 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core import spaces
-from rlframe.core.struct import leaves, map_tree, write
+from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsCheck
@@ -90,24 +89,16 @@ class Collector:
             stepper.reset(round_)
         self.tracker = EpisodeTracker(self.batch.rows.B)
 
-    def decorrelate(self, n_steps: int, action_space: Space, rngs: Sequence[np.random.Generator]) -> None:
-        """Take random steps with a generator for each environment, so that episodes do not all start together.
+    def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
+        """Take random steps, so that episodes do not all start together (see `Stepper.decorrelate`).
 
         Episodes that include random steps are not reported.
         """
         if not n_steps:
             return
-        rows, last = self.batch.rows, self.batch.rows.T - 1
-        for _ in range(n_steps):
-            drawn = [spaces.random_action(action_space, rng, 1) for rng in rngs]
-            write(rows.actions()[last], map_tree(lambda *each: np.concatenate(each), *drawn))
-            for stepper in self.steppers:
-                stepper.start_step(last)
-            for stepper in self.steppers:
-                stepper.finish_step(last)
         for stepper in self.steppers:
+            stepper.decorrelate(n_steps, seed, first + stepper.lo)
             stepper.pop_events()
-        rows.first[-1] = True  # the agent's part of the episode starts here
         self.tracker.partial[:] = True
 
 

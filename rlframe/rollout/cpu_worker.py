@@ -71,10 +71,8 @@ class CollectHandler:
         self.collector = Collector(batch, [inference], [self.stepper], context.envs.observation_space)
         if not context.is_replacement:
             self.stepper.reset()
-            moves = generators(seed, Role.DECORRELATION, n, first)
-            for step in range(decorrelation_steps):
-                self.collector.decorrelate(1, context.envs.action_space, moves)
-                self.progress[0] = -step  # a heartbeat
+            if decorrelation_steps:
+                self.stepper.decorrelate(decorrelation_steps, seed, first)
         self._save_noise()
 
     def __call__(self, command: int, argument: int) -> Any:
@@ -94,7 +92,7 @@ class CollectHandler:
         """Take the steps from `start` on; returns the events if there are any."""
         self.collector.run_steps(start)
         self._save_noise()
-        return self.stepper.pop_events() if self.stepper.diagnostics else None
+        return self.stepper.pop_events() if self.stepper.n_events else None
 
     def _save_noise(self) -> None:
         """Write the generators' states to shared memory, where the parent finds them even if this process dies."""

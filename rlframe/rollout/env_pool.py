@@ -14,10 +14,11 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
-from rlframe.system.machine import n_cpus
+from rlframe.system.machine import choose_egl_device, n_cpus
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.shared import Shared
 from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
@@ -38,10 +39,18 @@ class WorkerContext:
 
 
 def worker_main(
-    parent: ParentLink, config: EnvConfig, seeds: Sequence[int], lo: int, generation: int, is_replacement: bool
+    parent: ParentLink,
+    config: EnvConfig,
+    seeds: Sequence[int],
+    index: int,
+    columns: tuple[int, int],
+    generation: int,
+    is_replacement: bool,
 ) -> None:
     """Main function of a worker process: make environments, receive the task, handle commands until told to stop."""
-    envs = make_envs(config, len(seeds), seeds, first=lo)
+    choose_egl_device(index, config.gpus)
+    lo, first = columns  # of the first environment: in the whole batch, and over all ranks
+    envs = make_envs(config, len(seeds), seeds, first)
     try:
         parent.send((envs.observation_space, envs.action_space, envs.backend))
         make_handler, n_memories, arguments = parent.receive()
@@ -120,8 +129,11 @@ class EnvPool:
         cpus: Sequence[Sequence[int]] = (),
         supervision: Supervision | None = None,
         preload: Sequence[str] = (),
+        first: int = 0,
     ) -> None:
         """Start the workers, pinned to `cpus` if given; forkserver imports the `preload` modules once for all.
+
+        `first` is the first environment's index over all ranks.
 
         Raises:
             ConfigError: invalid arguments.    WorkersFailed: too many processes died.
@@ -135,10 +147,11 @@ class EnvPool:
             raise ValueError(f"n={n} environments need one seed each, got {len(seeds)} seeds")
         if cpus and len(cpus) != n_workers:
             raise ValueError(f"cpus has {len(cpus)} entries, but there are n_workers={n_workers}")
-        self.n, self.supervision = n, supervision or Supervision()
+        self.n, self._first, self.supervision = n, first, supervision or Supervision()
         n_threads = config.n_threads or (0 if cpus else max(1, n_cpus() // n_workers))  # 0: one per pinned CPU
         self.env: EnvConfig | None = config
-        self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads)
+        rank = config.rank or current_ranks().rank
+        self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads, rank=rank)
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
         most = self.supervision.max_restarts
         self._restarts = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
@@ -175,7 +188,9 @@ class EnvPool:
                 self._restart_until_ready(worker, death)
 
     def _start(self, worker: Worker) -> None:
-        arguments = (self.config, worker.seeds, worker.lo, worker.generation, worker.envs_started)
+        columns = worker.lo, self._first + worker.lo
+        place = self.config.rank * len(self.workers) + worker.index
+        arguments = (self.config, worker.seeds, place, columns, worker.generation, worker.envs_started)
         method = self.supervision.start_method
         worker.child = ChildProcess(worker.name, worker_main, arguments, worker.cpus, method, self._preload)
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -136,7 +136,7 @@ def show(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Trajector
     Raises:
         ConfigError: the environment cannot open a window.
     """
-    windowed = EnvConfig(env.id, {**env.kwargs, "render_mode": "human"}, "python")
+    windowed = replace(env, kwargs={**env.kwargs, "render_mode": "human"}, backend="python")
     with ExitStack() as opened:
         try:
             envs, episodes = opened.enter_context(_play(windowed, agent, config))
@@ -156,7 +156,7 @@ def show(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Trajector
 
 def _with_images(env: EnvConfig) -> EnvConfig:
     is_atari = isinstance(env.id, str) and env.id.startswith("ALE/")  # its frames are those that the agent sees
-    return env if is_atari else EnvConfig(env.id, {**env.kwargs, "render_mode": "rgb_array"}, "python")
+    return env if is_atari else replace(env, kwargs={**env.kwargs, "render_mode": "rgb_array"}, backend="python")
 
 
 @contextmanager

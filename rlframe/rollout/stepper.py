@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlframe.core import spaces
-from rlframe.core.struct import write
-from rlframe.envs.base import Envs
+from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, generators
+from rlframe.core.struct import leaves, map_tree, write
+from rlframe.envs.base import Envs, EnvStep
 from rlframe.rollout.buffer import EnvRows, empty_rows
 from rlframe.rollout.env_pool import EnvPool, Worker, WorkerContext, WorkerTask
+from rlframe.system.process import ChildDied
 from rlframe.system.shared import Shared
 from rlframe.system.worker_main import N_EVENTS, PROGRESS, Handler
 
@@ -27,6 +31,23 @@ class BatchEvents(NamedTuple):
 
     diagnostics: Diagnostics
     interruptions: Interruptions
+
+
+def check_room(longest: int, T: int) -> None:
+    """Raise ConfigError unless batches of T time steps have room for episodes of at most `longest` env steps (0: any).
+
+    An episode's last observation is a row too, so that every batch can start with a new episode.
+    """
+    if not longest:
+        raise ConfigError(
+            "sampler.complete_episodes=true needs to know the longest episode, and the environment has no time limit; "
+            "set env.max_episode_steps"
+        )
+    if longest >= T:
+        raise ConfigError(
+            f"sampler.complete_episodes=true needs batches that hold the longest episode: sampler.batch_T={T} must be "
+            f"at least {longest + 1}, one more for the last observation; or lower env.max_episode_steps"
+        )
 
 
 class Stepper(ABC):
@@ -42,6 +63,14 @@ class Stepper(ABC):
     @abstractmethod
     def finish_step(self, t: int) -> None:
         """Wait until step t has been written into the batch. Raises EnvError if an environment fails."""
+
+    @abstractmethod
+    def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
+        """Take random steps before the first batch, so that episodes do not end together; writes row T of the batch.
+
+        Each environment takes its own number of them, from 0 to n_steps, and draws from a generator of its own; `first`
+        is the first one's index over all ranks. Vector environments, which step all at once, take n_steps each.
+        """
 
     @abstractmethod
     def reset(self, round_: int = 0) -> None:
@@ -72,19 +101,59 @@ class LocalStepper(Stepper):
         self.envs, self.rows, self.lo, self.hi, self.progress = envs, rows, lo, lo + envs.n, progress
         self._actions, self._steps = rows.actions(), rows.steps()
         self.diagnostics: Diagnostics = {}
+        self.interruptions: Interruptions = set()
+        self._whole_episodes = envs.env is not None and envs.env.whole_episodes
+        self._special = self._whole_episodes or envs.restarts > 0
+        if self._whole_episodes:
+            check_room(envs.time_limit, rows.T)
 
     def start_step(self, t: int) -> None:
         """Does nothing: `finish_step` takes the step."""
 
     def finish_step(self, t: int) -> None:
         step = self._steps[t]
-        self.envs.step(self._actions[t], step)
+        if self._special:
+            self._special_step(t, step)
+        else:
+            self.envs.step(self._actions[t], step)
         if np.count_nonzero(step.ended):  # takes a fifth of the time of any()
             for env in np.flatnonzero(step.ended):
                 means = self.envs.pop_diagnostics(int(env))
                 if means:
                     self.diagnostics[t, self.lo + int(env)] = means
         self.progress[0] = t + 1
+
+    def _special_step(self, t: int, step: EnvStep) -> None:
+        """A step with whole episodes, or with environments that are made again if they raise."""
+        rows = self.rows
+        if self._whole_episodes:  # the episode that a reset starts now has its first row at t + 1
+            fits = t + self.envs.time_limit < rows.T - 1 or t == rows.T - 1
+            self.envs.hold(frozenset() if fits else frozenset(range(self.envs.n)))
+        self.envs.step(self._actions[t], step)
+        waited = ~step.valid & ~step.first
+        if waited.any():
+            for row in leaves(rows.observation):
+                row[t + 1, waited] = row[t, waited]
+        for env in self.envs.pop_restarted():
+            self.interruptions.add((t, self.lo + env))
+            if t:
+                rows.truncated[t - 1, env] |= rows.valid[t - 1, env] & ~rows.terminated[t - 1, env]
+
+    def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
+        envs, actions, step = self.envs, self._actions[-1], self._steps[-1]
+        rngs = generators(seed, Role.DECORRELATION, envs.n, first)
+        waits = [n_steps - int(rng.integers(n_steps + 1)) if envs.can_wait else 0 for rng in rngs]
+        for number in range(n_steps):
+            if envs.can_wait:
+                envs.hold(frozenset(env for env, wait in enumerate(waits) if number < wait), at_once=True)
+            drawn = [spaces.random_action(envs.action_space, rng, 1) for rng in rngs]
+            write(actions, map_tree(lambda *each: np.concatenate(each), *drawn))
+            envs.step(actions, step)
+            self.progress[0] = -number  # a heartbeat
+        if envs.can_wait:
+            envs.hold(frozenset())
+        envs.pop_restarted()
+        step.first[...] = True  # the agent's part of the episode starts here
 
     def reset(self, round_: int = 0) -> None:
         self.envs.reset(self._steps[-1], round_)
@@ -112,13 +181,18 @@ class LocalStepper(Stepper):
 
     def pop_events(self) -> BatchEvents:
         diagnostics, self.diagnostics = self.diagnostics, {}
-        return BatchEvents(diagnostics, set())
+        interruptions, self.interruptions = self.interruptions, set()
+        return BatchEvents(diagnostics, interruptions)
+
+    @property
+    def n_events(self) -> int:
+        return len(self.diagnostics) + len(self.interruptions)
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         self.progress = heartbeat
 
 
-STEP, RESET, RESTART_EPISODES, POP_DIAGNOSTICS, STATE, RESTORE = range(6)  # commands
+STEP, RESET, RESTART_EPISODES, POP_EVENTS, STATE, RESTORE, DECORRELATE = range(7)  # commands
 
 
 def make_step_handler(context: WorkerContext) -> Handler:
@@ -132,7 +206,7 @@ def make_step_handler(context: WorkerContext) -> Handler:
     def handle(command: int, t: int) -> Any:
         if command == STEP:
             stepper.finish_step(t)
-            words[N_EVENTS] = len(stepper.diagnostics)
+            words[N_EVENTS] = stepper.n_events
         elif command == RESET:
             stepper.reset(t)
         elif command == RESTART_EPISODES:
@@ -141,9 +215,11 @@ def make_step_handler(context: WorkerContext) -> Handler:
             return stepper.state()
         elif command == RESTORE:
             return stepper.restore(context.parent.receive())
+        elif command == DECORRELATE:
+            stepper.decorrelate(t, *context.parent.receive())
         else:
             words[N_EVENTS] = 0
-            return stepper.pop_events().diagnostics
+            return stepper.pop_events()
         return None
 
     return handle
@@ -169,9 +245,20 @@ class WorkerStepper(Stepper):
                 self._interruptions |= {(t, env) for env in range(worker.lo, worker.hi)}
                 worker.needs_reset = False
 
+    def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
+        for worker in self.group:
+            worker.child.start_command(DECORRELATE, n_steps)
+            with contextlib.suppress(ChildDied):  # `wait` replaces it
+                worker.child.send((seed, first + worker.lo - self.lo))
+        self._reset_replaced()
+
     def reset(self, round_: int = 0) -> None:
         for worker in self.group:
             worker.child.start_command(RESET, round_)
+        self._reset_replaced(round_)
+
+    def _reset_replaced(self, round_: int = 0) -> None:
+        """Wait for the group, and reset the environments of workers that replaced others."""
         for worker, result in zip(self.group, self.pool.wait(self.group), strict=True):
             if not result.done:
                 self.pool.call(worker, RESET, round_)
@@ -191,7 +278,9 @@ class WorkerStepper(Stepper):
         diagnostics: Diagnostics = {}
         for worker in self.group:
             if worker.child.n_events:
-                diagnostics |= self.pool.call(worker, POP_DIAGNOSTICS)
+                events = self.pool.call(worker, POP_EVENTS)
+                diagnostics |= events.diagnostics
+                self._interruptions |= events.interruptions
         interruptions, self._interruptions = self._interruptions, set()
         return BatchEvents(diagnostics, interruptions)
 

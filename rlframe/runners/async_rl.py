@@ -106,7 +106,7 @@ class AsyncRl(Runner):
 
     def _receive(self) -> None:
         with self.log.timers("sampling"):
-            samples = self.sampler.collect()
+            samples = self.rewards(self.sampler.collect())
         staleness = self.algo.progress.updates - self._updates_of(self.sampler.version)
         self.staleness = max(self.staleness, staleness)
         self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})

@@ -36,6 +36,7 @@ from rlframe.runners.report import (
     torch_rng_states,
     write_result,
 )
+from rlframe.runners.rewards import rewards_for
 from rlframe.runners.threads import apply_affinity, keep_threads
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result
@@ -90,18 +91,17 @@ class Runner(ABC):
             ValueError: n_steps or log_interval_steps is below 1.
         """
         if n_steps < 1 or log_interval_steps < 1:
-            raise ValueError(
-                f"runner.n_steps={n_steps} and runner.log_interval_steps={log_interval_steps} must be at least 1"
-            )
+            found = f"runner.n_steps={n_steps} and runner.log_interval_steps={log_interval_steps}"
+            raise ValueError(f"{found} must be at least 1")
         algo.check_run(n_steps)
         self.sampler, self.agent, self.algo, self.evaluator = sampler, agent, algo, evaluator
         self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
         self.ranks = algo.progress.ranks
         self.log, self.callbacks = TrainingLog(self.ranks, limits.stop), Callbacks(callbacks)
+        self.rewards = rewards_for(sampler, agent, algo)
         self.evaluations = Evaluations(evaluator, self.ranks, log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch
-        self._described = False  # the first batch was
-        self.skips_updates = False  # an update was skipped since the start
+        self._described = self.skips_updates = False  # the first batch was; an update was skipped since the start
         self.stop = StopRequest()
         apply_affinity(affinity)
         self.adapt_threads: Callable[[], None] = keep_threads
@@ -226,8 +226,7 @@ class Runner(ABC):
         metrics = self.algo.update()
         if self.algo.progress.skipped_updates:
             skip_update(self, metrics)
-        named = {f"algo/{name}": value for name, value in metrics.items()}
-        self.log.metrics.add(named)
+        self.log.metrics.add(named := {f"algo/{name}": value for name, value in metrics.items()})
         self.callbacks.call("on_update", named)
 
     def received(self, samples: Samples) -> None:
@@ -358,15 +357,16 @@ class Runner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The complete training state, for `load_state_dict`."""
-        state = {
+        return {
             "agent": self.agent.state_dict(),
             "algo": self.algo.state_dict(),
             "sampler": self.sampler.state_dict(),
+            "rewards": self.rewards.state_dict(),
             "runner": {"env_steps": self.env_steps, **self.log.state_dict()},
             "evaluations": self.evaluations.state_dict(),
             "torch": torch_rng_states(self.agent),
+            "callbacks": self.callbacks.state_dict(),
         }
-        return {**state, "callbacks": self.callbacks.state_dict()} if self.callbacks.all else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restore a saved state; returns why each environment's episode starts anew, empty where it continues."""
@@ -374,11 +374,12 @@ class Runner(ABC):
         self.algo.load_state_dict(state["algo"])
         self.updates_left = bool(self.algo.updates_due())
         reasons = self.sampler.load_state_dict(state["sampler"])
+        self.rewards.load_state_dict(state["rewards"], reasons)
         self.sampler.refresh(self.agent)
         self.log.load_state_dict(state["runner"])
         self.evaluations.load_state_dict(state["evaluations"])
         load_torch_rng(state["torch"], self.agent)
-        self.callbacks.load_state_dict(state.get("callbacks", []))
+        self.callbacks.load_state_dict(state["callbacks"])
         return reasons
 
     def resume(self, state: Mapping[str, Any]) -> None:

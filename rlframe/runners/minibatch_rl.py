@@ -17,7 +17,7 @@ class MinibatchRl(Runner):
         if not self.updates_left:
             with self.log.timers("sampling"):
                 self.algo.prefetch()
-                samples = self.sampler.collect()
+                samples = self.rewards(self.sampler.collect())
             with self.log.timers("learning"):
                 self.algo.receive(samples)
             self.received(samples)

@@ -22,6 +22,10 @@ def config_of(runner: Runner) -> dict[str, Any]:
     parts["runner"] = _options(runner)
     if env is not None:
         parts |= {"env": env_name(env.id), "env_kwargs": dict(env.kwargs), "env_backend": env.backend}
+        parts |= {"env_options": env.options}
+        if parts["sampler"] is not None:
+            own = {"complete_episodes": env.whole_episodes, "env_restarts": env.restarts}
+            parts["sampler"] = chz.replace(parts["sampler"], **own)
     parts |= {"seed": sampler.seed, "world_size": runner.ranks.world_size}
     if evaluator is not None and evaluator.config is not None:
         parts["eval"] = chz.replace(evaluator.config, **_other_env(evaluator.env, env))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, positive
+from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, option, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs
@@ -97,9 +99,24 @@ class SamplerConfig:
 
     batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")
-    decorrelation_steps: int = count(0, "random steps before training, so that episodes do not all start together")
+    decorrelation_steps: int = count(0, "most random steps of an environment before training; each has its own number")
+    complete_episodes: bool = option(False, "batches of whole episodes, of at most batch_T env steps each")
+    env_restarts: int = count(0, "times that an environment which raises is made again, before the run fails")
     statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")
     discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's")
+
+    @chz.validate
+    def _check_episodes(self) -> None:
+        if self.complete_episodes and self.decorrelation_steps:
+            raise ConfigError(
+                f"sampler.complete_episodes=true leaves nothing to sampler.decorrelation_steps="
+                f"{self.decorrelation_steps}: episodes end at different times in the batch anyway; leave one out"
+            )
+
+    def adapted(self, env: EnvConfig) -> EnvConfig:
+        """What the environments of this sampler are made from."""
+        whole, restarts = env.whole_episodes or self.complete_episodes, max(env.restarts, self.env_restarts)
+        return replace(env, whole_episodes=whole, restarts=restarts)
 
     def worker_count(self) -> int:
         """Worker processes: their number, 0 without any, or AUTO."""
@@ -195,7 +212,10 @@ class WorkersConfig(SamplerConfig):
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:
         seeds = env_seeds(seed, Role.ENV, self.batch_B)
         n_workers = len(cpus) if self.n_workers == AUTO else self.n_workers
-        return EnvPool(env, self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload())
+        first = first_env_of_rank(self.batch_B)
+        return EnvPool(
+            self.adapted(env), self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload(), first
+        )
 
     def preload(self) -> tuple[str, ...]:
         """Modules that forkserver imports once for all workers."""

@@ -89,7 +89,8 @@ class CpuSampler(Sampler):
             (result,) = self.envs.wait([worker])
             if result.done:
                 worker.needs_reset = False
-                return BatchEvents(result.value.diagnostics if result.value else {}, interruptions)
+                found = result.value or BatchEvents({}, set())
+                return BatchEvents(found.diagnostics, interruptions | found.interruptions)
             progress = max(progress, result.value)
 
     def trajectories(self) -> list[Trajectory]:

@@ -150,7 +150,7 @@ class Evaluator(BaseEvaluator):
         supervision: Supervision | None = None,
     ) -> None:
         """`cpus` and `supervision` are for the worker processes, if there are any."""
-        self.env = env
+        self.env = env = replace(env, mode="eval")
         self.config, self.ranks, self.interval_steps = config, current_ranks(), config.interval_steps
         rank, world_size = self.ranks.rank, self.ranks.world_size
         if config.n_episodes < world_size:
@@ -172,7 +172,7 @@ class Evaluator(BaseEvaluator):
         else:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
-            self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision)
+            self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def evaluate(
@@ -218,7 +218,7 @@ class Evaluator(BaseEvaluator):
                     _logger.warning(
                         f"in evaluation, environment {self.lo + env} ran {tracker.length[env]:,} steps without an end: "
                         f"the episode counts as it is, and is its last; set a time limit "
-                        f"(env_kwargs.max_episode_steps=...) or another eval.max_length"
+                        f"(env.max_episode_steps=...) or another eval.max_length"
                     )
                     add(Trajectory(float(tracker.return_[env]), int(tracker.length[env]), False, env))
                     plays[env] = False

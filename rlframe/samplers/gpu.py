@@ -49,9 +49,9 @@ class GpuSampler(LocalInferenceSampler):
                 f"each group needs a worker"
             )
         first = first_env_of_rank(envs.n)
-        rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)
+        rngs = generators(seed, Role.NOISE, envs.n, first)
         collector = worker_collector(envs, agent, batch_T, rngs, True, n_groups, first)
-        collector.decorrelate(decorrelation_steps, envs.action_space, moves)
+        collector.decorrelate(decorrelation_steps, seed, first)
         backend = f"{envs.backend}, in {n_groups} groups" if n_groups > 1 else envs.backend
         super().__init__(envs, collector, rngs, backend)
         self.seed = seed

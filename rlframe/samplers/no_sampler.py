@@ -24,6 +24,7 @@ class Spaces:
 
     observation_space: Space
     action_space: Space
+    env: EnvConfig
 
     def close(self) -> None:
         """Nothing is open."""
@@ -35,7 +36,7 @@ class NoSamplerConfig(SamplerConfig):
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Spaces:
         with closing(make_envs(env, 1, [seed])) as envs:
-            return Spaces(envs.observation_space, envs.action_space)
+            return Spaces(envs.observation_space, envs.action_space, env)
 
     def make_sampler(self, envs: Spaces, agent: Agent, seed: int) -> NoSampler:
         return NoSampler(envs, agent, BatchSpec(self.batch_T, self.batch_B))
@@ -47,7 +48,7 @@ class NoSampler(Sampler):
     backend = "none"
 
     def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
-        self.batch_spec = batch_spec
+        self.batch_spec, self.env = batch_spec, envs.env
         batch = empty_batch(envs.observation_space, envs.action_space, agent, batch_spec.T, 1)
         self.samples = batch.columns(0, 0).samples()
 

@@ -20,7 +20,8 @@ class Config(SamplerConfig):
     """For environments that step in microseconds, native vector environments, and debugging."""
 
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs:
-        return make_envs(env, self.batch_B, env_seeds(seed, Role.ENV, self.batch_B), first_env_of_rank(self.batch_B))
+        seeds, first = env_seeds(seed, Role.ENV, self.batch_B), first_env_of_rank(self.batch_B)
+        return make_envs(self.adapted(env), self.batch_B, seeds, first)
 
     def make_sampler(self, envs: Envs, agent: Agent, seed: int) -> SerialSampler:
         return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
@@ -39,9 +40,9 @@ class SerialSampler(LocalInferenceSampler):
         if isinstance(envs, EnvPool):
             raise TypeError("SerialSampler steps environments of this process, but got an EnvPool; pass make_envs(...)")
         first = first_env_of_rank(envs.n)
-        rngs, moves = generators(seed, Role.NOISE, envs.n, first), generators(seed, Role.DECORRELATION, envs.n, first)
+        rngs = generators(seed, Role.NOISE, envs.n, first)
         collector = local_collector(envs, agent, batch_T, rngs, first=first)
-        collector.decorrelate(decorrelation_steps, envs.action_space, moves)
+        collector.decorrelate(decorrelation_steps, seed, first)
         super().__init__(envs, collector, rngs, envs.backend)
         self.seed = seed
         self.config = Config(batch_T=batch_T, batch_B=envs.n, decorrelation_steps=decorrelation_steps)

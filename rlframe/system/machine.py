@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,15 @@ def _read_gpus(root: Path) -> tuple[Gpu, ...]:
         else:  # CUDA ignores all entries after an invalid one
             break
     return tuple(Gpu(index, node) for index, node in enumerate(visible))
+
+
+def choose_egl_device(worker: int, gpus: Sequence[int] = (), root: Path = Path("/")) -> None:
+    """Make this process, worker number `worker`, render MuJoCo's images on the GPU whose turn it is.
+
+    `gpus`: CUDA indices; empty: all of them. Only with MUJOCO_GL=egl; a MUJOCO_EGL_DEVICE_ID that is set already stays.
+    """
+    if os.environ.get("MUJOCO_GL", "").lower() == "egl" and (known := gpus or [gpu.index for gpu in _read_gpus(root)]):
+        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(known[worker % len(known)]))
 
 
 def _read_quota(root: Path) -> float:

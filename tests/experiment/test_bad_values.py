@@ -14,7 +14,7 @@ import pytest
 from rlframe import launch
 from rlframe.core.config import AUTO, module_names
 from rlframe.core.errors import ConfigError
-from rlframe.core.flat import PARTS
+from rlframe.core.flat import GROUPS, PARTS
 from rlframe.core.schedule import Scheduled
 from rlframe.experiment.config import Experiment, from_flat
 
@@ -31,7 +31,7 @@ def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
     for name, field in chz.chz_fields(config).items():
         kind = float if hints.get(name) == Scheduled else hints.get(name)
         if isinstance(kind, type) and chz.is_chz(kind):
-            yield from fields(kind, f"{prefix}{name}.")
+            yield from fields(kind, f"{prefix}{GROUPS.get(name, name)}.")
         else:
             yield f"{prefix}{name}", kind, field._default
 
@@ -106,7 +106,7 @@ def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> 
 WORDS = ["perhaps", "-1", "os:getpid", "[]", "{", ""]
 WORDS_ALIKE = ["2", "nan", "\t", "a b", "../x", "None"]
 ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
-EMPTY = {"init", "callbacks", "statistics", "writers"}  # none
+EMPTY = {"init", "callbacks", "statistics", "writers", "wrappers", "reward_clip"}  # none
 
 
 @pytest.mark.parametrize("word", [*WORDS, *(pytest.param(each, marks=pytest.mark.slow) for each in WORDS_ALIKE)])

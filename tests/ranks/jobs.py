@@ -18,11 +18,12 @@ import torch
 from rlframe.algos import a2c, ddpg, dqn, pg, ppo, r2d1, sac, td3
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
-from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import SyncRl
 from rlframe.runners.report import save_skipped_update
+from rlframe.runners.rewards import NormalizedRewards
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system import distributed
@@ -140,6 +141,17 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     return {"row": row, **own}
 
 
+def normalized(B: int, n_batches: int = 5) -> dict[str, Any]:
+    """The rewards of the last of some batches, and the statistics that they are divided by."""
+    envs = make_envs(PENDULUM, B, env_seeds(2, Role.ENV, B))
+    agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 2)
+    rewards = NormalizedRewards(B, 0.9, EnvOptions(normalize_reward=True))
+    with closing(SerialSampler(envs, agent, batch_T=6, seed=2)) as sampler:
+        for _ in range(n_batches):
+            found = rewards(sampler.collect()).reward.clone()
+    return {"reward": found, "statistics": (rewards.count, rewards.mean, rewards.squares)}
+
+
 def stopped(n_steps: int = 10_000) -> dict[str, Any]:
     """A SyncRl that a callback of rank 1 stops, without evaluation; its env_steps and metrics."""
     envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
@@ -207,6 +219,7 @@ def everything(place: RankInfo, folder: Path) -> None:
             "evaluated": {name: evaluated(config) for name, config in EVALS.items()},
             "trained": trained(),
             "stopped": stopped(),
+            "normalized": normalized(2),
             "skipped": {name: skipped(*each) for name, each in SKIPPED.items()},
         }
         torch.save(found, folder / f"{place.rank}.pt")

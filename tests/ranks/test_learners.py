@@ -65,7 +65,7 @@ def test_learners_of_batches_are_ranks_that_share_the_environments(tmp_path: Pat
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_run_of_learners_is_one_run_with_its_files_and_is_resumed(tmp_path: Path) -> None:
-    words = [*DQN, "learners=2", "sampler.batch_B=2", f"log_dir={tmp_path}"]
+    words = [*DQN, "learners=2", "sampler.batch_B=2", "env.normalize_reward=true", f"log_dir={tmp_path}"]
     assert main(words) == 0
     run = tmp_path / "run_0"
     rows = [row for row in read_csv(run / "progress.csv")[1] if row["env_steps"]]

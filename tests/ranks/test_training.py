@@ -47,6 +47,13 @@ def test_two_ranks_of_4_environments_learn_what_one_rank_of_8_does(results: list
             torch.testing.assert_close(each["parameters"][parameter], value, rtol=0.0, atol=1e-5)
 
 
+def test_two_ranks_normalize_rewards_as_one_with_all_environments_does(results: list[dict[str, Any]]) -> None:
+    one, two = (of_rank["normalized"] for of_rank in results)
+    alone = jobs.normalized(4)
+    assert one["statistics"] == two["statistics"] == pytest.approx(alone["statistics"], rel=1e-12)
+    torch.testing.assert_close(torch.cat([one["reward"], two["reward"]], 1), alone["reward"], rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("name", jobs.ALGOS)
 def test_replay_algorithms_make_the_same_updates_on_every_rank(results: list[dict[str, Any]], name: str) -> None:
     one, two = (of_rank["off policy"][name] for of_rank in results)

@@ -210,6 +210,6 @@ def test_without_callbacks_nothing_is_called_but_one_look_up_a_batch_and_an_upda
         )
     with made("minibatch_rl", False, []) as runner:
         runner.train()
-        assert "callbacks" not in runner.state_dict()
+        assert runner.state_dict()["callbacks"] == []
     assert asked == {"on_start": 1, "on_batch": 3, "on_episode": 3, "on_update": 3, "on_log": 3, "on_end": 1}
     assert not any(Callbacks([Callback()])._by_hook.values()), "hooks that are not overridden are not called"

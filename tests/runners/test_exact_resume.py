@@ -25,6 +25,7 @@ RAINBOW = (
 )
 EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
 TWO_ROWS = "algo.batch_size=2 algo.replay_ratio=3"  # 12 updates a batch
+PLUS = "tests.envs.wrapping:Plus"
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
 WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the ends of batches
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
@@ -37,6 +38,8 @@ CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
+    "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
+    "ppo_wrapped": f"{PPO} {PICTURES} env.resize=[9,9] env.frame_stack=3 env.wrappers={PLUS} {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",

@@ -1,12 +1,13 @@
 """Reading the machine from the operating system, with defaults for unknown facts."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from rlframe.system.affinity import plan
-from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
+from rlframe.system.machine import Cpu, Gpu, Topology, choose_egl_device, read_topology
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -116,3 +117,36 @@ HOST_V1 = "4:memory:/m\n1:cpu,cpuacct:/docker/a1\n0::/"
 )
 def test_the_tightest_quota_on_the_way_to_our_cgroup_holds(tmp_path, files: dict[str, str], quota: float):
     assert read_topology(write(tmp_path, files), [0]).quota == quota
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "devices"),
+    [
+        ({"MUJOCO_GL": "egl"}, (2, 5), ["2", "5", "2"]),
+        ({"MUJOCO_GL": "egl"}, (), ["0", "1", "2"]),  # all of the machine
+        ({"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "7,1"}, (), ["0", "1", "0"]),  # indices of those that are visible
+        ({"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "4"}, (2, 5), ["4", "4", "4"]),
+        ({"MUJOCO_GL": "osmesa"}, (2, 5), [None] * 3),
+        ({}, (2, 5), [None] * 3),
+    ],
+)
+def test_workers_render_on_the_gpus_in_turn(
+    given: dict[str, str],
+    gpus: tuple[int, ...],
+    devices: list[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(8):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
+    found = []
+    for worker in range(3):
+        with monkeypatch.context() as patch:
+            for name in ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"):
+                patch.setenv(name, "")
+                patch.delenv(name)
+            for name, value in given.items():
+                patch.setenv(name, value)
+            choose_egl_device(worker, gpus, tmp_path)
+            found.append(os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+    assert found == devices

@@ -1,0 +1,154 @@
+"""Wrappers of one environment for EnvOptions: grayscale, resize, frame_stack, and those of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+from rlframe.core.config import find_attribute
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import FrameStack, channels_last
+from rlframe.envs.options import EnvOptions
+
+Wrap = Callable[[gymnasium.Env], gymnasium.Env]
+
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green, blue (ITU-R BT.601)
+
+
+def load_wrappers(options: EnvOptions) -> list[Wrap]:
+    """The user's own wrappers, the first innermost.
+
+    Raises:
+        ConfigError: there is no such module or name, or it is no function of an environment.
+    """
+    found = [find_attribute(name, "env.wrappers") for name in options.wrappers]
+    for name, wrap in zip(options.wrappers, found, strict=True):
+        try:
+            inspect.signature(wrap).bind("env")
+        except (TypeError, ValueError):
+            raise ConfigError(f"env.wrappers={name} is {wrap!r}, not a wrapper or function of an environment") from None
+    return found
+
+
+def wrapped(make: Callable[[], gymnasium.Env], options: EnvOptions, id_: str) -> gymnasium.Env:
+    """The environment of `make` in the wrappers of `options`; `id_` is for messages.
+
+    Raises:
+        ConfigError: it has no images to change, or a wrapper does not return an environment.
+    """
+    env = make()
+    for name, wrap in zip(options.wrappers, load_wrappers(options), strict=True):
+        env = wrap(env)
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(f"env.wrappers={name} returned a {type(env).__name__}, not a gymnasium.Env")
+    if options.grayscale or options.resize:
+        env = ImageObservation(env, options.grayscale, options.resize, id_)
+    if options.frame_stack > 1:
+        env = StackedObservation(env, options.frame_stack, id_)
+    return env
+
+
+class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Images in one channel, or of another size. They keep their layout and dtype; without channels, [H, W]."""
+
+    def __init__(self, env: gymnasium.Env, grayscale: bool, size: Sequence[int], id_: str = "") -> None:
+        """`size`: [height, width], or empty. Raises ConfigError if the observations are not images."""
+        super().__init__(env)
+        space = env.observation_space
+        shape = space.shape or ()
+        if not isinstance(space, Box) or len(shape) not in (2, 3) or (grayscale and len(shape) == 2):
+            key = "env.grayscale" if grayscale else "env.resize"
+            raise ConfigError(
+                f"{key} needs observations that are images in a Box, {'with channels' if grayscale else '[H, W]'} or "
+                f"[H, W, channels], but those of env={id_} are {space}"
+            )
+        self._last, self._gray = channels_last(shape), grayscale
+        pixels = shape[-3:-1] if self._last else shape[-2:]
+        n_channels = (shape[-1] if self._last else shape[0]) if len(shape) == 3 else 1
+        if grayscale and n_channels != 3:
+            raise ConfigError(
+                f"env.grayscale needs 3 channels, red, green and blue; env={id_} has {n_channels}: {space}"
+            )
+        self._rows, self._columns = (_area_weights(*each) for each in zip(pixels, size or pixels, strict=True))
+        self._resize = bool(size) and tuple(size) != pixels
+        self.observation_space = self._space(space)
+
+    def _space(self, space: Box) -> Box:
+        low, high = (self._convert(bound.astype(np.float32)) for bound in (space.low, space.high))
+        return Box(low.astype(space.dtype), high.astype(space.dtype), dtype=np.dtype(space.dtype).type)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        converted = self._convert(np.asarray(observation))
+        dtype = self.observation_space.dtype
+        return np.rint(converted).astype(dtype) if np.dtype(dtype).kind in "ui" else converted.astype(dtype, copy=False)
+
+    def _convert(self, image: np.ndarray) -> np.ndarray:
+        """Float32, or as it is if nothing changes."""
+        if self._gray:
+            image = image @ _LUMA if self._last else np.tensordot(_LUMA, image, 1)
+        if not self._resize:
+            return image
+        if image.ndim == 2 or not self._last:
+            return self._rows @ image.astype(np.float32) @ self._columns.T
+        planes = np.moveaxis(image, -1, 0).astype(np.float32)
+        return np.moveaxis(self._rows @ planes @ self._columns.T, 0, -1)
+
+
+def _area_weights(n: int, m: int) -> np.ndarray:
+    """[m, n]: the share of each of n pixels in each of m equal parts of their line. Rows sum to 1."""
+    edges = np.linspace(0, n, m + 1)[:, None]
+    pixel = np.arange(n)
+    overlap = np.minimum(edges[1:], pixel + 1) - np.maximum(edges[:-1], pixel)
+    return (np.clip(overlap, 0, None) * (m / n)).astype(np.float32)
+
+
+class StackedObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The newest n observations along axis 0, oldest first; at a reset, n copies of the first.
+
+    Images [H, W], [H, W, channels] or [channels, H, W] become [n * channels, H, W], others [n * size, ...].
+    """
+
+    def __init__(self, env: gymnasium.Env, n: int, id_: str = "") -> None:
+        """Raises ConfigError if the observations are not one array of at least one dimension."""
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, Box) or not space.shape:
+            raise ConfigError(
+                f"env.frame_stack={n} needs observations in a Box with a shape, but env={id_} has {space}"
+            )
+        self._n, self._ndim = n, len(space.shape)
+        self._moves = self._ndim == 3 and channels_last(space.shape)
+        low, high = (np.concatenate([self._frame(bound)] * n) for bound in (space.low, space.high))
+        box = Box(low, high, dtype=np.dtype(space.dtype).type)
+        self.observation_space = FrameStack(box, n) if box.dtype == np.uint8 and box.low.ndim == 3 else box
+        self._stack = np.zeros(box.shape, box.dtype)
+
+    def _frame(self, observation: Any) -> np.ndarray:
+        frame = np.asarray(observation)
+        if self._ndim == 2:
+            return frame[None]
+        return np.moveaxis(frame, -1, 0) if self._moves else frame
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._stack = np.concatenate([self._frame(observation)] * self._n)
+        return self._stack, info
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        frame = self._frame(observation)
+        self._stack = np.concatenate([self._stack[len(frame) :], frame])  # a new array: an earlier one may be in use
+        return self._stack, reward, terminated, truncated, info
+
+
+def wrapped_maker(make: Callable[[], gymnasium.Env], options: EnvOptions, id_: str) -> Callable[[], gymnasium.Env]:
+    """`make` with `wrapped`, if there is anything to wrap."""
+    if not (options.wrappers or options.changes_observations):
+        return make
+    return partial(wrapped, make, options, id_)

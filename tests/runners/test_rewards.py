@@ -1,0 +1,133 @@
+"""NormalizedRewards: the deviation of the discounted return, over all environments, ranks and samplers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rlframe import launch
+from rlframe.algos import dqn, ppo
+from rlframe.core.errors import ConfigError
+from rlframe.envs import EnvConfig, EnvOptions, make_envs
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+from rlframe.runners import MinibatchRl
+from rlframe.runners.rewards import NormalizedRewards
+from rlframe.samplers import SerialSampler
+from tests.runners.resumed import last_state
+from tests.runners.test_async_rl import runner_for
+from tests.tables import read_csv
+
+NORMALIZED = EnvOptions(normalize_reward=True)
+SMALL = "sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] runner.n_steps=128 runner.log_interval_steps=64"
+
+
+def sampled(env: str, B: int, T: int, **options: Any) -> SerialSampler:
+    config = EnvConfig(env, options=EnvOptions(**options))
+    envs = make_envs(config, B, range(B))
+    agent = ppo.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
+    return SerialSampler(envs, agent, T)
+
+
+def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns() -> None:
+    rewards, returns, running = NormalizedRewards(3, 0.9, NORMALIZED), [0.0], np.zeros(3)
+    with closing(sampled("Pendulum-v1", 3, 5, max_episode_steps=7)) as sampler:
+        for _ in range(4):
+            samples = sampler.collect()
+            raw = samples.reward.clone()
+            found = rewards(samples)
+            for t in range(5):
+                running = 0.9 * running + raw[t].numpy()
+                returns += running[samples.valid[t].numpy()].tolist()
+                running[samples.truncated[t].numpy()] = 0.0
+            np.testing.assert_allclose(found.reward, raw / np.sqrt(np.var(returns) + 1e-8), rtol=1e-5)
+            assert torch.equal(samples.inputs.prev_reward[1:], raw), "the agent's own input stays as it acted on it"
+    assert len(returns) > 50
+
+
+def test_the_deviation_is_gymnasiums() -> None:
+    env = gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1"), gamma=0.99)
+    env.action_space.seed(3)
+    rewards, ended = NormalizedRewards(1, 0.99, NORMALIZED), True
+    with closing(sampled("CartPole-v1", 1, 1)) as sampler:
+        sample = sampler.collect()
+        for _ in range(4000):
+            if ended:
+                env.reset(seed=3)
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            ended = terminated or truncated
+            sample.reward[:], sample.valid[:], sample.terminated[:] = 1.0, True, ended
+            rewards(sample)
+    assert rewards.deviation == pytest.approx(float(np.sqrt(env.return_rms.var)), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"), [(0.0, 0.0), (1e-3, 2.0), (1e6, 2.0), (-1e30, -2.0)], ids=["zero", "small", "large", "huge"]
+)
+def test_the_first_reward_of_all_is_of_order_one(reward: float, expected: float) -> None:
+    with closing(sampled("CartPole-v1", 1, 1)) as sampler:
+        sample = sampler.collect()
+    sample.reward[:] = reward
+    found = NormalizedRewards(1, 0.99, NORMALIZED)(sample)
+    assert float(found.reward) == pytest.approx(expected, rel=0.05)
+
+
+def test_scale_and_clip_come_after_the_division() -> None:
+    options = EnvOptions(normalize_reward=True, reward_scale=3.0, reward_clip="[-1,4]")
+    with closing(sampled("Pendulum-v1", 2, 8)) as sampler:
+        sample = sampler.collect()
+        plain, scaled = (NormalizedRewards(2, 0.9, each)(sample).reward for each in (NORMALIZED, options))
+    np.testing.assert_allclose(scaled, (3 * plain).clip(-1, 4), rtol=1e-6)
+    assert (scaled == -1).any()
+
+
+def test_reported_returns_are_the_environments_own(tmp_path: Path) -> None:
+    words = f"algo=ppo env=Pendulum-v1 env.max_episode_steps=5 sampler=serial {SMALL} eval.n_episodes=2 affinity=none"
+    still = "algo.learning_rate=1e-30"
+    runs = {"raw": "", "normalized": "env.normalize_reward=true", "clipped": "env.reward_clip=sign"}
+    for name, own in runs.items():
+        assert launch.main([*words.split(), still, *own.split(), f"log_dir={tmp_path / name}"]) == 0
+    logs = {name: read_csv(tmp_path / name / "run_0/progress.csv")[1] for name in runs}
+    for metric in ("episode/return_mean", "eval/return_mean"):
+        raw = [row[metric] for row in logs["raw"]]
+        assert raw == [row[metric] for row in logs["normalized"]] == [row[metric] for row in logs["clipped"]]
+        assert float(raw[-1]) < -10
+    losses = [logs[name][-1]["algo/value_loss"] for name in ("raw", "normalized")]
+    assert float(losses[1]) < 0.1 * float(losses[0])
+
+
+def test_the_learner_of_an_async_run_has_the_statistics() -> None:
+    env = EnvConfig("Pendulum-v1", backend="python", options=NORMALIZED)
+    with runner_for(ppo.Config(epochs=1), env, n_steps=128) as runner:
+        runner.train()
+        state = runner.state_dict()["rewards"]
+    assert state["count"] == 1 + runner.env_steps
+    assert state["squares"] > 0
+
+
+def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
+    words = f"algo=ppo env=Pendulum-v1 env.normalize_reward=true {SMALL} eval.n_episodes=1 affinity=none"
+    for sampler in ("serial", "cpu", "gpu"):
+        workers = [] if sampler == "serial" else ["sampler.n_workers=2", "eval.n_workers=0"]
+        where = f"log_dir={tmp_path / sampler}"
+        assert launch.main([*words.split(), f"sampler={sampler}", *workers, where]) == 0
+    states = [last_state(tmp_path / name / "run_0")["rewards"] for name in ("serial", "cpu", "gpu")]
+    assert states[0]["count"] == 129
+    for state in states[1:]:
+        assert all(np.array_equal(states[0][name], value) for name, value in state.items())
+
+
+def test_a_replay_with_previous_rewards_is_refused() -> None:
+    config = dqn.Config(replay=ReplayConfig(size=100))
+    with closing(sampled("CartPole-v1", 1, 1, normalize_reward=True)) as sampler:
+        spaces = sampler.envs.observation_space, sampler.envs.action_space
+        agent = config.make_agent(*spaces, ModelConfig(hidden=(8,), feed_back=True), 0)
+        algo = config.make_algorithm(agent, sampler.batch_spec, 100_000, 0)
+        with pytest.raises(ConfigError, match=r"env.normalize_reward=true does not work .*env.reward_scale"):
+            MinibatchRl(sampler, agent, algo, 100_000)
