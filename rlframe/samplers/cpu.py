@@ -12,6 +12,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import STATE_WORDS, Role, generators, pack_state, unpack_state
+from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
@@ -49,8 +50,10 @@ class CpuSampler(Sampler):
         self.config = Config(**sizes, decorrelation_steps=decorrelation_steps)
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
         first = first_env_of_rank(envs.n)
-        shared = share_zeros(Batch(rows, empty_agent_outputs(agent, rows, range(first, first + envs.n))), "batch")
+        outputs = empty_agent_outputs(agent, rows, range(first, first + envs.n))
+        shared = share_zeros(Batch(rows, outputs), "batch")
         self.batch: Batch = shared.tree
+        write(self.batch.outputs, outputs)  # the agent's initial state: a snapshot may come before the first batch
         self.samples = self.batch.samples()
         self.shared_parameters = make_shared_parameters(cpu_worker.parameters(agent))
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsCheck(envs.observation_space)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.models import ModelConfig
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
@@ -82,6 +84,17 @@ def test_a_numpy_vector_environment_restarts_in_another_split() -> None:
     with closing(second):
         assert all("another size" in reason for reason in second.load_state_dict(stored(first.state_dict())))
         assert second.collect().inputs.first[0].all()
+
+
+@pytest.mark.parametrize("how", ["cpu", "gpu"])
+def test_a_state_saved_before_the_first_batch_has_the_initial_state_of_the_agent(how: str) -> None:
+    envs = EnvPool(EnvConfig("CartPole-v1", {}, "python"), 4, list(range(4)), 2, (), Supervision(timeout_s=30))
+    agent = dqn.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
+    with closing((CpuSampler if how == "cpu" else GpuSampler)(envs, agent, T)) as sampler:
+        (env,) = leaves(
+            sampler.batch.outputs.final_state if how == "cpu" else sampler.collector.batch.outputs.final_state
+        )
+        assert env.tolist() == [0, 1, 2, 3], "by which epsilon is graded"
 
 
 def test_restarted_episodes_are_reported_without_the_earlier_steps() -> None:
