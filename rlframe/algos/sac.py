@@ -124,7 +124,7 @@ class Continuous(SoftValue):
 
 
 class Discrete(SoftValue):
-    """The expectation is exact, a sum over all actions (Christodoulou 2019, eq. 10-12), where forbidden ones weigh 0."""
+    """The expectation is exact, a sum over all actions, forbidden ones with weight 0 (Christodoulou 2019, eq. 10)."""
 
     def draw(self, params: Tensor, next_params: Tensor) -> Pair:
         return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
