@@ -4,7 +4,7 @@ Agents see canonical values: Discrete counts from 0, Box actions with finite bou
 float32. Actions are clipped and rescaled on the environment's side, so a log-probability is that of the sampled action.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,15 @@ def without_mask(observation_space: Space) -> Space:
     assert isinstance(observation_space, spaces.Dict)
     others = {key: sub for key, sub in observation_space.spaces.items() if key != ACTION_MASK}
     return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
+
+
+def random_allowed(
+    action_space: Space, parts: Sequence[int], mask: np.ndarray, rngs: Sequence[np.random.Generator]
+) -> np.ndarray:
+    """Uniform canonical actions [B, *act] among those that masks [B, sum(parts)] allow; one generator for each row."""
+    scores = np.stack([rng.random(sum(parts)) for rng in rngs]) * (mask != 0)
+    chosen = [scores_of.argmax(-1) for scores_of in np.split(scores, np.cumsum(parts)[:-1], -1)]
+    return np.stack(chosen, -1).reshape(len(mask), *(action_space.shape or ()))
 
 
 Decoder = Callable[[Tree], Tree]

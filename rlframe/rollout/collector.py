@@ -28,7 +28,7 @@ class Collector:
     def __init__(
         self, batch: Batch, inferences: Sequence[BatchInference], steppers: Sequence[Stepper], observation_space: Space
     ) -> None:
-        self.batch, self.samples = batch, batch.samples()
+        self.batch, self.samples, self.observation_space = batch, batch.samples(), observation_space
         self.inferences, self.steppers = list(inferences), list(steppers)
         self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsCheck(observation_space)
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
@@ -98,9 +98,14 @@ class Collector:
         if not n_steps:
             return
         rows, last = self.batch.rows, self.batch.rows.T - 1
+        parts = spaces.mask_parts(self.observation_space, action_space)
         for _ in range(n_steps):
-            drawn = [spaces.random_action(action_space, rng, 1) for rng in rngs]
-            write(rows.actions()[last], map_tree(lambda *each: np.concatenate(each), *drawn))
+            if parts:
+                mask = rows.observation[spaces.ACTION_MASK][-1]
+                write(rows.actions()[last], spaces.random_allowed(action_space, parts, mask, rngs))
+            else:
+                drawn = [spaces.random_action(action_space, rng, 1) for rng in rngs]
+                write(rows.actions()[last], map_tree(lambda *each: np.concatenate(each), *drawn))
             for stepper in self.steppers:
                 stepper.start_step(last)
             for stepper in self.steppers:

@@ -217,10 +217,14 @@ def make_timing_handler(context: WorkerContext) -> Handler:
     for action in actions:
         write(action, spaces.random_action(envs.action_space, rng, envs.n))
     envs.reset(steps[-1])
+    parts = spaces.mask_parts(envs.observation_space, envs.action_space)
 
     def handle(command: int, argument: int) -> Any:
         n, start, deadline = 0, time.perf_counter(), time.perf_counter() + command / 1e3
         while n == 0 or time.perf_counter() < deadline:
+            if parts:
+                mask = steps[(n - 1) % _N_ROWS].observation[spaces.ACTION_MASK]
+                write(actions[n % _N_ROWS], spaces.random_allowed(envs.action_space, parts, mask, [rng] * envs.n))
             envs.step(actions[n % _N_ROWS], steps[n % _N_ROWS])
             n += 1
             context.parent.control[PROGRESS] = n  # a heartbeat
