@@ -15,13 +15,14 @@ from torch import Tensor
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import check_action_space, check_observation_space
+from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
+from rlframe.models.masks import FORBIDDEN
 from rlframe.ops.fused import squashed_samples
 
 LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
@@ -120,17 +121,21 @@ class SquashedGaussian(ActorPolicy):
 class Choice(ActorPolicy):
     """One of n discrete actions; the parameters are logits (Christodoulou 2019)."""
 
-    def __init__(self, action_space: Space) -> None:
+    def __init__(self, action_space: Space, masked: bool = False) -> None:
+        """`masked`: logits may be those of forbidden actions (see models.masks)."""
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"action space {action_space} must be Discrete for a choice")
-        self.param_size = int(action_space.n)
+        self.param_size, self.masked = int(action_space.n), masked
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> ActorNoise:
         drawn = gumbel(rng, (*lead, self.param_size))
         return ActorNoise(drawn, np.zeros((*lead, 0), np.float32), np.ones((*lead, 1), np.float32))
 
     def act(self, params: Any, noise: ActorNoise, levels: Levels, xp: Any) -> Any:
-        return (params * (1 - noise.active * levels.random) + noise.policy).argmax(-1)
+        logits = params * (1 - noise.active * levels.random)
+        if self.masked:  # random actions are allowed ones too
+            logits = xp.where(params <= FORBIDDEN, params, logits)
+        return (logits + noise.policy).argmax(-1)
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
@@ -216,8 +221,7 @@ class ActorAgent(Agent):
         return ()
 
     def observe(self, observation: Tree) -> None:
-        if self.model.norm:
-            self.model.norm.update(observation)
+        self.model.observe(observation)
 
 
 def make_actor_agent(
@@ -234,7 +238,7 @@ def make_actor_agent(
         raise ConfigError(f"model.log_std={config.log_std:g} is for Gaussian policies, and this one has none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = Actor(observation_space, policy.param_size, config)
+        model = Actor(observation_space, policy.param_size, config, bool(mask_parts(observation_space, action_space)))
     if isinstance(policy, SquashedGaussian):
         with torch.no_grad():
             model.mlp.layers.flat[-1][policy.size :] += config.log_std

@@ -17,14 +17,16 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Curve
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import check_observation_space
+from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts, without_mask
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
+from rlframe.models.masks import MaskedQ, allowed, best_allowed, nth_allowed
 from rlframe.models.q_network import QModel, QNetwork, QValue
 
 _NEVER = 1e-12  # smallest epsilon; rounds to 0 in float32
+_MANY = 1 << 31  # so large that the remainder of a uniform integer below it is uniform too
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class QNoise(Struct):
     """Exploration noise of one row; zeros act greedily."""
 
     uniform: Array  # [B] float32 in [0, 1)
-    action: Array  # [B] int64, taken if uniform > 1 - epsilon
+    action: Array  # [B] int64, taken if uniform > 1 - epsilon; with masks, modulo the number of allowed actions
     noisy: Array  # [B] float32, scale of the noise of noisy layers
 
 
@@ -61,6 +63,8 @@ class QAgent(Agent):
         super().__init__()
         self.model, self.kind = with_modes(model), kind
         self.observation_space, self.action_space = observation_space, action_space
+        self.masked = bool(mask_parts(observation_space, action_space))
+        self.n_drawn = _MANY if self.masked else int(action_space.n)  # random actions count from 0 to below this
         self.register_buffer("epsilon", torch.zeros(2))  # of the first and of the last environment
         self.register_buffer("last_env", torch.ones(()))  # index of the last environment of all ranks
 
@@ -88,14 +92,15 @@ class QAgent(Agent):
         q = self.kind.q(values)
         log_first, log_last = self.epsilon.clamp(_NEVER).log()
         epsilon = (log_first + (log_last - log_first) * (state.env / self.last_env)).exp()
-        action = torch.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
+        drawn = nth_allowed(inputs.observation[ACTION_MASK], noise.action) if self.masked else noise.action
+        action = torch.where(noise.uniform > 1 - epsilon, drawn, self.best(q, inputs))
         return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
 
     def numpy_step(self, n: int) -> NumpyStep | None:
         forward, q_of = self.model.numpy_forward(n), self.kind.q_numpy
         if forward is None:
             return None
-        level, last_env = as_numpy(self.epsilon), as_numpy(self.last_env)
+        level, last_env, masked = as_numpy(self.epsilon), as_numpy(self.last_env), self.masked
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
             values, memory = forward(inputs, state.memory, noise.noisy)
@@ -104,10 +109,18 @@ class QAgent(Agent):
             if epsilon != last:
                 first, last = math.log(max(epsilon, _NEVER)), math.log(max(last, _NEVER))
                 epsilon = np.exp(first + (last - first) * (state.env / last_env))
-            action = np.where(noise.uniform > 1 - epsilon, noise.action, q.argmax(-1))
+            known, drawn = q, noise.action
+            if masked:
+                mask = inputs.observation[ACTION_MASK]
+                known, drawn = np.where(allowed(mask), q, -np.inf), nth_allowed(mask, drawn)
+            action = np.where(noise.uniform > 1 - epsilon, drawn, known.argmax(-1))
             return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
 
         return step
+
+    def best(self, q: Tensor, inputs: AgentInputs) -> Tensor:
+        """The action [...] of the highest Q-value [..., A] among those that the inputs' mask allows."""
+        return best_allowed(q, inputs.observation) if self.masked else q.argmax(-1)
 
     def forward(self, inputs: AgentInputs, memory: Tree) -> tuple[Tensor, Tree]:
         """The head's numbers [..., A, n_atoms] and the next memory, with gradient and the noise of noisy layers."""
@@ -115,7 +128,7 @@ class QAgent(Agent):
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         uniform = rng.random(lead, dtype=np.float32)
-        action = (rng.random(lead) * int(self.action_space.n)).astype(np.int64)  # half the time of rng.integers
+        action = (rng.random(lead) * self.n_drawn).astype(np.int64)  # half the time of rng.integers
         return QNoise(uniform, action, np.ones(lead, np.float32))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
@@ -167,9 +180,11 @@ def make_q_agent(
         raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use sac, td3 or ppo")
+    masked = bool(mask_parts(observation_space, action_space))
+    seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = QNetwork(observation_space, action_space, kind.n_atoms, config, dueling, noisy)
-    agent = QAgent(model, kind, observation_space, action_space)
+        model = QNetwork(seen, action_space, kind.n_atoms, config, dueling, noisy)
+    agent = QAgent(MaskedQ(model) if masked else model, kind, observation_space, action_space)
     agent.model_config = config
     return agent

@@ -33,7 +33,7 @@ from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
-from rlframe.models.q_network import Categorical, Expected, Quantile, QValue
+from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
@@ -163,10 +163,13 @@ class DQN(OffPolicy):
 
     @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:
-        """The target network's numbers [n, n_atoms] of the next action: the best one, with `double` the online's."""
+        """The target network's numbers [n, n_atoms] of the best allowed action, with `double` the online's best."""
         next_values, _ = self.target(batch.next_inputs, ())
         chooser = self.agent(batch.next_inputs, ())[0] if self.config.double else next_values
-        return self.agent.kind.of_best(next_values, chooser)
+        kind = self.agent.kind
+        if self.agent.masked:
+            return of_actions(next_values, self.agent.best(kind.q(chooser), batch.next_inputs))
+        return kind.of_best(next_values, chooser)
 
     def descend(self, batch: Transitions, loss: Tensor, error: Tensor, q: Tensor) -> dict[str, Tensor]:
         """One gradient step on the mean loss, weighted against the bias of prioritized replay."""

@@ -170,7 +170,8 @@ class R2D1(OffPolicy):
         with torch.no_grad():
             next_values = self._values(self.target, batch)
             chooser = values if c.double else next_values
-            next_q = next_values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1).gather(0, index)
+            best = self.agent.best(chooser, batch.inputs[c.burn_in :]).unsqueeze(-1)
+            next_q = next_values.gather(-1, best).squeeze(-1).gather(0, index)
             target = return_ + bootstrap * (unscale(next_q) if c.rescale else next_q)
             target = rescale(target) if c.rescale else target
         q = values[:-1].gather(-1, batch.action[learned].unsqueeze(-1)).squeeze(-1)

@@ -28,6 +28,7 @@ from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
+from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
@@ -35,6 +36,7 @@ from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import make_critics, make_discrete_critics, with_target
+from rlframe.models.masks import FORBIDDEN
 from rlframe.ops.fused import soft_objective, squared_error
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
@@ -59,7 +61,7 @@ class Config:
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
     target_entropy: Scheduled = scheduled(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
-    target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions")
+    target_entropy_fraction: float = fraction(0.98, "of log |A|, for discrete actions; |A| counts allowed ones")
 
     @chz.validate
     def _check(self) -> None:
@@ -71,7 +73,8 @@ class Config:
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         is_choice = isinstance(action_space, spaces.Discrete)
-        policy = Choice(action_space) if is_choice else SquashedGaussian(action_space)
+        masked = bool(mask_parts(observation_space, action_space))
+        policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
@@ -133,7 +136,7 @@ class Continuous(SoftValue):
 
 
 class Discrete(SoftValue):
-    """The expectation is exact, a sum over all actions (Christodoulou 2019, eq. 10-12)."""
+    """The expectation is exact, a sum over all actions, forbidden ones with weight 0 (Christodoulou 2019, eq. 10)."""
 
     def draw(self, params: Tensor, next_params: Tensor) -> Pair:
         return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
@@ -199,6 +202,8 @@ class SAC(OffPolicy):
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
         self.default_entropy = default_entropy
         rates = ((critics, "critic_learning_rate"), (agent, "learning_rate"), (self.temperature, "learning_rate"))
+        masked = isinstance(agent.policy, Choice) and agent.policy.masked
+        self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
             make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate) for module, rate in rates
         ]
@@ -219,6 +224,13 @@ class SAC(OffPolicy):
         """What the temperature brings the entropy to, nats."""
         is_default = self.config.target_entropy != self.config.target_entropy  # NaN
         return self.default_entropy if is_default else self.now.target_entropy
+
+    def _target_entropy(self, drawn: Any) -> Tensor | float:
+        """In nats; with masks by default a fraction of the mean log of the number of actions allowed at s."""
+        if not self.by_mask:
+            return self.target_entropy
+        n_allowed = (drawn > FORBIDDEN / 2).sum(-1)  # by log-probabilities
+        return self.config.target_entropy_fraction * n_allowed.log().mean()
 
     def explore(self) -> None:
         self.agent.set_levels(float(self.progress.env_steps < self.config.learn_from), 0.0)
@@ -243,7 +255,7 @@ class SAC(OffPolicy):
         policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
         self.optimizer.minimize(policy_loss, batch)
         if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up while the entropy is too low
-            temperature_loss = self.temperature.log * (-log_prob.detach() - self.target_entropy)
+            temperature_loss = self.temperature.log * (-log_prob.detach() - self._target_entropy(drawn))
             self.temperature_optimizer.minimize(temperature_loss)
         soft_update(self.targets, self.online, self.now.tau)
         found = {"loss": loss, "q": q.mean(), "policy_loss": policy_loss, "entropy": -log_prob}

@@ -4,7 +4,7 @@ Agents see canonical values: Discrete counts from 0, Box actions with finite bou
 float32. Actions are clipped and rescaled on the environment's side, so a log-probability is that of the sampled action.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from rlframe.core.struct import Tree
+
+ACTION_MASK = "action_mask"  # the key of a Dict observation under which an environment says which actions it allows
 
 
 class FrameStack(spaces.Box):
@@ -89,6 +91,53 @@ def action_parts(space: Space, name: str = "action") -> list[tuple[str, Space]]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return [leaf for part_name, part in _parts(space, name) for leaf in action_parts(part, part_name)]
     return [(name, space)]
+
+
+def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]:
+    """The numbers of actions that the parts of an action mask are about; () if observations have no mask.
+
+    A mask is the entry `action_mask` of a Dict observation, with one number for each of Discrete's actions, or for each
+    of each part's of MultiDiscrete, side by side; not 0: allowed. With Box actions it is an ordinary observation.
+
+    Raises:
+        ValueError: the mask does not fit the actions, or there is nothing else to observe.
+    """
+    if not isinstance(observation_space, spaces.Dict) or ACTION_MASK not in observation_space.spaces:
+        return ()
+    match action_space:
+        case spaces.Box():
+            return ()
+        case spaces.Discrete():
+            parts: tuple[int, ...] = (int(action_space.n),)
+        case spaces.MultiDiscrete():
+            parts = tuple(int(n) for n in action_space.nvec.flatten())
+        case _:
+            raise ValueError(f"observation['action_mask'] needs Discrete or MultiDiscrete actions, got {action_space}")
+    mask = observation_space[ACTION_MASK]
+    if not isinstance(mask, spaces.Box | spaces.MultiBinary) or mask.shape != (sum(parts),):
+        raise ValueError(
+            f"observation['action_mask'] must be a MultiBinary or Box of shape ({sum(parts)},), one number for each "
+            f"action of {action_space}, got {mask}"
+        )
+    if len(observation_space.spaces) == 1:
+        raise ValueError("the observation is an action_mask alone; add what the policy is to see")
+    return parts
+
+
+def without_mask(observation_space: Space) -> Space:
+    """What networks see of observations with a mask: the only other entry, or a Dict of the others."""
+    assert isinstance(observation_space, spaces.Dict)
+    others = {key: sub for key, sub in observation_space.spaces.items() if key != ACTION_MASK}
+    return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
+
+
+def random_allowed(
+    action_space: Space, parts: Sequence[int], mask: np.ndarray, rngs: Sequence[np.random.Generator]
+) -> np.ndarray:
+    """Uniform canonical actions [B, *act] among those that masks [B, sum(parts)] allow; one generator for each row."""
+    scores = np.stack([rng.random(sum(parts)) for rng in rngs]) * (mask != 0)
+    chosen = [scores_of.argmax(-1) for scores_of in np.split(scores, np.cumsum(parts)[:-1], -1)]
+    return np.stack(chosen, -1).reshape(len(mask), *(action_space.shape or ()))
 
 
 Decoder = Callable[[Tree], Tree]

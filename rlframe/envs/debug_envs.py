@@ -149,6 +149,51 @@ class DelayedReward(gymnasium.Env):
         return self._time, float(over and self._first == self.right), over, False, {}
 
 
+class Masked(gymnasium.Env):
+    """A square grid to cross from one corner to the other, where each cell allows some moves only; others raise.
+
+    The observation is {"observation": cell one-hot, "action_mask"}. Moves: up, down, left, right, and `n_traps` more,
+    never allowed. `kind` multi_discrete: two moves at once, with half a mask each. A step costs 0.1, the goal gives 1.
+    With `penalty`, a forbidden move ends the episode with a reward of -1 instead of an error, and there is no mask.
+    """
+
+    def __init__(self, size: int = 4, n_traps: int = 4, kind: str = "discrete", penalty: bool = False) -> None:
+        if kind not in ("discrete", "multi_discrete"):
+            raise ConfigError(f"env_kwargs.kind={kind!r} is not one of discrete, multi_discrete")
+        n = 4 + n_traps
+        self._parts = 2 if kind == "multi_discrete" else 1
+        self.action_space = spaces.MultiDiscrete([n, n]) if self._parts == 2 else spaces.Discrete(n)
+        cell, mask = spaces.Box(0.0, 1.0, (size * size,), np.float32), spaces.MultiBinary(n * self._parts)
+        self.observation_space = cell if penalty else spaces.Dict({"observation": cell, "action_mask": mask})
+        self._size, self._n, self._penalty = size, n, penalty
+        self._at = self._time = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Tree, Info]:
+        super().reset(seed=seed)
+        self._at = self._time = 0
+        return self._observation(), {}
+
+    def _allowed(self) -> np.ndarray:
+        y, x = divmod(self._at, self._size)
+        last = self._size - 1
+        return np.array([y > 0, y < last, x > 0, x < last, *[False] * (self._n - 4)], np.int8)
+
+    def _observation(self) -> Tree:
+        cell = np.eye(self._size**2, dtype=np.float32)[self._at]
+        return cell if self._penalty else {"observation": cell, "action_mask": np.tile(self._allowed(), self._parts)}
+
+    def step(self, action: Any) -> tuple[Tree, float, bool, bool, Info]:
+        moves, allowed = np.atleast_1d(action), self._allowed()
+        self._time += 1
+        if not allowed[moves].all():
+            if not self._penalty:
+                raise ValueError(f"move {action} is forbidden in cell {self._at}, where {allowed} are allowed")
+            return self._observation(), -1.0, True, False, {}
+        self._at += (-self._size, self._size, -1, 1)[int(moves[0])]
+        done = self._at == self._size**2 - 1
+        return self._observation(), float(done) - 0.1, done, self._time >= 50, {}
+
+
 FAULTS = ("raise", "nan", "inf", "shape", "dtype", "info", "reward_nan", "reward_inf", "reward_type", "reset")
 
 
@@ -200,4 +245,5 @@ def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.En
 
 # Used as ids, for example env=rlframe.envs.debug_envs:identity
 identity, memory, time_limit, delayed_reward, faulty = Identity, Memory, TimeLimit, DelayedReward, Faulty
+masked = Masked
 discrete_start = partial(Identity, "discrete_start")

@@ -17,7 +17,15 @@ from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import load_env, save_env
 from rlframe.envs.object_codec import StateError
-from rlframe.envs.observations import InvalidValue, batch_checker, batch_writer, check_info, describe, external_cause
+from rlframe.envs.observations import (
+    InvalidValue,
+    batch_checker,
+    batch_writer,
+    check_info,
+    check_mask,
+    describe,
+    external_cause,
+)
 
 _REMEDY = "compare with backend=python, and fix the environment"
 
@@ -60,6 +68,7 @@ class NativeEnvs(Envs):
         self._decode = spaces.action_decoder(self.action_space)
         self._write = batch_writer(self.observation_space, self.n, lambda text: warn_once(f"{backend}: {text}"))
         self._check = batch_checker(self.observation_space)
+        self._mask_parts = spaces.mask_parts(self.observation_space, self.action_space)
         self._means = VectorInfoMeans(self.n)
         self._round = 0
         self._ended = np.zeros(self.n, np.bool_)  # the next step is a reset
@@ -73,6 +82,8 @@ class NativeEnvs(Envs):
             check_info(infos)
             self._write(out.observation, observation)
             self._check(out.observation)
+            if self._mask_parts:
+                check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, np.zeros(self.n, np.bool_))
         except Exception as error:
             raise self._error(error, "the reset") from external_cause(error)
         self._means.clear(np.ones(self.n, np.bool_))
@@ -87,6 +98,9 @@ class NativeEnvs(Envs):
             self._write(out.observation, observation)
             self._check(out.observation)
             out.score[...] = reward
+            if self._mask_parts:
+                ends = np.logical_or(terminated, truncated)
+                check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, ends)
             if not np.isfinite(out.score).all():
                 raise InvalidValue(f"the reward is not finite: {reward}", int(np.argmin(np.isfinite(out.score))))
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,6 +198,15 @@ def batch_checker(space: Space) -> Callable[[Tree], None]:
                 check_leaf(leaf)
 
     return check
+
+
+def check_mask(mask: np.ndarray, parts: Sequence[int], ended: np.ndarray) -> None:
+    """Raise InvalidValue if an action mask [B, sum(parts)] allows no action of a part, but where an episode ended."""
+    starts = np.cumsum([0, *parts[:-1]])
+    some = np.logical_or.reduceat(mask != 0, starts, axis=-1) | ended[:, None]
+    if not some.all():
+        index = _first_bad(some)
+        raise InvalidValue(f"the action mask forbids every action: {mask[index]}", index)
 
 
 def _leaf_check(space: Space, name: str) -> Callable[[np.ndarray], None] | None:

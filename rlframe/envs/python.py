@@ -16,7 +16,15 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
 from rlframe.envs.object_codec import StateError
-from rlframe.envs.observations import InvalidValue, batch_checker, check_info, describe, external_cause, row_writer
+from rlframe.envs.observations import (
+    InvalidValue,
+    batch_checker,
+    check_info,
+    check_mask,
+    describe,
+    external_cause,
+    row_writer,
+)
 from rlframe.envs.restarter import Restarter
 
 _FLAGS = frozenset({bool, np.bool_})
@@ -65,6 +73,7 @@ class PythonEnvs(Envs):
         self._means = [InfoMeans() for _ in self._envs]
         self._write = row_writer(self.observation_space, self._warn)
         self._check = batch_checker(self.observation_space)
+        self._mask_parts = spaces.mask_parts(self.observation_space, self.action_space)
         self._decode, self._split = spaces.action_decoder(self.action_space), spaces.unbatch(self.action_space)
         self._reward_types: set[type] = {float}  # accepted so far
         self._rewards: list[Any] = [0.0] * self.n
@@ -236,6 +245,8 @@ class PythonEnvs(Envs):
     def _check_values(self, out: EnvStep, actions: list[Any] | None) -> None:
         try:
             self._check(out.observation)
+            if self._mask_parts:
+                check_mask(out.observation[spaces.ACTION_MASK], self._mask_parts, self._ended_rows)
         except InvalidValue as invalid:
             index = invalid.index or 0
             action = "the reset" if actions is None or out.first[index] else actions[index]

@@ -11,10 +11,12 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import ACTION_MASK, without_mask
 from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
+from rlframe.models.masks import masked_logits, masked_logits_numpy, split_mask
 from rlframe.models.mlp import Mlp
 from rlframe.models.normalize import ObservationNorm
 
@@ -24,22 +26,35 @@ class Actor(nn.Module):
 
     uses_previous = False
 
-    def __init__(self, observation_space: Space, param_size: int, config: ModelConfig) -> None:
+    def __init__(self, observation_space: Space, param_size: int, config: ModelConfig, masked: bool = False) -> None:
+        """`masked`: the parameters are logits of actions, and observations have an action mask (see models.masks)."""
         super().__init__()
+        self.masked = masked
+        observation_space = without_mask(observation_space) if masked else observation_space
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.encoder = make_features(observation_space, config)
         self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation)
 
     def normalized(self, observation: Tree) -> Tree:
-        """The input of `params` and of the critics, which share the normaliser."""
+        """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
+        if self.masked:
+            rest, mask = split_mask(observation)
+            return {"observation": self.norm(rest) if self.norm else rest, ACTION_MASK: mask}
         return self.norm(observation) if self.norm else observation
 
     def params(self, normalized: Tree) -> Tensor:
         """The policy's parameters [n, param_size] for normalised observations."""
+        if self.masked:
+            rest, mask = split_mask(normalized)
+            return masked_logits(self.mlp(self.encoder(rest)), mask)
         return self.mlp(self.encoder(normalized))
 
     def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
         """Parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
+        if self.masked:
+            with torch.no_grad():
+                next_params = self.params(next_normalized)
+            return self.params(normalized), next_params
         features = self.encoder(normalized)
         with torch.no_grad():
             next_features = self.encoder(next_normalized)
@@ -47,6 +62,11 @@ class Actor(nn.Module):
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
+
+    def observe(self, observation: Tree) -> None:
+        """Update running statistics from observations [..., *obs]."""
+        if self.norm:
+            self.norm.update(split_mask(observation)[0] if self.masked else observation)
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
@@ -60,7 +80,11 @@ class Actor(nn.Module):
             observation = numpy_inference.in_blocks(observation, n)
             return body(encode(norm(observation) if norm else observation)).reshape(n, -1)
 
-        return forward
+        def masked(observation: Tree) -> np.ndarray:
+            rest, mask = split_mask(observation)
+            return masked_logits_numpy(forward(rest), mask)
+
+        return masked if self.masked else forward
 
 
 def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:

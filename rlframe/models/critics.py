@@ -11,11 +11,13 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.core.seeding import Role, seed_int
+from rlframe.core.spaces import mask_parts, without_mask
 from rlframe.core.struct import Tree
 from rlframe.kernels.mlp import is_plain
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, feature_size, has_images
+from rlframe.models.masks import split_mask
 from rlframe.models.mlp import Mlp, Mlps
 
 
@@ -59,10 +61,15 @@ class Critics(nn.Module):
 
 
 class DiscreteCritics(nn.Module):
-    """`n` networks with separate weights, each for the values of all actions of a Discrete space."""
+    """`n` networks with separate weights, each for the values of all actions of a Discrete space, even forbidden."""
 
-    def __init__(self, observation_space: Space, n_actions: int, config: ModelConfig, n: int) -> None:
+    def __init__(
+        self, observation_space: Space, n_actions: int, config: ModelConfig, n: int, masked: bool = False
+    ) -> None:
+        """`masked`: observations have an action mask, which is not looked at."""
         super().__init__()
+        self.masked = masked
+        observation_space = without_mask(observation_space) if masked else observation_space
         encoders = [make_features(observation_space, config) for _ in range(n)]
         self.networks = nn.ModuleList(
             nn.Sequential(encoder, Mlp(feature_size(encoder), config.hidden, n_actions, config.activation))
@@ -71,6 +78,7 @@ class DiscreteCritics(nn.Module):
 
     def forward(self, observation: Tree) -> Tensor:
         """Q(s, .) [n, rows, n_actions]."""
+        observation = split_mask(observation)[0] if self.masked else observation
         return torch.stack([network(observation) for network in self.networks])
 
 
@@ -108,4 +116,7 @@ def make_discrete_critics(
     """As `make_critics`, for all actions of a Discrete space."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.CRITIC))
-        return DiscreteCritics(observation_space, int(action_space.n), config, n)  # type: ignore[attr-defined]
+        n_actions = int(action_space.n)  # type: ignore[attr-defined]
+        return DiscreteCritics(
+            observation_space, n_actions, config, n, bool(mask_parts(observation_space, action_space))
+        )

@@ -119,7 +119,7 @@ def local_collector(
     envs: Envs, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool = True, first: int = 0
 ) -> Collector:
     """Environments and agent in this process; `first` is the first environment's index over all ranks."""
-    batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n)
+    batch = empty_batch(envs.observation_space, envs.action_space, agent, T, envs.n, first)
     stepper = LocalStepper(envs, batch.rows, 0, np.zeros(1, np.int64))
     stepper.reset()
     inference = BatchInference(agent, batch, first, rngs, explore, block_size(envs.n))
@@ -131,7 +131,7 @@ def worker_collector(
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`."""
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
-    batch = Batch(shared.tree, empty_agent_outputs(agent, shared.tree, range(pool.n)))
+    batch = Batch(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
     steppers = worker_steppers(pool, shared, n_groups)
     inferences = [
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))

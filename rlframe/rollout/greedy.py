@@ -70,7 +70,7 @@ class Greedy(nn.Module):
         agent = self.agent
         if isinstance(agent, QAgent):
             values, memory = agent.model(inputs, memory, 0.0)
-            return agent.kind.q(values).argmax(-1), memory
+            return agent.best(agent.kind.q(values), inputs), memory
         n = inputs.first.shape[0]
         zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x)), agent.noise(np.random.default_rng(0), ()))
         zeros = map_tree(lambda x: x.to(inputs.first.device), zeros)

@@ -246,10 +246,10 @@ def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> 
     return AgentOutputs(info, map_tree(np.copy, initial), initial)
 
 
-def empty_batch(observation_space: Space, action_space: Space, agent: Agent, T: int, B: int) -> Batch:
-    """Memory in this process for a batch of B environments."""
+def empty_batch(observation_space: Space, action_space: Space, agent: Agent, T: int, B: int, first: int = 0) -> Batch:
+    """Memory in this process for a batch of B environments; `first` is the first one's index over all ranks."""
     rows = empty_rows(observation_space, action_space, T, B)
-    return Batch(rows, empty_agent_outputs(agent, rows, range(B)))
+    return Batch(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
 
 
 def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:

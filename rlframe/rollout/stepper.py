@@ -142,12 +142,17 @@ class LocalStepper(Stepper):
     def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
         envs, actions, step = self.envs, self._actions[-1], self._steps[-1]
         rngs = generators(seed, Role.DECORRELATION, envs.n, first)
+        parts = spaces.mask_parts(envs.observation_space, envs.action_space)
         waits = [n_steps - int(rng.integers(n_steps + 1)) if envs.can_wait else 0 for rng in rngs]
         for number in range(n_steps):
             if envs.can_wait:
                 envs.hold(frozenset(env for env, wait in enumerate(waits) if number < wait), at_once=True)
-            drawn = [spaces.random_action(envs.action_space, rng, 1) for rng in rngs]
-            write(actions, map_tree(lambda *each: np.concatenate(each), *drawn))
+            if parts:
+                mask = step.observation[spaces.ACTION_MASK]
+                write(actions, spaces.random_allowed(envs.action_space, parts, mask, rngs))
+            else:
+                drawn = [spaces.random_action(envs.action_space, rng, 1) for rng in rngs]
+                write(actions, map_tree(lambda *each: np.concatenate(each), *drawn))
             envs.step(actions, step)
             self.progress[0] = -number  # a heartbeat
         if envs.can_wait:
@@ -306,10 +311,14 @@ def make_timing_handler(context: WorkerContext) -> Handler:
     for action in actions:
         write(action, spaces.random_action(envs.action_space, rng, envs.n))
     envs.reset(steps[-1])
+    parts = spaces.mask_parts(envs.observation_space, envs.action_space)
 
     def handle(command: int, argument: int) -> Any:
         n, start, deadline = 0, time.perf_counter(), time.perf_counter() + command / 1e3
         while n == 0 or time.perf_counter() < deadline:
+            if parts:
+                mask = steps[(n - 1) % _N_ROWS].observation[spaces.ACTION_MASK]
+                write(actions[n % _N_ROWS], spaces.random_allowed(envs.action_space, parts, mask, [rng] * envs.n))
             envs.step(actions[n % _N_ROWS], steps[n % _N_ROWS])
             n += 1
             context.parent.control[PROGRESS] = n  # a heartbeat

@@ -12,6 +12,7 @@ import torch
 
 import rlframe
 from rlframe import export, launch
+from rlframe.envs import debug_envs
 
 SLOW = pytest.mark.slow
 SMALL = ["runner=minibatch_rl", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial"]
@@ -19,6 +20,7 @@ SMALL += ["sampler.batch_T=8", "sampler.batch_B=4", "model.hidden=[8]"]
 PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
 REPLAY = ["algo.learn_from=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
 PROBE = "env=rlframe.envs.debug_envs:identity"
+MASKED = "env=rlframe.envs.debug_envs:masked"
 SEQUENCES = ["algo.learn_from=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
 TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
 RUNS = {
@@ -31,6 +33,9 @@ RUNS = {
     "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
     "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "algo.noisy=true", "algo.value=quantile"],
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
+    "masked": [*PPO, MASKED],
+    "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
+    "masked_sac": ["algo=sac", *REPLAY, MASKED],
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
     "r2d1": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", "model.memory=gru", "model.memory_size=8"],
 }
@@ -117,6 +122,17 @@ def test_a_loaded_policy_acts_on_one_observation_as_on_a_batch(runs: Any, name: 
         assert env.action_space.contains(action if action.shape else int(action))
         np.testing.assert_allclose(batch, np.stack([action] * 3), atol=1e-5)
         observation, *_ = env.step(action)
+
+
+@pytest.mark.parametrize("name", ["masked", *(pytest.param(each, marks=SLOW) for each in ("masked_dqn", "masked_sac"))])
+@pytest.mark.parametrize("explore", [False, True], ids=["greedy", "explore"])
+def test_a_loaded_policy_takes_no_forbidden_action(runs: Any, name: str, explore: bool) -> None:
+    policy, env = rlframe.load_policy(runs(name)), debug_envs.masked()  # which raises for one
+    observation, _ = env.reset(seed=0)
+    for _ in range(60):
+        observation, _, terminated, truncated, _ = env.step(policy.act(observation, explore=explore))
+        if terminated or truncated:
+            observation, _ = env.reset()
 
 
 def test_memory_is_kept_between_calls_until_reset(runs: Any) -> None:

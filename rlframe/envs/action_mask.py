@@ -1,0 +1,49 @@
+"""ActionMaskFromInfo: moves `info["action_mask"]` of an environment into its observation, where agents look for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import ACTION_MASK
+
+
+class ActionMaskFromInfo(gymnasium.Wrapper):
+    """Gives {"observation": the environment's own, "action_mask": that of `info`}.
+
+    For Discrete the mask is an array [n]; for MultiDiscrete a tuple of them, or one array of all side by side.
+
+    Raises:
+        ConfigError: the actions are neither Discrete nor MultiDiscrete.    KeyError: `info` has no action mask.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        match env.action_space:
+            case spaces.Discrete():
+                size = int(env.action_space.n)
+            case spaces.MultiDiscrete():
+                size = int(env.action_space.nvec.sum())
+            case _:
+                raise ConfigError(f"action masks need Discrete or MultiDiscrete actions, got {env.action_space}")
+        mask = spaces.MultiBinary(size)
+        self.observation_space = spaces.Dict({"observation": env.observation_space, ACTION_MASK: mask})
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if ACTION_MASK not in info:
+            raise KeyError(f"info has no {ACTION_MASK!r}, only {sorted(info)}; give it in every reset and step")
+        mask = info[ACTION_MASK]
+        whole = np.concatenate(mask) if isinstance(mask, tuple | list) and np.ndim(mask[0]) else np.asarray(mask)
+        return {"observation": observation, ACTION_MASK: whole.astype(np.int8)}

@@ -1,0 +1,259 @@
+"""Action masks: a forbidden action is never taken, and weighs nothing in any loss, target or entropy."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlframe.agents import Agent, make_policy_agent, make_q_agent
+from rlframe.algos import dqn, ppo, r2d1, sac
+from rlframe.core.struct import leaves
+from rlframe.core.types import AgentInputs, BatchSpec
+from rlframe.distributions import Categorical, MultiCategorical
+from rlframe.envs import EnvConfig, debug_envs
+from rlframe.models import ModelConfig
+from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
+from rlframe.models.q_network import Categorical as CategoricalValue
+from rlframe.models.q_network import Expected, Quantile
+from rlframe.ops.fused import log_prob_entropy
+from rlframe.replay import ReplayConfig, Transitions
+from rlframe.samplers import EvalConfig, Evaluator, cpu, serial
+
+SLOW = pytest.mark.slow
+STATE, ACTIONS = spaces.Discrete(2), spaces.Discrete(3)
+MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "observation": STATE})
+CONFIG = ModelConfig(hidden=(8,))
+
+OFF: dict[str, Any] = {"replay": ReplayConfig(size=4_096), "learn_from": 256, "replay_ratio": 0.5}
+MANY_ACTIONS = {"kind": "multi_discrete"}
+PPO: dict[str, Any] = {"epochs": 1, "minibatches": 2}
+SEQUENCES: dict[str, Any] = {**OFF, "burn_in": 4, "learn_T": 8, "batch_size": 8}
+LSTM = {"memory": "lstm", "memory_size": 8}
+RANDOM = {"epsilon": 1.0}
+GREEDY = {"epsilon": 0.0}
+RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "ppo": (ppo, PPO, {}, {}),
+    "ppo_lstm": (ppo, PPO, LSTM, {}),
+    "ppo_multi_discrete": (ppo, PPO, {}, MANY_ACTIONS),
+    "dqn_random": (dqn, {**OFF, **RANDOM}, {}, {}),
+    "dqn_greedy": (dqn, {**OFF, **GREEDY, "double": True}, {}, {}),
+    "r2d1": (r2d1, {**SEQUENCES, "epsilon": 0.5}, LSTM, {}),
+    "sac": (sac, {**OFF, "learn_from": 2_048}, {}, {}),
+}
+
+
+def run(name: str, n_steps: int, numpy: bool = True, T: int = 32, B: int = 32, workers: int = 0) -> Agent:
+    """Collect and learn; the environment raises where a forbidden action is taken."""
+    module, settings, model, kwargs = RUNS[name]
+    config = module.Config(**settings)
+    sizes: dict[str, Any] = {"batch_T": T, "batch_B": B, "decorrelation_steps": 20}
+    sampler_config = cpu.Config(**sizes, n_workers=workers) if workers else serial.Config(**sizes)
+    envs = sampler_config.make_envs(EnvConfig(debug_envs.masked, kwargs, "python"), 0, ())
+    agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(**{"hidden": (16,)} | model), 0)
+    assert agent.numpy_step(4) is not None
+    if not numpy:
+        agent.numpy_step = lambda n: None
+    sampler = sampler_config.make_sampler(envs, agent, 0)
+    algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
+    n_parts = 2 if kwargs else 1
+    for _ in range(-(-n_steps // (T * B))):
+        samples = sampler.collect()
+        mask = samples.observation["action_mask"].unflatten(-1, (n_parts, -1))
+        taken = mask.gather(-1, samples.action.view(T, B, n_parts, 1))
+        assert taken[samples.valid].all()
+        algo.receive(samples)
+        while algo.updates_due():
+            metrics = algo.update()
+        sampler.refresh(agent)
+    assert all(math.isfinite(float(x)) for key, x in metrics.items() if key != "error")
+    assert all(x.isfinite().all() for x in agent.parameters())
+    sampler.close()
+    return agent
+
+
+@pytest.mark.parametrize("n_steps", [8_192, pytest.param(1_000_000, marks=SLOW)])
+@pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
+@pytest.mark.parametrize("name", RUNS)
+def test_no_forbidden_action_is_ever_taken(name: str, numpy: bool, n_steps: int) -> None:
+    run(name, n_steps, numpy)
+
+
+def test_workers_take_no_forbidden_action() -> None:
+    run("ppo", 2_048, workers=2)
+
+
+def inputs(states: list[int], masks: list[list[int]]) -> AgentInputs:
+    n = len(states)
+    observation = {"action_mask": torch.tensor(masks, dtype=torch.int8), "observation": torch.tensor(states)}
+    return AgentInputs(observation, torch.zeros(n, dtype=torch.int64), torch.zeros(n), torch.zeros(n).bool())
+
+
+def test_probabilities_entropy_and_kl_are_those_of_a_softmax_over_the_allowed() -> None:
+    logits, mask = torch.tensor([0.5, 3.0, -1.0]), torch.tensor([1, 0, 1])
+    p = math.exp(0.5) / (math.exp(0.5) + math.exp(-1.0))
+    params, action = masked_logits(logits, mask)[None], torch.tensor([0])
+    log_prob, entropy = Categorical(3).log_prob_entropy(params, action)
+    assert log_prob.item() == pytest.approx(math.log(p))
+    assert entropy.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
+    other = torch.log_softmax(masked_logits(torch.tensor([0.0, -2.0, 0.0]), mask), -1)
+    mine = torch.log_softmax(params[0], -1)
+    kl = p * math.log(p / 0.5) + (1 - p) * math.log((1 - p) / 0.5)
+    assert (mine.exp() * (mine - other)).sum().item() == pytest.approx(kl, rel=1e-5)
+    both = MultiCategorical((3, 3))
+    joint = torch.cat([params, masked_logits(torch.zeros(3), torch.tensor([0, 1, 1]))[None]], -1)
+    assert both.log_prob(joint, torch.tensor([[0, 2]])).item() == pytest.approx(math.log(p / 2))
+    assert both.entropy(joint).item() == pytest.approx(entropy.item() + math.log(2))
+
+
+@pytest.mark.parametrize("mask", [[1, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 0]], ids=["some", "one", "none"])
+def test_the_fused_gradient_of_masked_logits_is_that_of_autograd_and_finite(mask: list[int]) -> None:
+    given, action = torch.tensor([[0.5, 3.0, -1.0, 2.0]] * 2), torch.tensor([2, 2])
+    found = []
+    for function in (log_prob_entropy, log_prob_entropy.plain):  # type: ignore[attr-defined]
+        logits = given.clone().requires_grad_()
+        log_prob, entropy = function(masked_logits(logits, torch.tensor(mask)), action)
+        (0.7 * log_prob + 0.3 * entropy).sum().backward()
+        found.append((log_prob.detach(), entropy.detach(), logits.grad))
+    for one, other in zip(*found, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other)
+    assert not found[0][2][:, torch.tensor(mask) == 0].any()
+
+
+def test_the_mask_is_no_feature_and_the_network_is_that_without_it() -> None:
+    masked, plain = (make_policy_agent(space, ACTIONS, CONFIG) for space in (MASKED, STATE))
+    for one, other in zip(masked.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+    rows = inputs([0, 1], [[1, 1, 1], [1, 1, 0]])
+    seen = dataclasses.replace(rows, observation=rows.observation["observation"])
+    params, expected = masked(rows, ())[0], plain(seen, ())[0]
+    assert torch.equal(params[0], expected[0])
+    assert torch.equal(params[1, :2], expected[1, :2])
+    assert params[1, 2] == FORBIDDEN
+
+
+def test_box_actions_have_an_ordinary_observation_of_that_name() -> None:
+    agent = make_policy_agent(MASKED, spaces.Box(-1, 1, (2,), np.float32), CONFIG)
+    assert agent(inputs([0], [[0, 0, 0]]), ())[0].shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "kind", [Expected(), CategoricalValue(5, -1.0, 2.0), Quantile(4)], ids=lambda k: type(k).__name__
+)
+@pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
+def test_greedy_and_random_choices_are_among_the_allowed_and_random_ones_uniform(kind: Any, numpy: bool) -> None:
+    agent, n = make_q_agent(MASKED, ACTIONS, CONFIG, kind), 3_000
+    rows = inputs([0, 1] * (n // 2), [[1, 0, 1], [0, 1, 1]] * (n // 2))
+    noise = agent.noise(np.random.default_rng(0), (n,))
+    for epsilon in (1.0, 0.0):
+        agent.set_epsilon(epsilon, epsilon, 1)
+        state = agent.initial_state(range(n))
+        step = agent.numpy_step(n)
+        assert step is not None
+        if numpy:
+            action = step(rows.map(lambda x: x.numpy()), state.map(lambda x: x.numpy()), noise).action
+        else:
+            action = agent.step(rows, state, noise.torch()).action.numpy()
+        for start, allowed in ((0, {0, 2}), (1, {1, 2})):
+            values, counts = np.unique(action[start::2], return_counts=True)
+            assert set(values) <= allowed
+            if epsilon:
+                assert counts.min() > 0.45 * n / 2  # 7 deviations
+
+
+def test_the_nth_allowed_counts_only_those_and_no_mask_at_all_allows_everything() -> None:
+    masks = np.array([[0, 1, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 0]])
+    drawn = np.array([3, 6, 5, 2**31 - 1])
+    assert nth_allowed(masks, drawn).tolist() == [3, 2, 1, 2]
+    assert nth_allowed(torch.from_numpy(masks), torch.from_numpy(drawn)).tolist() == [3, 2, 1, 2]
+
+
+def write_table(model: Any, table: list[list[float]]) -> None:
+    """Make the Q-network Q(s, a) = table[s][a]."""
+    layer = model.model.advantage.layers[0]
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(table).T)
+        layer.bias.zero_()
+
+
+@pytest.mark.parametrize(("double", "expected"), [(False, [2.0, 9.0, 9.0]), (True, [1.0, 9.0, 5.0])])
+def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(double: bool, expected: list[float]) -> None:
+    config = dqn.Config(replay=ReplayConfig(size=64), double=double, discount=0.5)
+    agent = config.make_agent(MASKED, ACTIONS, ModelConfig(hidden=()), 0)
+    algo: Any = config.make_algorithm(agent, BatchSpec(4, 2), 100)
+    algo = getattr(algo, "algo", algo)
+    write_table(agent.model, [[8.0, 7.0, 9.0], [8.0, 7.0, 9.0]])
+    write_table(algo.target, [[1.0, 2.0, 9.0], [5.0, 4.0, 9.0]])
+    zeros = torch.zeros(3)
+    batch = Transitions(
+        inputs=inputs([0, 0, 1], [[1, 1, 1]] * 3),
+        action=torch.tensor([0, 1, 2]),
+        return_=torch.tensor([0.25, 0.0, 0.0]),
+        bootstrap=torch.full((3,), 0.5),
+        next_inputs=inputs([0, 0, 1], [[1, 1, 0], [1, 1, 1], [0, 0, 0]]),
+        weight=zeros + 1,
+        index=np.arange(3),
+    )
+    if double:  # all forbidden: as if all were allowed
+        batch = dataclasses.replace(batch, next_inputs=inputs([0, 0, 1], [[1, 1, 0], [0, 0, 0], [1, 1, 0]]))
+    assert algo.next_values(batch).squeeze(-1).tolist() == expected
+
+
+def test_r2d1s_choice_is_over_what_each_row_allows() -> None:
+    agent = make_q_agent(MASKED, ACTIONS, CONFIG, Expected())
+    q = torch.tensor([[[1.0, 2.0, 9.0]], [[5.0, 4.0, 9.0]]])  # [T, n, A]
+    rows = inputs([0, 0], [[1, 1, 0], [1, 0, 0]]).map(lambda x: x.unsqueeze(1))
+    assert agent.best(q, rows).tolist() == [[1], [0]]
+
+
+def sac_with(q: list[float], logits: list[float], **settings: Any) -> tuple[Any, Tensor]:
+    config = sac.Config(replay=ReplayConfig(size=64), temperature=0.5, **settings)
+    agent = config.make_agent(MASKED, ACTIONS, ModelConfig(hidden=()), 0)
+    algo = config.make_algorithm(agent, BatchSpec(4, 2), 100)
+    with torch.no_grad():
+        for network in (*algo.critics.networks, *algo.target_critics.networks):
+            network[1].layers.flat[0].zero_()
+            network[1].layers.flat[1].copy_(torch.tensor(q))
+        agent.model.mlp.layers.flat[0].zero_()
+        agent.model.mlp.layers.flat[1].copy_(torch.tensor(logits))
+    return algo, torch.tensor(logits)
+
+
+def test_sac_expects_over_the_allowed_alone() -> None:
+    algo, _ = sac_with([1.0, 2.0, 100.0], [0.5, -0.5, 4.0])
+    rows = algo.agent.model.normalized(inputs([0, 1], [[1, 1, 0], [1, 0, 0]]).observation)
+    params, next_params = algo.agent.model.params_with_next(rows, rows)
+    assert torch.equal(params, next_params)
+    drawn, _ = algo.soft_value.draw(params, next_params)
+    loss, log_prob = algo.soft_value.policy_loss(rows, drawn, torch.tensor(0.5))
+    p = 1 / (1 + math.exp(-1.0))
+    both = p * (0.5 * math.log(p) - 1.0) + (1 - p) * (0.5 * math.log(1 - p) - 2.0)
+    assert loss.item() == pytest.approx((both - 1.0) / 2, rel=1e-5)
+    assert log_prob.item() == pytest.approx((p * math.log(p) + (1 - p) * math.log(1 - p)) / 2, rel=1e-5)
+    loss.backward()
+    assert all(x.grad.isfinite().all() for x in algo.agent.model.parameters())
+    assert algo._target_entropy(drawn).item() == pytest.approx(0.98 * (math.log(2) + math.log(1)) / 2)
+
+
+def test_sacs_given_target_entropy_stays() -> None:
+    algo, logits = sac_with([0.0] * 3, [0.0] * 3, target_entropy=0.3)
+    assert algo._target_entropy(logits) == 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "ppo_lstm", "dqn", "sac"])
+def test_a_masked_grid_is_solved(name: str) -> None:
+    RUNS["dqn"] = (dqn, {**OFF, "replay_ratio": 8.0, "epsilon": "linear(1,0.1,0.5)", "learning_rate": 1e-3}, {}, {})
+    RUNS["dqn"][1]["target_interval"] = 100
+    module, settings, model, kwargs = RUNS[name]
+    quick = {"learning_rate": 3e-3} if module is not sac else {"replay_ratio": 8.0, "temperature": 0.1}
+    RUNS["quick"] = (module, {**settings, **quick}, model, kwargs)
+    agent = run("quick", 20_480, T=32, B=8)
+    evaluator = Evaluator(EnvConfig(debug_envs.masked, {}, "python"), agent, EvalConfig(n_envs=4, n_episodes=8))
+    assert np.mean([t.return_ for t in evaluator.evaluate()]) == pytest.approx(1 - 0.1 * 6)  # the shortest way
+    assert leaves(agent.initial_state([0])) or name != "ppo_lstm"

@@ -1,0 +1,134 @@
+"""Action masks of environments: taken from info, checked in every row that acts, and refused if they do not fit."""
+
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlframe.core.spaces import mask_parts, random_allowed, without_mask
+from rlframe.envs import EnvError
+from rlframe.envs.action_mask import ActionMaskFromInfo
+from rlframe.envs.observations import InvalidValue, check_mask
+from tests.envs.rows import made, rows_for
+
+THREE = spaces.Discrete(3)
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Shrinking(gymnasium.Env):
+    """Step k of an episode allows the actions from k on; the episode ends at step `length`, or when none is left."""
+
+    def __init__(self, length: int = 2, info: bool = False, multi: bool = False) -> None:
+        self.action_space = spaces.MultiDiscrete([2, 3]) if multi else THREE
+        plain, mask = spaces.Discrete(9), spaces.MultiBinary(5 if multi else 3)
+        self.observation_space = plain if info else spaces.Dict({"action_mask": mask, "observation": plain})
+        self._info, self._multi, self._length, self._time = info, multi, length, 0
+
+    def _row(self) -> Any:
+        mask = (np.arange(3) >= self._time).astype(np.int8)
+        whole: Any = (np.ones(2, np.int8), mask) if self._multi else mask
+        if self._info:
+            return self._time, {"action_mask": whole}
+        return {"action_mask": np.concatenate(whole) if self._multi else mask, "observation": self._time}, {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._time = 0
+        return self._row()
+
+    def step(self, action: Any) -> Any:
+        self._time += 1
+        observation, info = self._row()
+        return observation, 0.0, self._time == self._length, False, info
+
+
+def stepped(n: int, **kwargs: Any) -> Any:
+    envs = made(Shrinking, 2, seeds=[101, 102], **kwargs)
+    rows = rows_for(envs)
+    envs.reset(rows)
+    for _ in range(n):
+        action = np.zeros((2, 2) if kwargs.get("multi") else 2, np.int64)
+        envs.step(action, rows)
+    return rows
+
+
+@pytest.mark.parametrize("multi", [False, True], ids=["discrete", "multi_discrete"])
+def test_a_mask_that_forbids_everything_names_environment_step_and_seed(multi: bool) -> None:
+    with pytest.raises(EnvError) as caught:
+        stepped(3, length=9, multi=multi)
+    assert "\n" not in str(caught.value)
+    assert re.search(
+        r"environment 0 returned .*the action mask forbids every action: \[.*0 0 0\] \(seed 101, episode 0, step 3",
+        str(caught.value),
+    )
+
+
+def test_the_last_observation_of_an_episode_may_forbid_everything() -> None:
+    assert not stepped(3, length=3).observation["action_mask"].any()
+    assert stepped(4, length=3).observation["action_mask"].all()  # the next episode's first
+
+
+def test_each_part_of_a_multi_discrete_mask_needs_an_allowed_action() -> None:
+    check_mask(np.array([[1, 0, 0, 1]]), (2, 2), np.array([False]))
+    with pytest.raises(InvalidValue, match=r"forbids every action: \[1 1 0 0\]"):
+        check_mask(np.array([[1, 0, 0, 1], [1, 1, 0, 0]]), (2, 2), np.zeros(2, np.bool_))
+
+
+@pytest.mark.parametrize("multi", [False, True], ids=["discrete", "multi_discrete"])
+def test_a_mask_in_info_becomes_an_observation(multi: bool) -> None:
+    env = ActionMaskFromInfo(Shrinking(info=True, multi=multi))
+    start, _ = env.reset(seed=0)
+    then, *_ = env.step(0)
+    expected = [[1] * 5, [1, 1, 0, 1, 1]] if multi else [[1, 1, 1], [0, 1, 1]]
+    assert [start["action_mask"].tolist(), then["action_mask"].tolist()] == expected
+    assert env.observation_space.contains(then)
+    assert mask_parts(env.observation_space, env.action_space) == ((2, 3) if multi else (3,))
+
+
+def test_taxi_allows_what_it_says() -> None:
+    env = ActionMaskFromInfo(gymnasium.make("Taxi-v4").unwrapped)
+    observation, info = env.reset(seed=0)
+    assert observation["action_mask"].tolist() == info["action_mask"].tolist()
+
+
+def test_an_info_without_a_mask_says_so() -> None:
+    with pytest.raises(KeyError, match=r"info has no 'action_mask'"):
+        ActionMaskFromInfo(gymnasium.make("CartPole-v1").unwrapped).reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "action", "message"),
+    [
+        (spaces.MultiBinary(4), THREE, r"shape \(3,\)"),
+        (THREE, THREE, "must be a MultiBinary or Box"),
+        (spaces.MultiBinary(4), spaces.MultiBinary(4), "needs Discrete or MultiDiscrete actions"),
+        (spaces.MultiBinary(2), spaces.Tuple((THREE, BOX)), "needs Discrete or MultiDiscrete actions"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused_in_one_line(mask: Any, action: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        mask_parts(spaces.Dict({"action_mask": mask, "observation": BOX}), action)
+    assert "\n" not in str(caught.value)
+
+
+def test_there_must_be_something_to_see_and_it_is_seen_as_without_a_mask() -> None:
+    mask = spaces.MultiBinary(3)
+    with pytest.raises(ValueError, match="alone"):
+        mask_parts(spaces.Dict({"action_mask": mask}), THREE)
+    assert mask_parts(BOX, THREE) == mask_parts(spaces.Dict({"action_mask": BOX}), BOX) == ()
+    assert without_mask(spaces.Dict({"action_mask": mask, "observation": BOX})) == BOX
+    several = {"one": BOX, "two": BOX}
+    assert without_mask(spaces.Dict({**several, "action_mask": mask})) == spaces.Dict(several)
+
+
+def test_random_moves_are_uniform_among_the_allowed() -> None:
+    rngs = [np.random.default_rng(i) for i in range(4_000)]
+    masks = np.tile([1, 0, 1, 0, 1], (4_000, 1))
+    action = random_allowed(spaces.MultiDiscrete([3, 2]), (3, 2), masks, rngs)
+    values, counts = np.unique(action[:, 0], return_counts=True)
+    assert values.tolist() == [0, 2]
+    assert counts.min() > 1_800  # 6 deviations
+    assert (action[:, 1] == 1).all()
