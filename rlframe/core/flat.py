@@ -12,7 +12,12 @@ from rlframe.core.schedule import Schedule
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
 PARTS: Mapping[str, str] = MappingProxyType(
-    {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
+    {
+        "algo": "rlframe.algos",
+        "algo.optimizer": "rlframe.optimizers",
+        "sampler": "rlframe.samplers",
+        "runner": "rlframe.runners",
+    }
 )
 
 
@@ -35,8 +40,7 @@ def flatten(**fields: Any) -> dict[str, Any]:
         if key in PARTS:
             flat[key] = part_name(value, PARTS[key])
         if chz.is_chz(value):
-            below = flatten(**{name: getattr(value, name) for name in chz.chz_fields(value)})
-            flat.update({f"{key}.{name}": sub for name, sub in below.items()})
+            flat |= flatten(**{f"{key}.{name}": getattr(value, name) for name in chz.chz_fields(value)})
         elif key not in PARTS:
             flat[key] = _plain(value)
     return flat
