@@ -14,6 +14,9 @@ from typing import Any
 
 import chz
 
+from rlframe.core.flat import PARTS as FLAT
+from rlframe.core.flat import part_name
+from rlframe.core.schedule import Schedule
 from rlframe.experiment.config import Experiment
 from rlframe.record import METRICS, metrics_table
 from rlframe.replay import ReplayConfig
@@ -52,12 +55,18 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
         if field.final_type is ReplayConfig:
             lines.append(f"| `{prefix}{name}.*` | | keys of replay: see [Replay](../guides/replay.md) |")
             continue
+        if name == "optimizer":
+            default = part_name(field._default_factory(), FLAT["algo.optimizer"])
+            lines.append(f"| `{prefix}{name}` | `{default}` | see [Optimizers](../guides/optimizers.md) |")
+            continue
         lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)} |")
     return "\n".join(lines)
 
 
 def _default(field: Any) -> str:
     value = field._default
+    if isinstance(value, Schedule):
+        return f"`{value}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):

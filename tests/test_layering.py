@@ -17,7 +17,7 @@ PACKAGE = ROOT / "rlframe"
 # each other, and so algos and samplers never meet.
 LAYERS: list[set[str]] = [
     {"core"},
-    {"ops", "kernels", "distributions", "system", "record"},
+    {"ops", "kernels", "distributions", "optimizers", "system", "record"},
     {"envs", "models", "replay", "integrations"},
     {"agents"},
     {"rollout"},
@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     part: {part}.union(*LAYERS[:depth]) for depth, layer in enumerate(LAYERS) for part in layer
 }
 ALLOWED["kernels"] = {"kernels", "core"}
+ALLOWED["optimizers"] = {"optimizers", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["integrations"] = {"integrations", "record", "core"}

@@ -9,12 +9,12 @@ from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
-from rlframe.core.config import choice, option
+from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
+from rlframe.optimizers import OptimizerConfig, optimizer
 
 
 @chz.chz
@@ -22,7 +22,7 @@ class Config(OnPolicyConfig):
     """Defaults follow the paper; n-step returns are λ = 1 over short batches (sampler.batch_T=5)."""
 
     learning_rate: Scheduled = scheduled("linear(7e-4,0)", "of the optimizer")
-    optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper uses RMSProp")
+    optimizer: OptimizerConfig | str = optimizer("rmsprop", epsilon=1e-5)
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     gae_lambda: Scheduled = scheduled(1.0, "1: the paper's n-step advantage, bootstrapped at the batch's end", high=1)
     entropy_coef: Scheduled = scheduled(0.01, "beta: weight of the entropy bonus")
@@ -42,12 +42,8 @@ class A2C(OnPolicy):
     saved = ("progress", "optimizer")
     config: Config
 
-    def __init__(
-        self, agent: PolicyAgent, n_steps: int, config: Config | None = None, optimizer: MakeOptimizer | None = None
-    ) -> None:
-        """`optimizer`: in place of the one that `config` names."""
-        c = config or Config()
-        super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer])
+    def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
+        super().__init__(agent, n_steps, config or Config())
         looks = agent.recurrent  # at where episodes begin
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
 

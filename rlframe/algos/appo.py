@@ -29,7 +29,6 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlframe.ops.policy_gradient import clipped_surrogate, kl_from_ratio
 from rlframe.ops.returns import v_trace
@@ -39,7 +38,7 @@ from rlframe.ops.returns import v_trace
 class Config(OnPolicyConfig):
     """Defaults are PPO's, with V-trace's for its traces."""
 
-    learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "Adam")
+    learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     rho_clip: Scheduled = scheduled(
         1.0, "rho-bar: most that an importance ratio weighs a TD error", above=True, infinite=True
@@ -75,12 +74,11 @@ class APPO(OnPolicy):
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         check_trace_clips(c, n_steps)
-        super().__init__(agent, n_steps, c, optimizer)
+        super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
 
     def update(self) -> UpdateMetrics:

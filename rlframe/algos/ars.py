@@ -6,13 +6,10 @@ model.normalize_observation=true.
 
 from __future__ import annotations
 
-from typing import Any
-
 import chz
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import Tensor
 
 from rlframe.agents import ActorAgent
 from rlframe.algos.evolution import Evolution, EvolutionConfig
@@ -20,8 +17,8 @@ from rlframe.core.config import count
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
-from rlframe.kernels.optimizers import Optimizer
 from rlframe.models import ModelConfig
+from rlframe.optimizers import OptimizerConfig, optimizer
 
 
 @chz.chz
@@ -29,6 +26,7 @@ class Config(EvolutionConfig):
     """The paper's names: alpha, nu, N, b."""
 
     learning_rate: Scheduled = scheduled(0.02, "alpha")
+    optimizer: OptimizerConfig | str = optimizer("sgd")
     top_directions: int = count(0, "b: directions with the best returns, which alone decide the step; 0: all")
 
     @chz.validate
@@ -56,7 +54,7 @@ class ARS(Evolution):
     config: Config
 
     def __init__(self, agent: ActorAgent, n_steps: int, config: Config | None = None, seed: int = 0) -> None:
-        super().__init__(agent, n_steps, config or Config(), GradientDescent, 0.0, seed)
+        super().__init__(agent, n_steps, config or Config(), seed)
 
     def weights(self, returns: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         b = self.config.top_directions or len(returns)
@@ -66,16 +64,3 @@ class ARS(Evolution):
         if std > 0:  # else all returns are equal, and tell nothing
             weights[top] = (returns[top, 0] - returns[top, 1]) / (b * std)
         return weights, {"return_std": std}
-
-
-class GradientDescent(Optimizer):
-    """θ <- θ - rate g."""
-
-    moments = ()
-
-    def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
-        parameters, gradients = lists[:2]
-        step: Any = rate if skipped is None else rate * (1 - skipped)
-        if skipped is not None:
-            gradients = [torch.where(skipped > 0, 0.0, gradient) for gradient in gradients]  # NaN times 0 is NaN
-        torch._foreach_sub_(parameters, torch._foreach_mul(gradients, step))

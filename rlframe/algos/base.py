@@ -88,11 +88,16 @@ class Algorithm(ABC):
 
         Its `optimizer` and `critic_optimizer`, if it has one, are OptimizerSteps: `keep_rate` sets each of them.
         """
-        return float(vars(self)["optimizer"].rate)
+        return float(vars(self.unwrapped)["optimizer"].rate)
 
     @learning_rate.setter
     def learning_rate(self, rate: Scheduled) -> None:
-        vars(self)["optimizer"].keep_rate(rate)
+        vars(self.unwrapped)["optimizer"].keep_rate(rate)
+
+    @property
+    def unwrapped(self) -> Algorithm:
+        """The algorithm itself, if this one wraps another."""
+        return self
 
     def prefetch(self) -> None:  # noqa: B027
         """Optional hook before sampling: start work on the next update. Not every runner calls it."""

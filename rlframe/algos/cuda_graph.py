@@ -28,7 +28,7 @@ def graphed(
     generators: Sequence[torch.Generator] = (),
     looks: bool = False,
 ) -> Learn:
-    """`learn` as a CUDA graph; on a CPU, with several ranks (which exchange gradients) or `looks`, `learn` itself.
+    """`learn` as a CUDA graph; on a CPU, with several ranks, a step that waits or `looks`, `learn` itself.
 
     Args:
         learn: makes one step of each of `steps` from its argument, on `device`. Its Python code runs only a few times,
@@ -37,7 +37,7 @@ def graphed(
         generators: generators of the device that it draws from.
         looks: it decides by values, which a graph cannot.
     """
-    if device.type != "cuda" or looks or any(step.progress.ranks.world_size > 1 for step in steps):
+    if device.type != "cuda" or looks or any(step.waits or step.progress.ranks.world_size > 1 for step in steps):
         return learn
     return Graphed(learn, steps, CudaGraph(device, generators))
 

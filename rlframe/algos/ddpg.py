@@ -26,10 +26,10 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
+from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
@@ -41,8 +41,9 @@ class Config:
     """
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: Scheduled = scheduled(1e-4, "Adam, of the actor")
-    critic_learning_rate: Scheduled = scheduled(1e-3, "Adam, of the critic")
+    learning_rate: Scheduled = scheduled(1e-4, "of the actor")
+    critic_learning_rate: Scheduled = scheduled(1e-3, "of the critic")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     max_grad_norm: Scheduled = scheduled(
         math.inf, "norm at which the gradient of either loss is clipped; inf: never", above=True
     )
@@ -81,7 +82,6 @@ class DDPG(OffPolicy):
         replay: Replay[Transitions],
         n_steps: int,
         config: Config | None = None,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         """Args:
             critic: maps (observation [n, *obs], action [n, *act]) to Q [1, n].
@@ -104,7 +104,7 @@ class DDPG(OffPolicy):
         self.schedules = Schedules(c, n_steps, self.progress, self.device)
         self.now = self.schedules.now
         self.optimizer, self.critic_optimizer = (
-            make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate)
+            make_step(module.parameters(), self.schedules, rate)
             for module, rate in ((agent, "learning_rate"), (critic, "critic_learning_rate"))
         )
         self.exploration, self.beta = self.schedules.of("exploration"), self.schedules.of("beta")

@@ -29,11 +29,11 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
+from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
@@ -42,8 +42,8 @@ from rlframe.replay.base import Replay
 class Config:
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
-    learning_rate: Scheduled = scheduled(1e-4, "Adam; the paper: RMSProp, 2.5e-4")
-    adam_epsilon: float = number(1.5e-4, "of Adam, as in Rainbow")
+    learning_rate: Scheduled = scheduled(1e-4, "the paper: 2.5e-4, with RMSProp")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1.5e-4)  # as in Rainbow
     max_grad_norm: Scheduled = scheduled(
         10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
     )
@@ -114,7 +114,6 @@ class DQN(OffPolicy):
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.
 
@@ -129,7 +128,7 @@ class DQN(OffPolicy):
         self.schedules = Schedules(c, n_steps, self.progress, agent.epsilon.device, unused)
         self.now = self.schedules.now
         self.beta = self.schedules.of("beta")
-        self.optimizer = make_step(optimizer, agent.model.parameters(), c.adam_epsilon, self.schedules)
+        self.optimizer = make_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = graphed(self._learn, agent.epsilon.device, [self.optimizer])

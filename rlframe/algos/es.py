@@ -10,15 +10,16 @@ from rlframe.agents import ActorAgent
 from rlframe.algos.evolution import Evolution, EvolutionConfig
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
-from rlframe.kernels.optimizers import Adam
 from rlframe.ops.evolution import centered_ranks
+from rlframe.optimizers import OptimizerConfig, optimizer
 
 
 @chz.chz
 class Config(EvolutionConfig):
     """Observation statistics are those of model.normalize_observation=true."""
 
-    learning_rate: Scheduled = scheduled(0.02, "Adam")
+    learning_rate: Scheduled = scheduled(0.02, "of the optimizer")
+    optimizer: OptimizerConfig | str = optimizer("adam")
     weight_decay: Scheduled = scheduled(0.005, "of the parameters' squared norm")
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> ES:
@@ -31,7 +32,7 @@ class ES(Evolution):
     config: Config
 
     def __init__(self, agent: ActorAgent, n_steps: int, config: Config | None = None, seed: int = 0) -> None:
-        super().__init__(agent, n_steps, config or Config(), Adam, 1e-8, seed)
+        super().__init__(agent, n_steps, config or Config(), seed)
 
     def weights(self, returns: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
         fitness = centered_ranks(returns)

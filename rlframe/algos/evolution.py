@@ -21,7 +21,6 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Samples
-from rlframe.kernels.optimizers import MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.evolution import merged_moments, weighted_sum
 from rlframe.rollout.population import EvaluationInfo, Population, norms_of, population_of
@@ -67,15 +66,13 @@ class Evolution(Algorithm):
 
     saved = ("progress", "optimizer")
 
-    def __init__(
-        self, agent: ActorAgent, n_steps: int, config: Any, optimizer: MakeOptimizer, epsilon: float, seed: int
-    ) -> None:
+    def __init__(self, agent: ActorAgent, n_steps: int, config: Any, seed: int) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
         self.agent, self.config, self.progress, self.seed = agent, config, Progress(), seed
         self.samples: list[Samples] = []  # at most one: the generation to learn from
         self.schedules = Schedules(config, n_steps, self.progress)
         self.now = self.schedules.now
-        self.optimizer = make_step(optimizer, agent.parameters(), epsilon, self.schedules)
+        self.optimizer = make_step(agent.parameters(), self.schedules)
 
     def ask(self) -> Population:
         """The policies to be played now."""

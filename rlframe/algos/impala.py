@@ -13,13 +13,12 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
-from rlframe.core.config import choice, number
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.kernels.optimizers import OPTIMIZERS, MakeOptimizer
 from rlframe.ops.masked import explained_variance, masked_mean
 from rlframe.ops.policy_gradient import kl_from_ratio
 from rlframe.ops.returns import v_trace
+from rlframe.optimizers import OptimizerConfig, optimizer
 
 
 @chz.chz
@@ -27,8 +26,8 @@ class Config(OnPolicyConfig):
     """Defaults are the paper's (table D.3), for losses that are means over rows where the paper's are sums."""
 
     learning_rate: Scheduled = scheduled("linear(6e-4,0)", "of the optimizer; the paper searched 5e-6 to 5e-3")
-    optimizer: str = choice("rmsprop", ("rmsprop", "adam"), "the paper: RMSProp without momentum")
-    epsilon: float = number(5e-4, "of the optimizer; the paper: 0.1 under the root, for sums over 640 rows")
+    # The paper: RMSProp without momentum, and 0.1 under the root, for sums over 640 rows.
+    optimizer: OptimizerConfig | str = optimizer("rmsprop", epsilon=5e-4)
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     rho_clip: Scheduled = scheduled(
         1.0, "rho-bar: most that a ratio weighs a TD error, or a gradient", above=True, infinite=True
@@ -51,13 +50,10 @@ class IMPALA(OnPolicy):
     saved = ("progress", "optimizer")
     config: Config
 
-    def __init__(
-        self, agent: PolicyAgent, n_steps: int, config: Config | None = None, optimizer: MakeOptimizer | None = None
-    ) -> None:
-        """`optimizer`: in place of the one that `config` names."""
+    def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         c = config or Config()
         check_trace_clips(c, n_steps)
-        super().__init__(agent, n_steps, c, optimizer or OPTIMIZERS[c.optimizer], c.epsilon)
+        super().__init__(agent, n_steps, c)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()

@@ -20,9 +20,9 @@ from rlframe.core.schedule import curve
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.device import to_device
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import mean_weights
+from rlframe.optimizers import OptimizerConfig, optimizer
 
 NO_INPUTS = AgentInputs((), (), (), ())
 
@@ -31,6 +31,8 @@ NO_INPUTS = AgentInputs((), (), (), ())
 class OnPolicyConfig:
     """Base class of the Configs of on-policy algorithms."""
 
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
+
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
         return make_policy_agent(observation_space, action_space, model, seed)
 
@@ -38,15 +40,13 @@ class OnPolicyConfig:
 class OnPolicy(Algorithm):
     """Base class of algorithms that learn from each batch once, as it arrives; subclasses add `update`."""
 
-    def __init__(
-        self, agent: PolicyAgent, n_steps: int, config: Any, optimizer: MakeOptimizer = Adam, epsilon: float = 1e-5
-    ) -> None:
+    def __init__(self, agent: PolicyAgent, n_steps: int, config: Any) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
         self.agent, self.config, self.progress = agent, config, Progress()
         self.samples: list[Samples] = []  # at most one: the batch to learn from
         self.schedules = Schedules(config, n_steps, self.progress, next(agent.parameters()).device)
         self.now = self.schedules.now
-        self.optimizer = make_step(optimizer, agent.parameters(), epsilon, self.schedules)
+        self.optimizer = make_step(agent.parameters(), self.schedules)
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)

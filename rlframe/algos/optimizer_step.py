@@ -15,7 +15,7 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.schedule import Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host
-from rlframe.kernels.optimizers import MakeOptimizer, Optimizer
+from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
@@ -52,7 +52,7 @@ class OptimizerStep:
         self.progress, self.n_steps = progress, schedules.n_steps
         self.clips = max(self.max_grad_norm.values) < math.inf
         self.device = device = self.parameters[0].device
-        self.waits = device.type != "cuda"
+        self.waits = device.type != "cuda" or not optimizer.on_device
         self.is_captured = False  # into a CUDA graph now: the host's part is then done around it
         self._one = torch.ones((), device=device)
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
@@ -172,15 +172,9 @@ class OptimizerStep:
             self.keep_rate(kept)
 
 
-def make_step(
-    make: MakeOptimizer,
-    parameters: Iterable[nn.Parameter],
-    epsilon: float,
-    schedules: Schedules,
-    rate: str = "learning_rate",
-) -> OptimizerStep:
-    """A step of these parameters with the learning rate `rate` of the config."""
-    return OptimizerStep(make(list(parameters), epsilon), schedules, rate)
+def make_step(parameters: Iterable[nn.Parameter], schedules: Schedules, rate: str = "learning_rate") -> OptimizerStep:
+    """A step of these parameters with the optimizer and the learning rate `rate` of the schedules' config."""
+    return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate)
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -21,7 +21,7 @@ from rlframe.ops.returns import discounted_return
 class Config(OnPolicyConfig):
     """The return is Monte Carlo to the episode's end, completed by the baseline where the batch ends first."""
 
-    learning_rate: Scheduled = scheduled(1e-3, "Adam")
+    learning_rate: Scheduled = scheduled(1e-3, "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     entropy_coef: Scheduled = scheduled(0.0, "weight of the entropy bonus")
     value_coef: Scheduled = scheduled(0.5, "weight of the baseline's squared error")

@@ -18,7 +18,6 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.ops.fused import fused
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.policy_gradient import clipped_surrogate, clipped_value_error, kl_from_ratio, ppo_closed_form
@@ -37,7 +36,7 @@ class Rows(NamedTuple):  # of a minibatch, for statistics: constants
 class Config(OnPolicyConfig):
     """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
 
-    learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "Adam")
+    learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     gae_lambda: Scheduled = scheduled(0.95, "lambda of GAE", high=1)
     clip: Scheduled = scheduled(0.1, "epsilon: the ratio stays within 1 ± clip", above=True, ends_at_low=True)
@@ -91,12 +90,11 @@ class PPO(OnPolicy):
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         """`n_steps`: env_steps of the run, over which schedules go."""
         c = config or Config()
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
-        super().__init__(agent, n_steps, c, optimizer)
+        super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
         looks = agent.recurrent or c.target_kl != math.inf  # at where episodes begin, or at the KL
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)

@@ -42,6 +42,11 @@ class Prefetch(Algorithm):
         self._thread = OneThread()
         self._next: _Prefetched | None = None
 
+    @property
+    def unwrapped(self) -> Algorithm:
+        found: Algorithm = self.algo
+        return found
+
     def prefetch(self) -> None:
         if torch.get_num_threads() < 2 or not self.progress.updates or not self.replay.n_rows:
             return

@@ -22,16 +22,16 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import count, fraction, number, option, positive
+from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
+from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import FixedSequence, ReplayConfig, Sequences, StoredReplay, make_replay
 
 
@@ -39,8 +39,8 @@ from rlframe.replay import FixedSequence, ReplayConfig, Sequences, StoredReplay,
 class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
 
-    learning_rate: Scheduled = scheduled(1e-4, "Adam")
-    adam_epsilon: float = number(1e-3, "of Adam")
+    learning_rate: Scheduled = scheduled(1e-4, "of the optimizer")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-3)
     max_grad_norm: Scheduled = scheduled(
         40.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
     )
@@ -115,7 +115,6 @@ class R2D1(OffPolicy):
         exploration: EpsilonSchedule,
         n_steps: int,
         config: Config | None = None,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         """Raises:
         ConfigError, ValueError: a number of `config` is out of range.
@@ -126,7 +125,7 @@ class R2D1(OffPolicy):
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
         self.schedules = Schedules(c, n_steps, self.progress)
         self.now, self.beta = self.schedules.now, self.schedules.of("beta")
-        self.optimizer = make_step(optimizer, agent.model.parameters(), c.adam_epsilon, self.schedules)
+        self.optimizer = make_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.explore()
 

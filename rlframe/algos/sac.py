@@ -32,12 +32,12 @@ from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import make_critics, make_discrete_critics, with_target
 from rlframe.models.masks import FORBIDDEN
 from rlframe.ops.fused import soft_objective, squared_error
+from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
@@ -47,8 +47,9 @@ class Config:
     """Defaults are those of the second paper (appendix D)."""
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: Scheduled = scheduled(3e-4, "Adam, of the actor and the temperature")
-    critic_learning_rate: Scheduled = scheduled(3e-4, "Adam, of the critics")
+    learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")
+    critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     max_grad_norm: Scheduled = scheduled(
         math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
     )
@@ -180,7 +181,6 @@ class SAC(OffPolicy):
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         """Args:
             critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n]; for Discrete actions
@@ -205,7 +205,7 @@ class SAC(OffPolicy):
         masked = isinstance(agent.policy, Choice) and agent.policy.masked
         self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate) for module, rate in rates
+            make_step(module.parameters(), self.schedules, rate) for module, rate in rates
         ]
         self.learn = graphed(self._learn, self.device, steps, [self.generator])
         self.explore()

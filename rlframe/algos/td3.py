@@ -25,11 +25,11 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
-from rlframe.kernels.optimizers import Adam, MakeOptimizer
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
 from rlframe.ops.fused import squared_error
+from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
 
@@ -39,8 +39,9 @@ class Config:
     """Defaults are those of the paper (sections 5.2 and 6.1, and its code)."""
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
-    learning_rate: Scheduled = scheduled(3e-4, "Adam, of the actor; the paper's first version used 1e-3")
-    critic_learning_rate: Scheduled = scheduled(3e-4, "Adam, of the critics")
+    learning_rate: Scheduled = scheduled(3e-4, "of the actor; the paper's first version used 1e-3")
+    critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     max_grad_norm: Scheduled = scheduled(
         math.inf, "norm at which the gradient of either loss is clipped; inf: never", above=True
     )
@@ -90,7 +91,6 @@ class TD3(OffPolicy):
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
-        optimizer: MakeOptimizer = Adam,
     ) -> None:
         """Args:
             critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
@@ -113,7 +113,7 @@ class TD3(OffPolicy):
         self.schedules = Schedules(c, n_steps, self.progress, self.device)
         self.now = self.schedules.now
         self.optimizer, self.critic_optimizer = (
-            make_step(optimizer, module.parameters(), 1e-8, self.schedules, rate)
+            make_step(module.parameters(), self.schedules, rate)
             for module, rate in ((agent, "learning_rate"), (critics, "critic_learning_rate"))
         )
         self.exploration = self.schedules.of("exploration")

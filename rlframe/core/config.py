@@ -52,6 +52,7 @@ _KEYS = {  # what comes before the name of a field on the command line, by the p
     "rlframe.algos": "algo.",
     "rlframe.envs.options": "env.",
     "rlframe.models": "model.",
+    "rlframe.optimizers": "algo.optimizer.",
     "rlframe.replay": "algo.replay.",
     "rlframe.runners": "runner.",
     "rlframe.samplers": "sampler.",
@@ -76,16 +77,22 @@ def within(
     infinite: bool = False,
     nan: bool = False,
     numbers_of: Callable[[Any], tuple[float, ...]] = _numbers_of,
+    below: bool = False,
 ) -> Callable[[Any, str], None]:
-    """A validator of a number, or of each of several, from `low` to `high`; `infinite`, `nan`: also inf, nan."""
+    """A validator of a number, or of each of several, from `low` to `high`; `infinite`, `nan`: also inf, nan.
+
+    `above`, `below`: not `low`, not `high` itself.
+    """
     least = f"above {low:g}" if above else f"at least {low:g}"
     text = "a number" if low == -math.inf else f"from {low:g} to {high:g}" if high < _LARGEST else least
+    text = f"{least} and below {high:g}" if below else text
     text += "" if high <= _LARGEST else ", or inf" if infinite else ", or nan" if nan else " and finite"
 
     def check(config: Any, name: str) -> None:
         given = getattr(config, name)
         for value in numbers_of(given):
-            inside = math.isfinite(value) and (low < value if above else low <= value) and value <= high
+            inside = math.isfinite(value) and (low < value if above else low <= value)
+            inside = inside and (value < high if below else value <= high)
             if not (inside or (infinite and value == math.inf) or (nan and math.isnan(value))):
                 shown = list(given) if isinstance(given, tuple) else given
                 raise ConfigError(f"{key_of(config, name)}={shown} must be {text}")
@@ -171,6 +178,33 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
 def fraction(default: float, doc: str) -> Any:
     """A field for a number from 0 to 1."""
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1))
+
+
+def below_one(default: float, doc: str) -> Any:
+    """A field for a number from 0 to below 1."""
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1, below=True))
+
+
+def _decays(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.strip("[]() ").split(","))
+    except ValueError:
+        raise CastError(f"{text!r} is not a list of numbers such as [0.9,0.999]") from None
+
+
+def decays(default: tuple[float, ...], doc: str) -> Any:
+    """A field for a list of numbers from 0 to below 1, as many as in `default`, written [0.9,0.999]."""
+    inside = within(0, 1, below=True)
+
+    def check(config: Any, name: str) -> None:
+        given = getattr(config, name)
+        if len(given) != len(default):
+            raise ConfigError(
+                f"{key_of(config, name)}={list(given)} must be {len(default)} numbers such as {list(default)}"
+            )
+        inside(config, name)
+
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_decays, validator=check)
 
 
 def nearest(name: str, known: Any) -> str:

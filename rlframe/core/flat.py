@@ -12,7 +12,12 @@ from rlframe.core.schedule import Schedule
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
 PARTS: Mapping[str, str] = MappingProxyType(
-    {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
+    {
+        "algo": "rlframe.algos",
+        "algo.optimizer": "rlframe.optimizers",
+        "sampler": "rlframe.samplers",
+        "runner": "rlframe.runners",
+    }
 )
 
 # Fields whose keys stand below another name: `env` is a value, and has fields beside it.
@@ -38,8 +43,8 @@ def flatten(**fields: Any) -> dict[str, Any]:
         if key in PARTS:
             flat[key] = part_name(value, PARTS[key])
         if chz.is_chz(value):
-            below = flatten(**{name: getattr(value, name) for name in chz.chz_fields(value)})
-            flat.update({f"{GROUPS.get(key, key)}.{name}": sub for name, sub in below.items()})
+            group = GROUPS.get(key, key)
+            flat |= flatten(**{f"{group}.{name}": getattr(value, name) for name in chz.chz_fields(value)})
         elif key not in PARTS:
             flat[key] = _plain(value)
     return flat

@@ -13,6 +13,8 @@ import torch
 from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.ranks import current_ranks
@@ -102,6 +104,8 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             sampler = _make_sampler(experiment, envs, agent, device)
             n_steps = experiment.runner.n_steps
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
+            if experiment.init_optimizer:
+                load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
             ranks = current_ranks()
             if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
                 raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
@@ -158,10 +162,15 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     return agent.to(device)
 
 
+def without_init(experiment: Experiment) -> Experiment:
+    """The experiment that starts from random weights, or from those of its own snapshot."""
+    return chz.replace(experiment, init="", init_optimizer=False)
+
+
 def untrained_agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
     """An agent to measure with, on the experiment's device."""
     device = choose_device(experiment.device, affinity.gpus)
-    return make_agent(chz.replace(experiment, init=""), observation_space, action_space, device)
+    return make_agent(without_init(experiment), observation_space, action_space, device)
 
 
 def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
@@ -174,3 +183,23 @@ def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"{source} holds another network: {error}") from None
+
+
+def load_optimizers(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:
+    """Give the optimizers of an algorithm their saved states, without a learning rate that was set in that run.
+
+    Raises:
+        ConfigError: it has none in its `saved` attributes, or the snapshot has none of that name.
+        ValueError: one is of another kind or another network.
+    """
+    parts = vars(algo.unwrapped)
+    steps = {name: part for name, part in parts.items() if isinstance(part, OptimizerStep)}
+    if not steps:
+        raise ConfigError(f"init_optimizer=true: {type(algo.unwrapped).__name__} has no OptimizerStep")
+    for name, step in steps.items():
+        if name not in saved:
+            raise ConfigError(f"init_optimizer=true: {source} has no state of {name}; use init= alone")
+        try:
+            step.load_state_dict({key: x for key, x in saved[name].items() if key != "kept_rate"})
+        except ValueError as error:
+            raise ConfigError(f"init_optimizer=true: {name} of {source}: {error}") from None

@@ -43,7 +43,8 @@ _OTHER_WORDS = {  # of other frameworks, and what they are called here
     "net_arch": "hidden",
 }
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
-_FREE = ("env_kwargs.", "eval.env_kwargs.")  # prefixes of keys that the environment defines
+_MAPPINGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs")  # the keys below are not rlframe's
+_OPTIMIZER = "algo.optimizer"
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
     *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback"),
@@ -83,6 +84,7 @@ class Experiment:
     snapshot_errors: str = choice("stop", ("stop", "continue"), "what to do if a snapshot or row cannot be written")
     stop: str = option("", "end when this holds, such as 'eval/return_mean >= 475 and env_steps > 5e4' (metric names)")
     init: str = option("", "snapshot or run directory to take trained weights from")
+    init_optimizer: bool = option(False, "with init, take the state of its optimizers too")
     log_level: str = choice("INFO", LEVELS, "what the console shows; WARNING: no rows of the log either")
     callbacks: tuple[str, ...] = names(
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
@@ -100,6 +102,8 @@ class Experiment:
         if self.learners != 1 and self.world_size > 1:
             learners = "auto" if self.learners == AUTO else self.learners
             raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
+        if self.init_optimizer and not self.init:
+            raise ConfigError("init_optimizer=true needs init=RUN_DIR, whose optimizers it takes")
         if self.stop:
             StopRule(self.stop)
         if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
@@ -181,13 +185,22 @@ def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """All layers as one, and the keys that were dropped: a later layer names another part, which has no such field."""
     merged: dict[str, Any] = {}
     dropped: list[str] = []
-    for layer in layers:
+    for layer in map(_spelled_out, layers):
         for part in PARTS:
             if part in layer and part in merged and merged[part] != layer[part]:
                 known = {*_SIZES, *_keys_of(part, str(layer[part]))}
+                if part == "algo":  # whatever optimizer is named stays
+                    known |= {key for key in merged if key.startswith(_OPTIMIZER)}
                 dropped += [key for key in merged if key.startswith(f"{part}.") and key not in known]
         merged = {key: value for key, value in merged.items() if key not in dropped} | dict(layer)
     return merged, dropped
+
+
+def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer with algo.optimizer=module:Class as algo.optimizer=own and its name."""
+    if ":" not in str(layer.get(_OPTIMIZER, "")):
+        return dict(layer)
+    return {**layer, _OPTIMIZER: "own", f"{_OPTIMIZER}.name": layer[_OPTIMIZER]}
 
 
 def _keys_of(part: str, name: str) -> dict[str, Any]:
@@ -209,10 +222,10 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     for key, value in merged.items():
         if not isinstance(key, str) or len(key) > _MAX_KEY:
             raise ConfigError(f"unknown key {str(key)[:60]!r} (--help lists the keys)")
-        free = next((prefix for prefix in _FREE if key.startswith(prefix)), "")
+        free = next((name for name in _MAPPINGS if key.startswith(f"{name}.")), "")
         if free:
-            arguments[free[:-1]] = {**arguments.get(free[:-1], {}), key.removeprefix(free): _parse(key, value)}
-        elif key in ("env_kwargs", "eval.env_kwargs"):
+            arguments[free] = {**arguments.get(free, {}), key.removeprefix(f"{free}."): _parse(key, value)}
+        elif key in _MAPPINGS:
             parsed = _parse(key, value)
             if not isinstance(parsed, Mapping):
                 raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
@@ -247,7 +260,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     if unknown:
         near = re.search(r"Did you mean '([^']+)'", message)
         name = unknown[1].rpartition(".")[2]
-        named = _keys_named(_OTHER_WORDS.get(name, name), given) or ([near[1]] if near else [])
+        named = _keys_named(_OTHER_WORDS.get(name, name), unknown[1], given) or ([near[1]] if near else [])
         hint = f"; did you mean {' or '.join(named)}?" if named else nearest(unknown[1], _COMMAND_KEYS)
         return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
     bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
@@ -257,12 +270,13 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     return f"{bad[2]}={bad[1]}: {reasons[bad[2] in PARTS]}"
 
 
-def _keys_named(name: str, given: Mapping[str, Any]) -> list[str]:
-    """The keys that end in .name, with the algo, sampler and runner that are given."""
+def _keys_named(name: str, unknown: str, given: Mapping[str, Any]) -> list[str]:
+    """The keys that end in .name, but for `unknown`, with the algo, sampler and runner that are given."""
     parts = {part: str(given.get(part, default)) for part, default in _DEFAULT_PARTS.items()}
+    parts |= {_OPTIMIZER: str(given[_OPTIMIZER])} if _OPTIMIZER in given else {}
     known = [key for part, value in parts.items() for key in _keys_of(part, value)]
     known += [*flatten(model=ModelConfig(), eval=EvalConfig(), env_options=EnvOptions())]
-    return [key for key in known if key.rpartition(".")[2] == name]
+    return [key for key in known if key.rpartition(".")[2] == name and key != unknown]
 
 
 def _parse(key: str, value: Any) -> Any:

@@ -20,7 +20,7 @@ from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
-from rlframe.experiment.build import Built, build, choose_device
+from rlframe.experiment.build import Built, build, choose_device, without_init
 from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.presets import load_preset, load_study, presets_for
@@ -199,7 +199,7 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
     resolved = hardware.resolve(experiment, job.tune_sampler)
-    settings = chz.replace(resolved.experiment, init="") if found else resolved.experiment
+    settings = without_init(resolved.experiment) if found else resolved.experiment
     run = LiveRun(
         build(settings, resolved.affinity), to_flat(resolved.experiment), _record_of(experiment) if log_dir else None
     )
@@ -239,7 +239,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
         state = _common_state(found, ranks) if found else {}
         placed = chz.replace(experiment, log_dir=resume or experiment.log_dir)
-        settings = chz.replace(resolved.experiment, init="") if state else resolved.experiment  # state has the weights
+        settings = without_init(resolved.experiment) if state else resolved.experiment  # state has the weights
         with (
             build(settings, resolved.affinity) as built,
             logger_context(config=config, resume=bool(resume), **_record_of(placed)) as run,

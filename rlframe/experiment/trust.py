@@ -53,7 +53,7 @@ _TEXT = (
     "affinity",
 )  # fields of free text
 _GROUPS = ("model", "eval", "env_options")  # they have fields, but no value
-_ENV_KWARGS = ("env_kwargs", "eval.env_kwargs")
+_KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs")
 
 
 def read_config(path: Path, trust: bool) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return all(name.strip() in ("", *WRITERS) for text in _texts(value) for name in text.strip("[] ").split(","))
     if key in _TEXT:
         return isinstance(value, str)
-    if key in _ENV_KWARGS or key.startswith(tuple(f"{name}." for name in _ENV_KWARGS)):
+    if key in _KWARGS or key.startswith(tuple(f"{name}." for name in _KWARGS)):
         if len(str(value)) > _MAX_TEXT:
             return False
         return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))

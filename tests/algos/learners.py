@@ -15,10 +15,10 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.kernels.mlp import Layers
-from rlframe.kernels.optimizers import Optimizer
 from rlframe.models import ModelConfig
 from rlframe.models.critics import with_target
 from rlframe.models.mlp import Mlp
+from rlframe.optimizers.base import Moments
 from rlframe.replay import ReplayConfig, Transitions
 from rlframe.samplers import SerialSampler
 from tests.samplers.made import copied
@@ -108,14 +108,14 @@ def updated(algo: Any, batch: Transitions) -> dict[str, float]:
 def kept_gradients() -> Iterator[None]:
     """Gradients of the steps inside stay in `.grad` afterwards, as the optimizer got them."""
     kept: dict[torch.nn.Parameter, Any] = {}
-    original = Optimizer.advance
+    original = Moments.advance
 
-    def advance(self: Optimizer, *arguments: Any) -> None:
+    def advance(self: Moments, *arguments: Any) -> None:
         kept.update({p: None if p.grad is None else p.grad.clone() for p in self.parameters})
         original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Optimizer, "advance", advance)
+        patch.setattr(Moments, "advance", advance)
         yield
     for parameter, gradient in kept.items():
         parameter.grad = gradient

@@ -18,6 +18,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
+from rlframe.optimizers import adam
 from rlframe.replay import ReplayConfig
 from rlframe.samplers import EvalConfig, Evaluator, serial
 from tests.algos.q_table import inputs_at, table_agent, transitions
@@ -30,7 +31,7 @@ QUICK: dict[str, Any] = {
     "learn_from": 64,
     "target_interval": 20,
     "epsilon": "linear(1,0.1,0.5)",
-    "adam_epsilon": 1e-5,
+    "optimizer": adam.Config(epsilon=1e-5),
 }
 SMALL = ReplayConfig(size=2_000)
 

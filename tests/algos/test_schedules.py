@@ -1,4 +1,4 @@
-"""Schedules in algorithms: every scheduled field of all ten is read, follows env_steps, is logged, and is resumed."""
+"""Schedules and optimizers in all ten algorithms: every scheduled field is read, logged and resumed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import accepts_schedule
 from rlframe.core.types import BatchSpec
 from rlframe.models import ModelConfig
+from rlframe.optimizers import adamw, muon, own, rmsprop, sgd
 from rlframe.replay import ReplayConfig
 from tests.algos.learners import collected
 
@@ -91,6 +92,31 @@ def test_a_stopped_and_resumed_schedule_is_an_undisturbed_one(name: str) -> None
     other.load_state_dict(saved[1])
     assert learned(other, data[4:]) == expected
     assert whole.counters() == other.counters()
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": adamw.Config(betas=(0.8, 0.9)),
+    "rmsprop": rmsprop.Config(momentum=0.9),
+    "sgd": sgd.Config(momentum=0.9, nesterov=True),
+    "muon": muon.Config(smallest=4),
+    "own": own.Config(name="torch.optim:NAdam"),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@every
+def test_every_algorithm_learns_with_every_optimizer_and_goes_on_exactly(name: str, optimizer: str) -> None:
+    config = OPTIMIZERS[optimizer]
+    whole, other = made(name, optimizer=config), made(name, optimizer=config)
+    first = [p.detach().clone() for p in whole.agent.parameters()]
+    data = collected(CASES[name][1], whole.agent, 6, (4, 2))
+    learned(whole, data[:3])
+    saved = copy.deepcopy((whole.agent.state_dict(), whole.state_dict()))
+    expected = learned(whole, data[3:])
+    other.agent.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    assert learned(other, data[3:]) == expected
+    assert not all(torch.equal(p, before) for p, before in zip(whole.agent.parameters(), first, strict=True))
 
 
 def test_a_schedule_is_the_number_before_the_newest_batch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def all_fields() -> list[tuple[dict[str, str], str, Any, Any]]:
             found["", key] = {}, key, kind, default
     for part, package in PARTS.items():
         for name in module_names(package):
-            for key, kind, default in fields(type(getattr(from_flat({part: name}), part)), f"{part}."):
+            for key, kind, default in fields(type(attrgetter(part)(from_flat({part: name}))), f"{part}."):
                 found[name, key] = {part: name}, key, kind, default
     return list(found.values())
 

@@ -1,0 +1,87 @@
+"""An optimizer of your own: any class of torch's kind, such as torch.optim:NAdam or ./mine.py:Lion."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import chz
+import torch
+from torch import Tensor, nn
+
+from rlframe.core.config import find_attribute, option
+from rlframe.core.errors import ConfigError
+from rlframe.optimizers.base import Optimizer, OptimizerConfig
+
+
+@chz.chz
+class Config(OptimizerConfig):
+    """Written algo.optimizer=module:Class for short. The learning rate is set at each step, in every group."""
+
+    name: str = option("", "module:Class or ./file.py:Class, a subclass of torch.optim.Optimizer")
+    kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the class: algo.optimizer.kwargs.name=value")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.name:
+            self.load()
+
+    def load(self) -> type[torch.optim.Optimizer]:
+        """The class.
+
+        Raises:
+            ConfigError: there is none of this name, or it is no optimizer that can be used here.
+        """
+        key = f"algo.optimizer={self.name or 'own'}"
+        if not self.name:
+            raise ConfigError(f"{key} needs algo.optimizer.name=module:Class")
+        cls = find_attribute(self.name, "algo.optimizer")
+        if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+            raise ConfigError(f"{key} is no subclass of torch.optim.Optimizer")
+        closure = inspect.signature(cls.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(f"{key} computes the loss several times a step (a closure), which no algorithm here does")
+        return cls
+
+    def make(self, parameters: Sequence[nn.Parameter]) -> Own:
+        return Own(parameters, self)
+
+
+class Own(Optimizer):
+    """Wraps an optimizer of torch's kind; its state and the numbers of its groups are saved.
+
+    On a GPU each step waits for the loss, and updates are not part of CUDA graphs.
+    """
+
+    on_device = False
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: Config) -> None:
+        super().__init__(parameters)
+        self.name, cls = config.name, config.load()
+        try:
+            self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
+        except (TypeError, ValueError) as error:
+            hint = "its arguments are algo.optimizer.kwargs.name=value"
+            raise ConfigError(f"algo.optimizer={self.name}: {error}; {hint}") from None
+
+    def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.optimizer.state_dict()
+        groups = [
+            {name: x for name, x in group.items() if name in ("params",) or type(x) in (bool, int, float)}
+            for group in state["param_groups"]
+        ]
+        return {"name": self.name, "state": state["state"], "param_groups": groups}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_entries(state, "name")
+        if state["name"] != self.name:
+            raise ValueError(f"the saved optimizer is {state['name']}, not {self.name}; load a state of the same one")
+        own = self.optimizer.state_dict()["param_groups"]
+        groups = [{**mine, **its} for mine, its in zip(own, state["param_groups"], strict=True)]
+        self.optimizer.load_state_dict({"state": dict(state["state"]), "param_groups": groups})
