@@ -75,7 +75,8 @@ def make_replay(
         previous: whether the model reads prev_action, prev_reward and first; else they are null.
         device: the learner's device.    seed: the run's root seed.
     Raises:
-        ValueError: it does not fit into memory, or size is too small for the batches, frames and reader.
+        ValueError: it does not fit into memory, size is too small for the batches, frames and reader, or an interval
+            of sequences does not fit the batches.
         ConfigError: compress without lz4, or without stacks of frames.
     """
     (T, B), ranks = batch_spec, current_ranks()
@@ -89,7 +90,7 @@ def make_replay(
     observation = _observation_storage(config, observation_space, ring, memory)
     storage = Storage(ring, memory, observation, example, previous)
     live_reader = reader.make_reader(storage, T, map_tree(as_numpy, state))
-    least = T + 2 * storage.rows_before + live_reader.n_rows + 2
+    least = max(T, live_reader.interval) + 2 * storage.rows_before + live_reader.n_rows + 2
     if least > ring.L:
         raise ValueError(
             f"algo.replay.size={config.size} holds {ring.L} time steps of {B} environments, but batches of {T} time "
