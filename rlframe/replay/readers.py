@@ -30,7 +30,6 @@ class Reader(ABC, Generic[Batch]):
     candidates: Candidates
     config: ReaderConfig[Batch]
     n_rows: int  # number of rows from the sampled one on that must be complete
-    interval: int = 1  # time steps from one candidate of an environment to its next
     priorities: tuple[np.ndarray, np.ndarray] = _NONE  # newest candidates whose first priority is known, and that
 
     @abstractmethod
@@ -62,6 +61,10 @@ class ReaderConfig(ABC, Generic[Batch]):
     """What an algorithm wants to sample; `make_replay` makes the reader from it."""
 
     @abstractmethod
+    def spacing(self, T: int) -> int:
+        """Time steps from a candidate of an environment to its next, in batches of T; raises ValueError if unfit."""
+
+    @abstractmethod
     def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Batch]:
         """The reader of a storage of batches of T time steps; `state` [B]: NumPy example of the agent's state."""
 
@@ -81,6 +84,9 @@ class NStep(ReaderConfig[Transitions]):
         if not 0 <= self.discount <= 1 or not 1 <= self.n <= 255:
             raise ValueError(f"discount={self.discount} must be from 0 to 1, and n={self.n} from 1 to 255")
 
+    def spacing(self, T: int) -> int:
+        return 1
+
     def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Transitions]:
         return NStepReader(storage, self, T)
 
@@ -99,12 +105,15 @@ class FixedSequence(ReaderConfig[Sequences]):
         if self.length < 1:
             raise ValueError(f"length={self.length} must be at least 1")
 
-    def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Sequences]:
+    def spacing(self, T: int) -> int:
         if self.interval % T:
             good = T * -(-self.interval // T)
             raise ValueError(
                 f"algo.state_interval={self.interval} must be a multiple of sampler.batch_T={T}; use {good}"
             )
+        return self.interval or T
+
+    def make_reader(self, storage: Storage, T: int, state: Tree) -> Reader[Sequences]:
         return SequenceReader(storage, self, T, state)
 
 
@@ -197,16 +206,16 @@ class NStepReader(Reader[Transitions]):
 
 
 class SequenceReader(Reader[Sequences]):
-    """Stores the agent's state of each batch where sequences start, or of every `interval` / T-th.
+    """Stores the agent's state at each batch where sequences start.
 
-    Candidate i * B + b is environment b of the i-th of these batches in the run.
+    Candidate i * B + b is environment b of the i-th of these batches.
     """
 
     def __init__(self, storage: Storage, config: FixedSequence, T: int, state: Tree) -> None:
         self._storage, self.config, self.n_rows, self._T = storage, config, config.length, T
         ring = storage.ring
-        self.interval = config.interval or T
-        self._M = M = ring.L // self.interval + 2  # more than the starts in the ring
+        self._spacing = config.spacing(T)
+        self._M = M = ring.L // self._spacing + 2  # more than the starts in the ring
         self.candidates = Candidates(M * ring.B)
         self._start = np.full(M, -1, np.int64)  # the time of a start
         self._unbroken = np.zeros(M, np.bool_)  # False if the batches after it do not continue it
@@ -221,7 +230,7 @@ class SequenceReader(Reader[Sequences]):
         i, lo, hi = self._n_starts, self.candidates.lo // B, self.candidates.hi // B
         if i and start != self._end:
             self._unbroken[np.arange(hi, i) % M] = False
-        if self._n_batches * self._T % self.interval == 0:
+        if self._n_batches * self._T % self._spacing == 0:
             self._start[i % M], self._unbroken[i % M], self._start_at[start % ring.L] = start, True, i
             map_tree(lambda column, x: column.write(i, as_numpy(x)[None]), self._state, samples.state)
             self._n_starts = i + 1

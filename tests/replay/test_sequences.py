@@ -150,6 +150,12 @@ def test_sequences_start_every_interval_with_the_state_stored_there() -> None:
     replay.update_priorities(np.array([2, 74, 75]), np.ones(3))  # 2 is overwritten
 
 
+def test_the_size_counts_the_states() -> None:
+    texts = {interval: str(spaced(interval, 0)[0]) for interval in (4, 8)}  # states of two floats
+    n_bytes = {interval: int(text.split(" rows of ")[1].split()[0]) for interval, text in texts.items()}
+    assert n_bytes[4] - n_bytes[8] == 8 / 4 - 8 / 8
+
+
 def test_an_interval_of_a_batch_is_the_default_and_a_longer_one_stores_fewer_states() -> None:
     n_bytes = {}
     for interval in (0, 4, 8, 12):
