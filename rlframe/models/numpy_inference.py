@@ -21,7 +21,7 @@ from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
 from rlframe.models.memory import Memory
 from rlframe.models.mlp import GaussianHead, JointHead
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
-from rlframe.models.state_dependent import VARIANCE, FeatureHead, StateDependentHead
+from rlframe.models.state_dependent import VARIANCE, StateDependentHead
 
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
@@ -167,9 +167,6 @@ def head(module: nn.Module) -> Map:
             return gaussian
         case StateDependentHead():
             return _state_dependent(head(module.mean), as_numpy(module.log_std))
-        case FeatureHead():
-            linear = head(module.mean)
-            return lambda x: np.concatenate([linear(x), x], -1)
         case JointHead():
             parts = [head(part) for part in module.heads]
             return lambda x: _side_by_side(parts, [x] * len(parts))
@@ -181,7 +178,7 @@ def head(module: nn.Module) -> Map:
 def _state_dependent(mean: Map, log_std: Array) -> Map:
     def forward(x: Array) -> Array:
         variance = np.matmul(x * x, np.exp(2 * log_std)) + np.float32(VARIANCE)
-        return np.concatenate([mean(x), np.float32(0.5) * np.log(variance), x], -1)
+        return np.concatenate([mean(x), np.float32(0.5) * np.log(variance)], -1)
 
     return forward
 

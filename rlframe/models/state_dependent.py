@@ -1,4 +1,4 @@
-"""Heads for generalised state-dependent exploration: a policy's parameters, and the features its noise depends on.
+"""Networks for generalised state-dependent exploration, whose noise is a linear function of the policy's features.
 
 Raffin, Kober, Stulp 2022, Smooth Exploration for Robotic Reinforcement Learning (https://arxiv.org/abs/2005.05719).
 """
@@ -16,19 +16,8 @@ from rlframe.kernels.mlp import layers_of
 VARIANCE = 1e-6  # added to variances, so that their roots have a gradient at features of zero
 
 
-class FeatureHead(nn.Module):
-    """[..., d + F]: a linear map of the features [..., F], and the features themselves without gradient."""
-
-    def __init__(self, mean: nn.Linear) -> None:
-        super().__init__()
-        self.mean = mean
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.cat([self.mean(features), features.detach()], -1)
-
-
 class StateDependentHead(nn.Module):
-    """[..., 2d + F]: mean and log standard deviation of the policy, and the features φ without gradient.
+    """Mean and log standard deviation [..., 2d] of a policy, from features φ [..., F].
 
     A noise matrix E [F, d] of standard normals adds φ (σ ⊙ E) to the mean. Over all E this noise is normal with the
     standard deviation √(φ² σ²), which is what losses see. log σ [F, d] is learned.
@@ -41,14 +30,13 @@ class StateDependentHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((mean.in_features, mean.out_features), log_std))
 
     def forward(self, features: Tensor) -> Tensor:
-        constant = features.detach()
-        seen = features if self.learn_features else constant
+        seen = features if self.learn_features else features.detach()
         variance = seen.square() @ (2 * self.log_std).exp()
-        return torch.cat([self.mean(features), 0.5 * (variance + VARIANCE).log(), constant], -1)
+        return torch.cat([self.mean(features), 0.5 * (variance + VARIANCE).log()], -1)
 
 
 class FeatureMlp(nn.Module):
-    """Hidden layers, and a head that also gives their output; used like an Mlp."""
+    """Hidden layers and a head, as an Mlp whose features, the head's input, are needed when acting."""
 
     def __init__(
         self, in_size: int, hidden: Sequence[int], activation: str, make_head: Callable[[int], nn.Module]
@@ -57,10 +45,16 @@ class FeatureMlp(nn.Module):
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise([in_size, *hidden]))
         self.layers = layers_of(self.linears, (activation,) * len(hidden))
-        self.head = make_head(hidden[-1] if hidden else in_size)
+        self.size = hidden[-1] if hidden else in_size
+        self.head = make_head(self.size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layers(x))
+
+    def with_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Output, and features [..., size]."""
+        features = self.layers(x)
+        return self.head(features), features
 
     def first_with_rest(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Mlp."""
