@@ -111,21 +111,58 @@ class ActorCritic(PolicyModel):
             if isinstance(self.policy_head, GaussianHead):
                 params = self.policy_head.complete(params)
             return params, value.squeeze(-1), state
+        features, value, state = self._features(observation, inputs, state)
+        return self.policy_head(features), value, state
+
+    def _features(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """Features of the policy, the value, and the next state."""
         if self.critic is None:
             features, state = self.actor(observation, inputs, state)
-            return self.policy_head(features), self.value_head(features).squeeze(-1), state
+            return features, self.value_head(features).squeeze(-1), state
         actor_state, critic_state = state or ((), ())
         features, actor_state = self.actor(observation, inputs, actor_state)
         value_features, critic_state = self.critic(observation, inputs, critic_state)
         state = (actor_state, critic_state) if state else ()
-        return self.policy_head(features), self.value_head(value_features).squeeze(-1), state
+        return features, self.value_head(value_features).squeeze(-1), state
+
+    def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
+        """Parameters, the features [..., F] that the head maps to them, value and the next state."""
+        observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        features, value, state = self._features(observation, inputs, state)
+        return self.policy_head(features), features, value, state
 
     def numpy_forward(self, n: int) -> NumpyForward | None:
+        evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
+        if evaluate is None:
+            return None
+
+        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
+            features, value, state = evaluate(inputs, state)
+            return policy_head(features).reshape(n, -1), value, state
+
+        return forward
+
+    def numpy_with_features(
+        self, n: int
+    ) -> Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, np.ndarray, Tree]] | None:
+        """`with_features` in NumPy, as `numpy_forward`."""
+        evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
+        if evaluate is None:
+            return None
+
+        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tree]:
+            features, value, state = evaluate(inputs, state)
+            return policy_head(features).reshape(n, -1), features.reshape(n, -1), value, state
+
+        return forward
+
+    def _numpy_features(self, n: int) -> NumpyForward | None:
+        """`_features` in NumPy, those of the policy in blocks."""
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
         if actor is None:
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
-        policy_head, value_head = numpy_inference.head(self.policy_head), numpy_inference.head(self.value_head)
+        value_head = numpy_inference.head(self.value_head)
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
@@ -139,8 +176,7 @@ class ActorCritic(PolicyModel):
                 features, actor_state = actor(observation, inputs, actor_state)
                 value_features, critic_state = critic(observation, inputs, critic_state)
                 state = (actor_state, critic_state) if state else ()
-            params, value = policy_head(features), value_head(value_features)
-            return params.reshape(n, -1), value.reshape(n), numpy_inference.in_rows(state, n)
+            return features, value_head(value_features).reshape(n), numpy_inference.in_rows(state, n)
 
         return forward
 

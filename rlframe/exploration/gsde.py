@@ -1,0 +1,137 @@
+"""Smooth Exploration for Robotic Reinforcement Learning (gSDE). Raffin, Kober, Stulp, 2022.
+
+https://arxiv.org/abs/2005.05719
+
+The noise ε(s) = φ(s) (σ ⊙ E) is a linear function of φ, the policy's features before its last layer. The matrix E of
+standard normals is kept for some steps, so that a state is explored in one way for so long. SAC, PPO and A2C learn σ.
+Their losses see the distribution of an action over all E, a normal whose deviation depends on the state, so their
+equations stay as they are. SAC's actions in updates are independent draws from it (the authors' code makes those of a
+batch with one matrix). TD3 adds the noise to its action, with a fixed σ.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import chz
+import numpy as np
+
+from rlframe.core.config import count, number
+from rlframe.core.errors import ConfigError
+from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.struct import Tree, as_numpy
+from rlframe.core.types import AgentInputs, Array
+from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, last
+from rlframe.models.state_dependent import StateDependentHead
+
+
+@chz.chz
+class Config(ExploreConfig):
+    """For SAC, TD3, PPO and A2C with one Box of actions."""
+
+    interval: int = count(8, "env steps that a noise matrix is kept, at most an episode; 0: whole episodes", low=0)
+    log_std: float = number(
+        math.nan, "initial log of σ where it is learned (not td3); nan: the algorithm's", low=-math.inf
+    )
+    sigma: Scheduled = scheduled(math.nan, "σ of td3: the noise's deviation is σ times the norm of the features")
+    sigma_last: Scheduled = last("σ")
+
+    needs_features = True
+
+    def make_for(self, model: Any, size: int, seed: int) -> ActionNoise:
+        interval = self.interval or math.inf
+        if isinstance(head := model.head, StateDependentHead):
+            if self.sigma == self.sigma:  # not NaN
+                raise ConfigError(
+                    f"algo.explore.sigma={self.sigma} is for td3; here σ is learned, from algo.explore.log_std on"
+                )
+            return LearnedGsde(head, interval)
+        if not math.isnan(self.log_std):
+            raise ConfigError(f"algo.explore.log_std={self.log_std:g}: td3 does not learn σ; set algo.explore.sigma")
+        return FixedGsde((model.n_features, size), interval, self.graded)
+
+    def levels(self) -> tuple[Scheduled, Scheduled]:
+        return (0.0, 0.0) if self.sigma != self.sigma else (self.sigma, self.sigma_last)
+
+
+class Gsde(ActionNoise, ABC):
+    """Base class: keeps a matrix E [features, size] for each environment, with its age in rows."""
+
+    changes = samples = False
+    correlates = True
+
+    def __init__(self, shape: tuple[int, int], interval: float, graded: bool = False) -> None:
+        """`interval`: rows that a matrix is kept; inf: an episode."""
+        super().__init__(shape[1], graded)
+        self.shape, self.interval = shape, interval
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> np.ndarray:
+        return rng.standard_normal((*lead, *self.shape), np.float32)
+
+    def own_state(self, n: int) -> Tree:
+        return np.zeros((n, *self.shape), np.float32), np.zeros(n, np.float32)
+
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = model.with_features(inputs.observation)
+        return found
+
+    def numpy_evaluate(self, model: Any, n: int) -> Callable[..., tuple[Array, Array]] | None:
+        forward = model.numpy_with_features(n)
+        return forward and (lambda inputs, noise, state: forward(inputs.observation))
+
+    def correlate(
+        self,
+        params: Array,
+        features: Array,
+        inputs: AgentInputs,
+        noise: Tree,
+        state: ExploreState,
+        level: Array,
+        xp: Any,
+    ) -> tuple[Array, ExploreState]:
+        matrix, age = state.own
+        fresh = inputs.first | (age >= self.interval)
+        matrix = xp.where(fresh[:, None, None], noise, matrix)
+        age = xp.where(fresh, xp.ones_like(age), age + 1)
+        sigma = self.sigma(level, state, xp)
+        added = (features[:, None, :] @ (sigma * matrix))[:, 0]
+        return self.of_policy(added, params, xp), ExploreState(state.env, (matrix, age))
+
+    @abstractmethod
+    def sigma(self, level: Array, state: ExploreState, xp: Any) -> Array:
+        """σ, which fits E [B, features, size]."""
+
+    @abstractmethod
+    def of_policy(self, added: Array, params: Array, xp: Any) -> Array:
+        """The noise [B, size] that the policy is to sample with, so that it adds `added`."""
+
+
+class LearnedGsde(Gsde):
+    """σ is that of the network's head. The policy multiplies its noise by the deviation, which this divides by."""
+
+    def __init__(self, head: StateDependentHead, interval: float) -> None:
+        super().__init__((head.mean.in_features, head.mean.out_features), interval)
+        self._head = (head,)  # in a tuple: its parameter belongs to the network
+
+    def sigma(self, level: Array, state: ExploreState, xp: Any) -> Array:
+        log_std = self._head[0].log_std.detach()
+        return xp.exp(as_numpy(log_std) if xp is np else log_std)
+
+    def of_policy(self, added: Array, params: Array, xp: Any) -> Array:
+        return added * xp.exp(-params[:, self.size :])
+
+
+class FixedGsde(Gsde):
+    """σ is the level."""
+
+    scale = "sigma"
+
+    def sigma(self, level: Array, state: ExploreState, xp: Any) -> Array:
+        sigma = self.level_of(level, state, xp)
+        return sigma[:, None, None] if self.graded else sigma
+
+    def of_policy(self, added: Array, params: Array, xp: Any) -> Array:
+        return added
