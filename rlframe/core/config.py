@@ -51,6 +51,7 @@ _MAX_NAME = 200
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
     "rlframe.envs.options": "env.",
+    "rlframe.exploration": "algo.explore.",
     "rlframe.models": "model.",
     "rlframe.optimizers": "algo.optimizer.",
     "rlframe.replay": "algo.replay.",

@@ -26,7 +26,8 @@ class Greedy(nn.Module):
         super().__init__()
         if not isinstance(agent, PolicyAgent | QAgent | ActorAgent):
             raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
-        self.agent, self.observation_space, self.action_space = agent, observation_space, action_space
+        self.agent: PolicyAgent | QAgent | ActorAgent = agent
+        self.observation_space, self.action_space = observation_space, action_space
         self.decode = Decoder(action_space)
         sees_previous = isinstance(agent, PolicyAgent | QAgent) and agent.model.uses_previous
         self.stateful = agent.recurrent or sees_previous
@@ -51,12 +52,26 @@ class Greedy(nn.Module):
             return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
         return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
 
-    def step(self, observation: Tree, state: Tree, reward: Tensor, noise: Tree) -> tuple[Tree, Tree]:
-        """`Agent.step` with noise: the canonical action, and the next state."""
+    def exploration_state(self, n: int) -> Tree:
+        """The state of the exploration at the start of n episodes, for `step`; its level is the first environment's."""
+        return () if isinstance(self.agent, PolicyAgent) else self.agent.exploration.initial_state([0] * n)
+
+    def step(
+        self, observation: Tree, state: Tree, reward: Tensor, noise: Tree, explore: Tree
+    ) -> tuple[Tree, Tree, Tree]:
+        """`Agent.step` with noise: the canonical action, the next state, and that of the exploration."""
         inputs, memory = self._inputs(observation, state, reward)
-        of_q = isinstance(self.agent, QAgent)
-        step = self.agent.step(inputs, QState(torch.zeros_like(reward), memory) if of_q else memory, noise)
-        return step.action, self._next_state(step.action, step.state.memory if of_q else step.state)
+        agent = self.agent
+        if isinstance(agent, QAgent):
+            step = agent.step(inputs, QState(explore, memory), noise)
+            memory, explore = step.state.memory, step.state.explore
+        elif isinstance(agent, ActorAgent):
+            step = agent.step(inputs, explore, noise)
+            explore = step.state
+        else:
+            step = agent.step(inputs, memory, noise)
+            memory = step.state
+        return step.action, self._next_state(step.action, memory), explore
 
     def _next_state(self, action: Tree, memory: Tree) -> Tree:
         if not self.stateful:

@@ -31,7 +31,7 @@ RUNS = {
     "dict": [*PPO, PROBE, "env_kwargs.action=dict", "env_kwargs.length=5", "model.feed_back=true"],
     "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],
     "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
-    "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "algo.noisy=true", "algo.value=quantile"],
+    "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "explore=noisy", "algo.value=quantile"],
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
     "masked": [*PPO, MASKED],
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
