@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
@@ -19,7 +19,7 @@ from rlframe.core.spaces import check_action_space, check_observation_space, mas
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
-from rlframe.exploration import ActionNoise, ExploreConfig, config_of
+from rlframe.exploration import ActionNoise, ExploreConfig, check_features, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
@@ -75,10 +75,11 @@ class Deterministic(ActorPolicy):
         self.param_size = self.size = int(np.prod(self.shape))
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return ()
+        return ()  # that of exploration, if it correlates, is added to the action
 
     def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
-        return xp.tanh(params)
+        action = xp.tanh(params)
+        return action if isinstance(noise, tuple) else (action + noise).clip(-1, 1)
 
     def mode(self, params: Tensor) -> Tensor:
         return self.action(params)
@@ -184,28 +185,43 @@ class ActorAgent(Agent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+        evaluated = self.exploration.evaluate(self.model, inputs, noise.explore, state)
         levels = self.random, self.exploration.level
-        action, state = self._act(self.model(inputs.observation), inputs, state, noise, levels, torch)
+        action, state = self._act(evaluated, inputs, state, noise, levels, torch)
         return AgentStep(action=action, info=ActorInfo(), state=state)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        forward, act = self.model.numpy_forward(n), self._act
+        forward, act = self.exploration.numpy_evaluate(self.model, n), self._act
         if forward is None:
             return None
         levels, info = (as_numpy(self.random), as_numpy(self.exploration.level)), ActorInfo()
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            action, state = act(forward(inputs.observation), inputs, state, noise, levels, np)
+            evaluated = forward(inputs, noise.explore, state)
+            action, state = act(evaluated, inputs, state, noise, levels, np)
             return AgentStep(action=action, info=info, state=state)
 
         return step
 
     def _act(
-        self, params: Any, inputs: AgentInputs, state: Tree, noise: Tree, levels: tuple[Any, Any], xp: Any
+        self,
+        evaluated: tuple[Any, Tree],
+        inputs: AgentInputs,
+        state: Tree,
+        noise: Tree,
+        levels: tuple[Any, Any],
+        xp: Any,
     ) -> tuple[Any, Tree]:
-        """Actions and the next state; `levels`: share of random actions, and level of the exploration."""
+        """Actions and the next state.
+
+        Args:
+            evaluated: see `ActionNoise.evaluate`.    levels: share of random actions, and level of the exploration.
+        """
         policy, exploration, random = self.policy, self.exploration, noise.active * levels[0]
-        action = policy.sample(params, noise.policy, random, xp)
+        (params, features), drawn = evaluated, noise.policy
+        if exploration.correlates:
+            drawn, state = exploration.correlate(params, features, inputs, noise.explore, state, levels[1], xp)
+        action = policy.sample(params, drawn, random, xp)
         if not policy.size:
             return action, state
         if exploration.changes:
@@ -247,16 +263,22 @@ def make_actor_agent(
     check_action_space(action_space)
     if config.log_std and not isinstance(policy, SquashedGaussian):
         raise ConfigError(f"model.log_std={config.log_std:g} is for Gaussian policies, and this one has none")
-    part = config_of(explore)
-    exploration = part.make_noise(policy.size)
-    if exploration.changes and not policy.size:
-        raise ConfigError(f"algo.explore={part.kind()} is for Box actions, not {action_space}; use stochastic")
+    part, stochastic = config_of(explore), isinstance(policy, SquashedGaussian)
+    check_features(part, config.log_std, bool(policy.size), action_space)
+
+    def make_head(n_features: int) -> nn.Module:
+        return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
+
+    masked = bool(mask_parts(observation_space, action_space))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = Actor(observation_space, policy.param_size, config, bool(mask_parts(observation_space, action_space)))
-    if isinstance(policy, SquashedGaussian):
+        model = Actor(observation_space, policy.param_size, config, masked, make_head if part.needs_features else None)
+    if stochastic and not part.needs_features:
         with torch.no_grad():
             model.mlp.layers.flat[-1][policy.size :] += config.log_std
+    exploration = part.make_for(model, policy.size, seed)
+    if exploration.changes and not policy.size:
+        raise ConfigError(f"algo.explore={part.kind()} is for Box actions, not {action_space}; use stochastic")
     agent = ActorAgent(model, policy, exploration, observation_space, action_space, config)
     agent.model_config = config
     return agent

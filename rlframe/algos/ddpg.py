@@ -55,7 +55,7 @@ class Config:
     replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(10_000, "env_steps before the first update", low=0)
     random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
-    explore: ExploreConfig | str = explore("gaussian", NOISE_KINDS, {"std": 0.2})
+    explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "parameter_noise"), {"std": 0.2})
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
     beta: Scheduled = scheduled(0.4, "exponent of the importance weights", high=1)

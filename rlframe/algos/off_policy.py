@@ -124,8 +124,11 @@ class OffPolicy(Algorithm):
         self.progress.count(samples)
         self.replay.append(samples)
         self.agent.observe(samples.observation)
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+        before, after = self.progress.scheduled, self.progress.env_steps
+        self.ratio.receive(before, after)
         self.explore()
+        n_envs = self.exploration.n_envs
+        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)

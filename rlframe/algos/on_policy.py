@@ -36,7 +36,7 @@ class OnPolicyConfig:
     explore: ExploreConfig | str = explore("stochastic", POLICY_KINDS)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
+        return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 
 class OnPolicy(Algorithm):
@@ -52,6 +52,9 @@ class OnPolicy(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
+        if self.agent.exploration is not None:  # whose state is not learned from
+            state, final = (each.memory for each in (samples.state, samples.final_state))
+            samples = replace(samples, state=state, final_state=final)
         self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:

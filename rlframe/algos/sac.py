@@ -61,7 +61,7 @@ class Config:
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(10_000, "env_steps before the first update", low=0)
     random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
-    explore: ExploreConfig | str = explore("stochastic", ("stochastic", *NOISE_KINDS), {"std": 0.1})
+    explore: ExploreConfig | str = explore("stochastic", ("stochastic", *NOISE_KINDS, "gsde"), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
     target_entropy: Scheduled = scheduled(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)

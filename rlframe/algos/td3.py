@@ -55,7 +55,7 @@ class Config:
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(25_000, "env_steps before the first update", low=0)
     random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
-    explore: ExploreConfig | str = explore("gaussian", NOISE_KINDS, {"std": 0.1})
+    explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "gsde", "parameter_noise"), {"std": 0.1})
     target_noise: Scheduled = scheduled(0.2, "standard deviation of the noise that smooths the target policy")
     target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     policy_delay: int = count(2, "updates of the critics for each of the actor and the targets")

@@ -7,13 +7,14 @@ from rlframe.exploration.base import (
     ExploreConfig,
     ExploreState,
     QExploration,
+    check_features,
     config_of,
     explore,
 )
 
 Q_KINDS = ("epsilon", "boltzmann", "noise_hold", "noisy", "none", "own")  # those that fit the DQN family
 NOISE_KINDS = ("gaussian", "ornstein_uhlenbeck", "noise_hold", "none", "own")  # DDPG, TD3 and, with Box actions, SAC
-POLICY_KINDS = ("stochastic",)  # the policy-gradient algorithms
+POLICY_KINDS = ("stochastic", "gsde")  # the policy-gradient algorithms
 
 __all__ = [
     "NOISE_KINDS",
@@ -25,6 +26,7 @@ __all__ = [
     "ExploreConfig",
     "ExploreState",
     "QExploration",
+    "check_features",
     "config_of",
     "explore",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from rlframe.core.types import AgentInputs, Array
 
 PACKAGE = "rlframe.exploration"
 KINDS = "kinds"  # in the metadata of a field of `explore`: the names that fit
+Evaluate = Callable[[AgentInputs, Tree, "ExploreState"], tuple[Array, Tree]]
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
 
 
@@ -68,6 +69,14 @@ class Exploration(nn.Module, ABC):
             return level[0]
         logs = xp.log(level.clip(_NEVER, None))
         return xp.exp(logs[0] + (logs[1] - logs[0]) * (state.env / level[2]))
+
+    def follow(self, model: Any, observation: Tree, before: int, after: int) -> None:
+        """Adapt to a batch that the learner received; the same on all ranks.
+
+        Args:
+            model: the network that acts.    observation: [T, B, ...] of this rank.
+            before, after: time steps of each environment before the batch and after it.
+        """
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
@@ -113,6 +122,7 @@ class ActionNoise(Exploration):
 
     changes = True  # False: `perturb` would return the actions as they are, and is not called
     samples = True  # a stochastic policy samples its actions; False: they are its mode
+    correlates = False  # `correlate` gives the noise that the policy samples with
 
     def __init__(self, size: int, graded: bool = False) -> None:
         """`size`: numbers of an action."""
@@ -124,6 +134,28 @@ class ActionNoise(Exploration):
         self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
     ) -> tuple[Array, ExploreState]:
         """Actions [B, size] in [-1, 1] in place of the policy's, and the next state; arguments as of `choose`."""
+
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> tuple[Array, Tree]:
+        """The policy's parameters [B, P] to act with, and features for `correlate`."""
+        return model(inputs.observation), ()
+
+    def numpy_evaluate(self, model: Any, n: int) -> Evaluate | None:
+        """`evaluate` for n NumPy rows, without its first argument; None if the network does not support NumPy."""
+        forward = model.numpy_forward(n)
+        return None if forward is None else (lambda inputs, noise, state: (forward(inputs.observation), ()))
+
+    def correlate(
+        self,
+        params: Array,
+        features: Tree,
+        inputs: AgentInputs,
+        noise: Tree,
+        state: ExploreState,
+        level: Array,
+        xp: Any,
+    ) -> tuple[Array, ExploreState]:
+        """Noise [B, size] in place of the policy's own, and the next state; other arguments as of `choose`."""
+        raise NotImplementedError
 
 
 @chz.chz
@@ -137,6 +169,14 @@ class ExploreConfig:
     def make_noise(self, size: int) -> ActionNoise:
         """For the actions of a policy: `size` numbers in [-1, 1]."""
         raise ConfigError(f"algo.explore={self.kind()} is not for actions of numbers")
+
+    def make_for(self, model: Any, size: int, seed: int) -> ActionNoise:
+        """As `make_noise`, for a policy with this network; `seed`: that of the run."""
+        return self.make_noise(size)
+
+    def make_head(self, last: nn.Linear, stochastic: bool, learn_features: bool) -> nn.Module:
+        """The network's last layers where `needs_features` is set: `last`, or those of a policy with a deviation."""
+        return last
 
     def kind(self) -> str:
         """The value of algo.explore= that names it."""
@@ -152,9 +192,27 @@ class ExploreConfig:
         return self.levels()[1] not in (0.0, "0")
 
     @property
+    def needs_features(self) -> bool:
+        """Whether noise depends on the input of the policy's last layer."""
+        return False
+
+    @property
     def noisy_layers(self) -> bool:
         """Whether the head of a Q-network is to have noisy layers."""
         return False
+
+
+def check_features(explore: ExploreConfig, log_std: float, is_box: bool, action_space: Any) -> None:
+    """Raise ConfigError if exploration by the policy's features does not fit the actions or model.log_std."""
+    if not explore.needs_features:
+        return
+    if not is_box:
+        raise ConfigError(f"algo.explore={explore.kind()} is for one Box of actions, not {action_space}")
+    if log_std:
+        raise ConfigError(
+            f"model.log_std={log_std:g} has no meaning with algo.explore={explore.kind()}, whose deviation "
+            f"depends on the state; set algo.explore.log_std"
+        )
 
 
 def last(of: str, high: float = math.inf, default: float = 0.0) -> Any:

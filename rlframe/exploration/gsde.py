@@ -13,48 +13,57 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import chz
 import numpy as np
+import torch
+from torch import nn
 
 from rlframe.core.config import count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, last
+from rlframe.exploration.base import ActionNoise, Evaluate, ExploreConfig, ExploreState, last
 from rlframe.models.state_dependent import StateDependentHead
+
+_LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
 
 
 @chz.chz
 class Config(ExploreConfig):
-    """For SAC, TD3, PPO and A2C with one Box of actions."""
+    """For SAC, TD3 and the policy-gradient algorithms, with one Box of actions."""
 
     interval: int = count(8, "env steps that a noise matrix is kept, at most an episode; 0: whole episodes", low=0)
-    log_std: float = number(
-        math.nan, "initial log of σ where it is learned (not td3); nan: the algorithm's", low=-math.inf
+    log_std: float = number(math.nan, "initial log of the learned σ; nan: -2, and td3 learns none", low=-math.inf)
+    sigma: Scheduled = scheduled(
+        math.nan, "σ of td3, whose noise has the standard deviation σ times the norm of the features; nan: 0.05"
     )
-    sigma: Scheduled = scheduled(math.nan, "σ of td3: the noise's deviation is σ times the norm of the features")
     sigma_last: Scheduled = last("σ")
 
-    needs_features = True
+    @property
+    def needs_features(self) -> bool:
+        return True
 
-    def make_for(self, model: Any, size: int, seed: int) -> ActionNoise:
-        interval = self.interval or math.inf
-        if isinstance(head := model.head, StateDependentHead):
-            if self.sigma == self.sigma:  # not NaN
-                raise ConfigError(
-                    f"algo.explore.sigma={self.sigma} is for td3; here σ is learned, from algo.explore.log_std on"
-                )
-            return LearnedGsde(head, interval)
-        if not math.isnan(self.log_std):
-            raise ConfigError(f"algo.explore.log_std={self.log_std:g}: td3 does not learn σ; set algo.explore.sigma")
-        return FixedGsde((model.n_features, size), interval, self.graded)
+    def make_head(self, last: nn.Linear, stochastic: bool, learn_features: bool) -> nn.Module:
+        if stochastic:
+            return StateDependentHead(last, _LOG_STD if math.isnan(self.log_std) else self.log_std, learn_features)
+        return last
+
+    def make_for(self, model: Any, size: int, seed: int) -> Gsde:
+        head, interval = model.head, self.interval or math.inf
+        learned = isinstance(head, StateDependentHead)
+        if learned and (self.sigma == self.sigma or self.graded):  # not NaN
+            raise ConfigError(
+                f"algo.explore.sigma={self.sigma} is for td3; here σ is learned: set algo.explore.log_std"
+            )
+        if not learned and not math.isnan(self.log_std):
+            raise ConfigError(f"algo.explore.log_std={self.log_std:g}: td3 learns no σ; set algo.explore.sigma")
+        return LearnedGsde(head, interval) if learned else FixedGsde((head.in_features, size), interval, self.graded)
 
     def levels(self) -> tuple[Scheduled, Scheduled]:
-        return (0.0, 0.0) if self.sigma != self.sigma else (self.sigma, self.sigma_last)
+        return (self.sigma if self.sigma == self.sigma else _SIGMA), self.sigma_last
 
 
 class Gsde(ActionNoise, ABC):
@@ -72,15 +81,20 @@ class Gsde(ActionNoise, ABC):
         return rng.standard_normal((*lead, *self.shape), np.float32)
 
     def own_state(self, n: int) -> Tree:
-        return np.zeros((n, *self.shape), np.float32), np.zeros(n, np.float32)
+        return torch.zeros(n, *self.shape), torch.full((n,), math.inf)  # so that the first row draws
 
     def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> tuple[Array, Array]:
         found: tuple[Array, Array] = model.with_features(inputs.observation)
         return found
 
-    def numpy_evaluate(self, model: Any, n: int) -> Callable[..., tuple[Array, Array]] | None:
+    def numpy_evaluate(self, model: Any, n: int) -> Evaluate | None:
         forward = model.numpy_with_features(n)
-        return forward and (lambda inputs, noise, state: forward(inputs.observation))
+        return None if forward is None else (lambda inputs, noise, state: forward(inputs.observation))
+
+    def perturb(
+        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> tuple[Array, ExploreState]:
+        return action, state
 
     def correlate(
         self,

@@ -9,7 +9,6 @@ none, so layers with large inputs and many units move the action most, and the a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import chz
@@ -23,7 +22,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, last
+from rlframe.exploration.base import ActionNoise, Evaluate, ExploreConfig, ExploreState, last
 from rlframe.kernels.device import to_device
 from rlframe.models.perturbed import Perturbation, adapted
 
@@ -39,7 +38,7 @@ class Config(ExploreConfig):
     )
     std_last: Scheduled = last("distance")
     interval: int = count(200, "time steps that a perturbation lasts, rounded up to whole batches")
-    scale: float = positive(0.05, "deviation of the noise in each parameter, at first")
+    sigma: float = positive(0.05, "standard deviation of the noise in each parameter, at first")
     adaptation: float = number(1.01, "factor of its change after each batch; 1: it never changes", low=1.0)
 
     def make_for(self, model: Any, size: int, seed: int) -> ParameterNoise:
@@ -64,7 +63,7 @@ class ParameterNoise(ActionNoise):
         super().__init__(size, config.graded)
         self.config, self.seed = config, seed
         self.perturbation = Perturbation(model.mlp.layers)
-        self.register_buffer("sigma", torch.tensor(config.scale))
+        self.register_buffer("sigma", torch.tensor(config.sigma))
         self._draw(0)
 
     def _draw(self, number: int) -> None:
@@ -82,7 +81,7 @@ class ParameterNoise(ActionNoise):
         scales = self.scales(noise, state, self.level, self.sigma, torch)
         return model.perturbed(inputs.observation, self.perturbation, scales), ()
 
-    def numpy_evaluate(self, model: Any, n: int) -> Callable[..., tuple[Array, Tree]] | None:
+    def numpy_evaluate(self, model: Any, n: int) -> Evaluate | None:
         forward, (level, sigma) = model.numpy_perturbed(n, self.perturbation), map(as_numpy, (self.level, self.sigma))
         if forward is None:
             return None

@@ -80,6 +80,12 @@ class Actor(nn.Module):
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
+    @property
+    def head(self) -> nn.Module:
+        """What maps features to the parameters, where exploration needs the features."""
+        assert isinstance(self.mlp, FeatureMlp)
+        return self.mlp.head
+
     def with_features(self, observation: Tree) -> tuple[Tensor, Tensor]:
         """The parameters, and the features [n, F] that the head maps to them."""
         assert isinstance(self.mlp, FeatureMlp)

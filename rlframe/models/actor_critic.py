@@ -84,16 +84,23 @@ class ActorCritic(PolicyModel):
     """Policy and value on a shared trunk or on two of the same shape, with one normaliser."""
 
     def __init__(
-        self, observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
+        self,
+        observation_space: Space,
+        action_space: Space,
+        distribution: Distribution,
+        config: ModelConfig,
+        make_head: Callable[[int], nn.Module] | None = None,
     ) -> None:
+        """`make_head`: from the number of features to the policy's last layers, if not those of the distribution."""
         super().__init__()
         self.uses_previous = config.feed_back or config.memory != "none"
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.actor = Trunk(observation_space, action_space, config)
         shared = config.shared or has_images(observation_space)
         self.critic = None if shared else Trunk(observation_space, action_space, config)
-        self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
-        self.value_head = value_head(self.actor.size)
+        size = self.actor.size
+        self.policy_head = make_head(size) if make_head else policy_head(distribution, size, config.log_std)
+        self.value_head = value_head(size)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
         self._policy, self._value = (
             _linear_network(self.actor, self.policy_head),
@@ -124,6 +131,11 @@ class ActorCritic(PolicyModel):
         value_features, critic_state = self.critic(observation, inputs, critic_state)
         state = (actor_state, critic_state) if state else ()
         return features, self.value_head(value_features).squeeze(-1), state
+
+    @property
+    def head(self) -> nn.Module:
+        """What maps features to the parameters."""
+        return self.policy_head
 
     def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
         """Parameters, the features [..., F] that the head maps to them, value and the next state."""

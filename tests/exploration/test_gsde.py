@@ -8,7 +8,6 @@ import torch
 from gymnasium import spaces
 
 from rlframe.agents import ActorAgent, Deterministic, PolicyAgent, SquashedGaussian, make_actor_agent, make_policy_agent
-from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs
 from rlframe.exploration.gsde import Config
@@ -26,7 +25,7 @@ def actor(policy: Any = SquashedGaussian, model: ModelConfig = MODEL, **explore:
 
 def policy_agent(squash: bool = False, **model: Any) -> PolicyAgent:
     config = ModelConfig(hidden=(8, F), squash=squash, **model)
-    return make_policy_agent(VECTOR, BOX, config, Config(log_std=-1.0))
+    return make_policy_agent(VECTOR, BOX, config, 0, Config(log_std=-1.0))
 
 
 def rows(n: int, first: bool) -> AgentInputs:
@@ -68,7 +67,7 @@ def test_td3_adds_features_times_the_matrix_to_its_action_by_the_level() -> None
 def test_a_ladder_gives_each_environment_its_own_sigma() -> None:
     agent = actor(Deterministic, sigma=0.1, sigma_last=0.001)
     agent.exploration.set_level(0.1, 0.001, 3)
-    inputs, noise, greedy = rows(3, True).torch(), drawn(agent, 3), zeros_like
+    inputs, noise = rows(3, True).torch(), drawn(agent, 3)
     noise.explore[1:] = noise.explore[0]
     inputs.observation[1:] = inputs.observation[0] = inputs.observation[0] / 10
     moved = agent.step(inputs, agent.initial_state(range(3)), noise).action - agent.model(inputs.observation).tanh()
@@ -76,7 +75,9 @@ def test_a_ladder_gives_each_environment_its_own_sigma() -> None:
     torch.testing.assert_close(moved[1], 10 * moved[2], rtol=1e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize(("interval", "fresh"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 4]), (0, [0, 4]), (2, [0, 2, 4, 6])])
+@pytest.mark.parametrize(
+    ("interval", "fresh"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 4]), (0, [0, 4]), (2, [0, 2, 4, 6])]
+)
 def test_a_matrix_is_kept_for_the_interval_and_drawn_anew_with_an_episode(interval: int, fresh: list[int]) -> None:
     agent = actor(interval=interval)
     state, found = agent.initial_state([0]), []
@@ -129,7 +130,7 @@ def test_a_policy_acts_with_the_log_probability_that_its_loss_computes(squash: b
     agent, inputs = policy_agent(squash), rows(8, True).torch()
     state = agent.initial_state(range(8))
     step = agent.step(inputs, state, drawn(agent, 8))
-    log_prob, _, value = agent.evaluate(inputs, state, step.action)
+    log_prob, _, value = agent.evaluate(inputs, agent.memory(8), step.action)
     torch.testing.assert_close(step.info.log_prob, log_prob, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(step.info.value, value)
 
@@ -138,7 +139,7 @@ def test_actions_over_many_matrices_have_the_distribution_of_the_loss() -> None:
     agent, n = policy_agent(), 4000
     inputs = rows(1, True).torch().map(lambda x: x.expand(n, *x.shape[1:]))
     action = agent.step(inputs, agent.initial_state(range(n)), drawn(agent, n)).action
-    mean, log_std = agent(inputs[:1], agent.initial_state([0]))[0].detach().chunk(2, -1)
+    mean, log_std = agent(inputs[:1], agent.memory(1))[0].detach().chunk(2, -1)
     torch.testing.assert_close(action.mean(0, keepdim=True), mean, rtol=0, atol=4 * float(log_std.exp().max()) / n**0.5)
     torch.testing.assert_close(action.std(0, keepdim=True), log_std.exp(), rtol=0.05, atol=0)
 
