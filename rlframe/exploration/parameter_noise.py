@@ -27,6 +27,7 @@ from rlframe.kernels.device import to_device
 from rlframe.models.perturbed import Perturbation, adapted
 
 _LEAST = 1e-12  # level that counts as none
+_RANGE = (1e-6, 100.0)  # of the deviation, where no other one gives the distance
 
 
 @chz.chz
@@ -101,6 +102,7 @@ class ParameterNoise(ActionNoise):
         moved = model.perturbed(rows, self.perturbation, self.sigma).tanh() - model(rows).tanh()
         found = torch.stack([moved.square().sum(), torch.full_like(self.sigma, moved.numel())])
         total, n = current_ranks().sum_tensor(found).unbind()
-        self.sigma.copy_(adapted(self.sigma, (total / n).sqrt(), self.level[0], self.config.adaptation))
+        sigma = adapted(self.sigma, (total / n).sqrt(), self.level[0], self.config.adaptation)
+        self.sigma.copy_(sigma.clamp(*_RANGE))
         if before // self.config.interval != after // self.config.interval:
             self._draw(after // self.config.interval)
