@@ -151,7 +151,8 @@ class OffPolicy(Algorithm):
     def counters(self) -> dict[str, float]:
         counters = self.ratio.counters(self.progress)
         level = self.exploration.metrics(self.agent.exploration, self.progress.env_steps)
-        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics(), **level}
+        own = self.agent.exploration.counters()
+        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics(), **level, **own}
 
 
 def n_step_replay(

@@ -78,6 +78,10 @@ class Exploration(nn.Module, ABC):
             before, after: time steps of each environment before the batch and after it.
         """
 
+    def counters(self) -> dict[str, float]:
+        """Metrics of its state, named with their group, for each row of the log."""
+        return {}
+
     @abstractmethod
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         """Noise of one environment, NumPy arrays [*lead, ...] of float32 or int64; () for none."""

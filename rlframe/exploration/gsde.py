@@ -36,11 +36,11 @@ class Config(ExploreConfig):
     """For SAC, TD3 and the policy-gradient algorithms, with one Box of actions."""
 
     interval: int = count(8, "env steps that a noise matrix is kept, at most an episode; 0: whole episodes", low=0)
-    log_std: float = number(math.nan, "initial log of the learned σ; nan: -2, and td3 learns none", low=-math.inf)
+    log_std: float = number(math.nan, "initial log of the learned σ; nan: -2, and td3 learns none", low=-20, high=2)
     sigma: Scheduled = scheduled(
-        math.nan, "σ of td3, whose noise has the standard deviation σ times the norm of the features; nan: 0.05"
+        math.nan, "σ of td3: its noise has the standard deviation σ times the norm of the features; nan: 0.05", high=100
     )
-    sigma_last: Scheduled = last("σ")
+    sigma_last: Scheduled = last("σ", high=100)
 
     @property
     def needs_features(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.config import count, number, positive
+from rlframe.core.config import count, number
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
@@ -27,7 +27,7 @@ from rlframe.kernels.device import to_device
 from rlframe.models.perturbed import Perturbation, adapted
 
 _LEAST = 1e-12  # level that counts as none
-_RANGE = (1e-6, 100.0)  # of the deviation, where no other one gives the distance
+_LEAST_SIGMA, _MOST_SIGMA = 1e-6, 100.0  # where no deviation gives the distance
 
 
 @chz.chz
@@ -35,12 +35,16 @@ class Config(ExploreConfig):
     """For DDPG and TD3."""
 
     std: Scheduled = scheduled(
-        math.nan, "distance of perturbed from clean actions in [-1, 1] (root mean square); nan: the algorithm's"
+        math.nan,
+        "distance of perturbed from clean actions in [-1, 1], a root mean square; nan: the algorithm's",
+        high=2,
     )
-    std_last: Scheduled = last("distance")
+    std_last: Scheduled = last("distance", high=2)
     interval: int = count(200, "time steps that a perturbation lasts, rounded up to whole batches")
-    sigma: float = positive(0.05, "standard deviation of the noise in each parameter, at first")
-    adaptation: float = number(1.01, "factor of its change after each batch; 1: it never changes", low=1.0)
+    sigma: float = number(
+        0.05, "standard deviation of the noise in each parameter, at first", low=_LEAST_SIGMA, high=_MOST_SIGMA
+    )
+    adaptation: float = number(1.01, "factor of its change after each batch; 1: it never changes", low=1.0, high=10.0)
 
     def make_for(self, model: Any, size: int, seed: int) -> ParameterNoise:
         return ParameterNoise(model, size, self, seed)
@@ -96,6 +100,9 @@ class ParameterNoise(ActionNoise):
     ) -> tuple[Array, ExploreState]:
         return action, state
 
+    def counters(self) -> dict[str, float]:
+        return {"algo/parameter_noise": float(self.sigma)}
+
     @torch.no_grad()
     def follow(self, model: Any, observation: Tree, before: int, after: int) -> None:
         rows = map_tree(lambda x: to_device(x, self.level.device).flatten(0, 1), observation)
@@ -103,6 +110,6 @@ class ParameterNoise(ActionNoise):
         found = torch.stack([moved.square().sum(), torch.full_like(self.sigma, moved.numel())])
         total, n = current_ranks().sum_tensor(found).unbind()
         sigma = adapted(self.sigma, (total / n).sqrt(), self.level[0], self.config.adaptation)
-        self.sigma.copy_(sigma.clamp(*_RANGE))
+        self.sigma.copy_(sigma.clamp(_LEAST_SIGMA, _MOST_SIGMA))
         if before // self.config.interval != after // self.config.interval:
             self._draw(after // self.config.interval)

@@ -74,6 +74,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/loss": "loss of the Q-function, without importance weights",
         "algo/q": "mean Q-value of the sampled actions",
         "algo/epsilon": "current probability of a random action in the first environment",
+        "algo/parameter_noise": "standard deviation of the noise in the policy's parameters",
         "algo/exploration": "current standard deviation of the noise on actions in [-1, 1]",
         "algo/temperature": "learned weight of the entropy",
         "algo/policy_loss": "policy part of the loss, mean over the interval's updates",

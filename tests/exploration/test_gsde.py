@@ -7,7 +7,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlframe.agents import ActorAgent, Deterministic, PolicyAgent, SquashedGaussian, make_actor_agent, make_policy_agent
+from rlframe.agents import (
+    ActorAgent,
+    Choice,
+    Deterministic,
+    PolicyAgent,
+    SquashedGaussian,
+    make_actor_agent,
+    make_policy_agent,
+)
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree, zeros_like
 from rlframe.core.types import AgentInputs
 from rlframe.exploration.gsde import Config
@@ -148,3 +157,42 @@ def test_a_policy_without_memory_is_not_recurrent() -> None:
     assert not policy_agent().recurrent
     assert not actor().recurrent
     assert policy_agent(memory="gru").recurrent
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: actor(sigma=0.1), r"algo.explore.sigma=0.1 is for td3.*algo.explore.log_std"),
+        (lambda: actor(sigma_last=0.1), r"algo.explore.sigma.*is for td3"),
+        (lambda: actor(Deterministic, log_std=-1.0), r"algo.explore.log_std=-1: td3 learns no σ.*algo.explore.sigma"),
+        (lambda: actor(model=ModelConfig(log_std=-1.0)), r"model.log_std=-1 has no meaning.*algo.explore.log_std"),
+        (lambda: policy_agent(log_std=-1.0), r"model.log_std=-1 has no meaning"),
+        (lambda: Config(log_std=2.5), r"algo.explore.log_std=2.5 must be from -20 to 2"),
+        (lambda: Config(sigma=101), r"algo.explore.sigma=101 must be from 0 to 100"),
+        (lambda: Config(interval=-1), r"algo.explore.interval=-1 must be at least 0"),
+        (
+            lambda: make_actor_agent(
+                VECTOR, spaces.Discrete(3), Choice(spaces.Discrete(3)), ModelConfig(), Config(log_std=-2.0)
+            ),
+            r"algo.explore=gsde is for one Box of actions, not Discrete\(3\)",
+        ),
+        (
+            lambda: make_policy_agent(VECTOR, spaces.Dict({"a": BOX, "b": BOX}), ModelConfig(), 0, "gsde"),
+            r"algo.explore=gsde is for one Box of actions, not Dict",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("log_std", [-20.0, 2.0])
+def test_the_extremes_of_log_std_act_and_learn_with_finite_numbers(log_std: float) -> None:
+    agent = make_policy_agent(VECTOR, BOX, ModelConfig(hidden=(8,)), 0, Config(log_std=log_std))
+    inputs = rows(8, True).torch()
+    step = agent.step(inputs, agent.initial_state(range(8)), drawn(agent, 8))
+    log_prob, entropy, _ = agent.evaluate(inputs, (), step.action)
+    (log_prob + entropy).sum().backward()
+    for x in (step.action, log_prob, *(p.grad for p in agent.parameters() if p.grad is not None)):
+        assert x.isfinite().all()

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
 from rlframe.exploration.parameter_noise import Config
 from rlframe.models import ModelConfig
@@ -88,7 +89,7 @@ def test_the_scale_comes_to_where_actions_differ_by_the_target(sigma: float) -> 
     assert moved.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.03)
 
 
-@pytest.mark.parametrize(("std", "bound"), [(0.0, 1e-6), (9.0, 100.0)])
+@pytest.mark.parametrize(("std", "bound"), [(0.0, 1e-6), (2.0, 100.0)])
 def test_the_scale_stays_finite_whatever_the_target(std: float, bound: float) -> None:
     agent, rows = agent_for(std=std, interval=10**6, adaptation=2.0), observations()
     for t in range(50):
@@ -124,3 +125,18 @@ def test_everything_is_saved_with_the_agent() -> None:
     agent.exploration.follow(agent.model, observations(), 0, 400)
     other.load_state_dict(agent.state_dict())
     assert torch.equal(act(agent), act(other))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"std": 2.1}, "algo.explore.std=2.1 must be from 0 to 2"),
+        ({"sigma": 0.0}, "algo.explore.sigma=0.0 must be from 1e-06 to 100"),
+        ({"sigma": 1e3}, "algo.explore.sigma=1000.0 must be from 1e-06 to 100"),
+        ({"interval": 0}, "algo.explore.interval=0 must be at least 1"),
+        ({"adaptation": 0.9}, "algo.explore.adaptation=0.9 must be from 1 to 10"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config(**given)
