@@ -145,6 +145,9 @@ class OffPolicy(Algorithm):
     def drop_updates(self) -> None:
         self.ratio.drop()
 
+    def greediest(self) -> range:
+        return self.exploration.greediest(self.progress.env_steps)
+
     def facts(self) -> dict[str, str]:
         return {"replay": str(self.replay)}
 

@@ -193,7 +193,8 @@ class ExploreConfig:
     @property
     def graded(self) -> bool:
         """Whether environments have levels of their own."""
-        return self.levels()[1] not in (0.0, "0")
+        last = self.levels()[1]
+        return last != 0.0 and not _is_nan(last)
 
     @property
     def needs_features(self) -> bool:
@@ -236,18 +237,29 @@ class _PartOf(Munger):
     def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
         part: Any = config_of(value)
         kind, key = part_name(part, PACKAGE), key_of(chzself, "explore")
+        algo = f"algo={part_name(chzself, 'rlframe.algos')}"
         is_own = not type(part).__module__.startswith(f"{PACKAGE}.") and "own" in self.kinds
         if kind not in self.kinds and not is_own:
             raise ConfigError(
-                f"{key}={kind} does not fit algo={part_name(chzself, 'rlframe.algos')}, which takes "
-                f"{', '.join(self.kinds)}{nearest(kind, self.kinds)}"
+                f"{key}={kind} does not fit {algo}, which takes {', '.join(self.kinds)}{nearest(kind, self.kinds)}"
             )
+        fields = {name: getattr(part, name) for name in chz.chz_fields(part)}
+        for name, given in fields.items():
+            of = name.removesuffix("_last")
+            if of in ("epsilon", "std") and of not in self.numbers and given != 0.0 and not _is_nan(given):
+                raise ConfigError(
+                    f"{key}.{name}={given} has no meaning for {algo}; use {key}.{next(iter(self.numbers))}"
+                )
         open_ = {
             name: self.numbers.get(name, 0.0 if name.endswith("_last") else math.nan)
-            for name in chz.chz_fields(part)
-            if isinstance(given := getattr(part, name), float) and math.isnan(given)
+            for name, given in fields.items()
+            if _is_nan(given)
         }
         return chz.replace(part, **open_) if open_ else part
+
+
+def _is_nan(given: Any) -> bool:
+    return isinstance(given, float) and math.isnan(given)
 
 
 def config_of(given: ExploreConfig | str) -> ExploreConfig:

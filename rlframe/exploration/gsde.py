@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import chz
@@ -23,7 +24,7 @@ from torch import nn
 from rlframe.core.config import count, number
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.struct import Tree, as_numpy
+from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.base import ActionNoise, Evaluate, ExploreConfig, ExploreState, last
 from rlframe.models.state_dependent import StateDependentHead
@@ -66,6 +67,14 @@ class Config(ExploreConfig):
         return (self.sigma if self.sigma == self.sigma else _SIGMA), self.sigma_last
 
 
+@dataclass(frozen=True, eq=False)
+class GsdeNoise(Struct):
+    """Noise of a row; zeros act greedily, whatever matrix is kept."""
+
+    matrix: Array  # [B, F, size] standard normal, taken where the one before ends
+    active: Array  # [B, 1] ones
+
+
 class Gsde(ActionNoise, ABC):
     """Base class: keeps a matrix E [features, size] for each environment, with its age in rows."""
 
@@ -77,8 +86,8 @@ class Gsde(ActionNoise, ABC):
         super().__init__(shape[1], graded)
         self.shape, self.interval = shape, interval
 
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> np.ndarray:
-        return rng.standard_normal((*lead, *self.shape), np.float32)
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> GsdeNoise:
+        return GsdeNoise(rng.standard_normal((*lead, *self.shape), np.float32), np.ones((*lead, 1), np.float32))
 
     def own_state(self, n: int) -> Tree:
         return torch.zeros(n, *self.shape), torch.full((n,), math.inf)  # so that the first row draws
@@ -101,17 +110,17 @@ class Gsde(ActionNoise, ABC):
         params: Array,
         features: Array,
         inputs: AgentInputs,
-        noise: Tree,
+        noise: GsdeNoise,
         state: ExploreState,
         level: Array,
         xp: Any,
     ) -> tuple[Array, ExploreState]:
         matrix, age = state.own
         fresh = inputs.first | (age >= self.interval)
-        matrix = xp.where(fresh[:, None, None], noise, matrix)
+        matrix = xp.where(fresh[:, None, None], noise.matrix, matrix)
         age = xp.where(fresh, xp.ones_like(age), age + 1)
         sigma = self.sigma(level, state, xp)
-        added = (features[:, None, :] @ (sigma * matrix))[:, 0]
+        added = noise.active * (features[:, None, :] @ (sigma * matrix))[:, 0]
         return self.of_policy(added, params, xp), ExploreState(state.env, (matrix, age))
 
     @abstractmethod

@@ -57,7 +57,7 @@ def test_an_action_is_the_squashed_mean_plus_features_times_the_matrix() -> None
     with torch.no_grad():
         params, phi = agent.model.with_features(inputs.observation)
         sigma = agent.model.mlp.head.log_std.exp()
-        added = torch.einsum("nf,fd,nfd->nd", phi, sigma, noise.explore)
+        added = torch.einsum("nf,fd,nfd->nd", phi, sigma, noise.explore.matrix)
     torch.testing.assert_close(action, (params[:, :2] + added).tanh())
     assert added.abs().max() > 0.01
 
@@ -69,7 +69,7 @@ def test_td3_adds_features_times_the_matrix_to_its_action_by_the_level() -> None
     action = agent.step(inputs, agent.initial_state(range(n)), noise).action
     with torch.no_grad():
         params, phi = agent.model.with_features(inputs.observation)
-        expected = params.tanh() + 0.05 * torch.einsum("nf,nfd->nd", phi, noise.explore)
+        expected = params.tanh() + 0.05 * torch.einsum("nf,nfd->nd", phi, noise.explore.matrix)
     torch.testing.assert_close(action, expected.clip(-1, 1))
 
 
@@ -77,7 +77,7 @@ def test_a_ladder_gives_each_environment_its_own_sigma() -> None:
     agent = actor(Deterministic, sigma=0.1, sigma_last=0.001)
     agent.exploration.set_level(0.1, 0.001, 3)
     inputs, noise = rows(3, True).torch(), drawn(agent, 3)
-    noise.explore[1:] = noise.explore[0]
+    noise.explore.matrix[1:] = noise.explore.matrix[0]
     inputs.observation[1:] = inputs.observation[0] = inputs.observation[0] / 10
     moved = agent.step(inputs, agent.initial_state(range(3)), noise).action - agent.model(inputs.observation).tanh()
     torch.testing.assert_close(moved[0], 10 * moved[1], rtol=1e-3, atol=1e-6)
@@ -94,7 +94,7 @@ def test_a_matrix_is_kept_for_the_interval_and_drawn_anew_with_an_episode(interv
         before = matrices(state)
         state = agent.step(rows(1, t in (0, 4)).torch(), state, drawn(agent, 1, seed=t)).state
         if not torch.equal(matrices(state), before):
-            assert torch.equal(matrices(state), drawn(agent, 1, seed=t).explore)
+            assert torch.equal(matrices(state), drawn(agent, 1, seed=t).explore.matrix)
             found.append(t)
     assert found == fresh
 
@@ -104,7 +104,9 @@ def test_zero_noise_acts_greedily(policy: Any) -> None:
     agent, inputs = actor(policy), rows(4, True)
     agent.exploration.set_level(0.5, 0.5, 4)
     noise = map_tree(torch.from_numpy, zeros_like(agent.noise(np.random.default_rng(0), ()), (4,)))
-    action = agent.step(inputs.torch(), agent.initial_state(range(4)), noise).action
+    state = agent.step(inputs.torch(), agent.initial_state(range(4)), drawn(agent, 4)).state
+    inputs.first[:] = False  # a matrix is kept
+    action = agent.step(inputs.torch(), state, noise).action
     torch.testing.assert_close(action, agent.policy.mode(agent.model(inputs.torch().observation)).detach())
 
 
