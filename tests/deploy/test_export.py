@@ -37,6 +37,9 @@ RUNS = {
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
     "masked_sac": ["algo=sac", *REPLAY, MASKED],
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
+    "ppo_gsde": [*PPO, "env=Pendulum-v1", "explore=gsde", "model.memory=gru", "model.memory_size=8"],
+    "sac_gsde": ["algo=sac", *REPLAY, "env=Pendulum-v1", "explore=gsde"],
+    "ddpg_parameter_noise": ["algo=ddpg", *REPLAY, "env=Pendulum-v1", "explore=parameter_noise"],
     "r2d1": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", "model.memory=gru", "model.memory_size=8"],
 }
 FAST = ("ppo", "lstm", "dqn", "sac", "shifted")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlframe import launch
+from rlframe.deploy.load import load_policy
 from tests.runners.resumed import assert_runs_equal, count_equal, last_state, stopped_at, words
 
 PENDULUM = "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
@@ -15,7 +17,7 @@ REPLAY = "sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.batch_size
 BATCHES = "sampler.batch_T=16 sampler.batch_B=4"
 CASES = {
     "sac_gsde": f"algo=sac explore=gsde explore.interval=6 {REPLAY}",
-    "td3_gsde": f"algo=td3 explore=gsde explore.interval=0 explore.sigma=linear(0.1,0) {REPLAY}",
+    "td3_gsde": f"algo=td3 explore=gsde explore.interval=0 explore.sigma=linear(0.1,0.05) {REPLAY}",
     "ppo_gsde": f"algo=ppo algo.epochs=2 algo.minibatches=2 explore=gsde model.memory=gru {BATCHES}",
     "a2c_gsde": f"algo=a2c explore=gsde model.squash=true {BATCHES}",
     "ddpg_parameter_noise": f"algo=ddpg explore=parameter_noise explore.interval=9 {REPLAY}",
@@ -32,6 +34,10 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert launch.main(words(run, tmp_path / "whole")) == 0
     stopped_at(130, run, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    policy, observation = load_policy(tmp_path / "whole/run_0"), np.zeros(3, np.float32)
+    greedy = policy.act(observation)
+    assert np.array_equal(policy.act(observation), greedy)
+    assert not np.array_equal(policy.act(observation, explore=True), greedy)
 
 
 @pytest.mark.parametrize("case", ["td3_gsde", "ppo_gsde", "td3_parameter_noise"])
