@@ -35,9 +35,12 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     stopped_at(130, run, tmp_path / "parts", monkeypatch)
     assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
     policy, observation = load_policy(tmp_path / "whole/run_0"), np.zeros(3, np.float32)
-    greedy = policy.act(observation)
-    assert np.array_equal(policy.act(observation), greedy)
-    assert not np.array_equal(policy.act(observation, explore=True), greedy)
+    actions = []
+    for explore in (False, False, True):
+        policy.reset()  # of memory
+        actions.append(policy.act(observation, explore=explore))
+    assert np.array_equal(*actions[:2])
+    assert not np.array_equal(*actions[1:])
 
 
 @pytest.mark.parametrize("case", ["td3_gsde", "ppo_gsde", "td3_parameter_noise"])
