@@ -184,40 +184,41 @@ class ActorAgent(Agent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        levels = self.random, self.exploration.level
-        action, state = self._act(self.model(inputs.observation), inputs, state, noise, levels, torch)
+        params, random = self.model(inputs.observation), noise.active * self.random
+        exploration = self.exploration
+        action = self.policy.sample(params, noise.policy, random, torch)
+        if self.policy.size:
+            if exploration.changes:
+                level = exploration.level
+                action, state = exploration.perturb(action, inputs, noise.explore, state, level, torch)
+            action = (action * (1 - random) + noise.uniform * random).reshape(-1, *self.policy.shape)
         return AgentStep(action=action, info=ActorInfo(), state=state)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        forward, act = self.model.numpy_forward(n), self._act
+        forward, policy, exploration = self.model.numpy_forward(n), self.policy, self.exploration
         if forward is None:
             return None
-        levels, info = (as_numpy(self.random), as_numpy(self.exploration.level)), ActorInfo()
+        all_random, level, info = as_numpy(self.random), as_numpy(exploration.level), ActorInfo()
+        perturbs, shape, is_box = exploration.changes, (n, *policy.shape), bool(policy.size)
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            action, state = act(forward(inputs.observation), inputs, state, noise, levels, np)
-            return AgentStep(action=action, info=info, state=state)
+            random = noise.active * all_random if all_random else 0.0
+            action = policy.sample(forward(inputs.observation), noise.policy, random, np)
+            if perturbs:
+                action, state = exploration.perturb(action, inputs, noise.explore, state, level, np)
+            if is_box and all_random:
+                action = action * (1 - random) + noise.uniform * random
+            return AgentStep(action=action.reshape(shape), info=info, state=state)
 
         return step
 
-    def _act(
-        self, params: Any, inputs: AgentInputs, state: Tree, noise: Tree, levels: tuple[Any, Any], xp: Any
-    ) -> tuple[Any, Tree]:
-        """Actions and the next state; `levels`: share of random actions, and level of the exploration."""
-        policy, exploration, random = self.policy, self.exploration, noise.active * levels[0]
-        action = policy.sample(params, noise.policy, random, xp)
-        if not policy.size:
-            return action, state
-        if exploration.changes:
-            action, state = exploration.perturb(action, inputs, noise.explore, state, levels[1], xp)
-        return (action * (1 - random) + noise.uniform * random).reshape(-1, *policy.shape), state
-
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        uniform = 2 * rng.random((*lead, self.policy.size), np.float32) - 1
-        policy = self.policy.noise(rng, lead)
-        if not self.exploration.samples:
-            policy = map_tree(np.zeros_like, policy)
-        return ActorNoise(policy, uniform, np.ones((*lead, 1), np.float32), self.exploration.noise(rng, lead))
+        policy, exploration = self.policy, self.exploration
+        uniform = 2 * rng.random((*lead, policy.size), np.float32) - 1
+        sampled = policy.noise(rng, lead)
+        if not exploration.samples:
+            sampled = map_tree(np.zeros_like, sampled)
+        return ActorNoise(sampled, uniform, np.ones((*lead, 1), np.float32), exploration.noise(rng, lead))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return self.exploration.initial_state(env_ids)
