@@ -19,7 +19,7 @@ from rlframe.core.spaces import check_action_space, check_observation_space, mas
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
-from rlframe.exploration import ActionNoise, ExploreConfig, check_features, config_of
+from rlframe.exploration import ActionNoise, Evaluated, ExploreConfig, NetworkNoise, check_features, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
@@ -75,7 +75,7 @@ class Deterministic(ActorPolicy):
         self.param_size = self.size = int(np.prod(self.shape))
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return ()  # that of exploration, if it correlates, is added to the action
+        return ()  # noise of the exploration may be added to the action
 
     def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
         action = xp.tanh(params)
@@ -185,55 +185,59 @@ class ActorAgent(Agent):
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        evaluated = self.exploration.evaluate(self.model, inputs, noise.explore, state)
-        levels = self.random, self.exploration.level
-        action, state = self._act(evaluated, inputs, state, noise, levels, torch)
+        if isinstance(self.exploration, NetworkNoise):
+            found = self.exploration.evaluate(self.model, inputs, noise.explore, state)
+            return self._sampled(found, noise, self.random, torch)
+        params, random = self.model(inputs.observation), noise.active * self.random
+        exploration = self.exploration
+        action = self.policy.sample(params, noise.policy, random, torch)
+        if self.policy.size:
+            if exploration.changes:
+                level = exploration.level
+                action, state = exploration.perturb(action, inputs, noise.explore, state, level, torch)
+            action = (action * (1 - random) + noise.uniform * random).reshape(-1, *self.policy.shape)
         return AgentStep(action=action, info=ActorInfo(), state=state)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        forward, act = self.exploration.numpy_evaluate(self.model, n), self._act
+        if isinstance(self.exploration, NetworkNoise):
+            return self._numpy_step_of(self.exploration, n)
+        forward, policy, exploration = self.model.numpy_forward(n), self.policy, self.exploration
         if forward is None:
             return None
-        levels, info = (as_numpy(self.random), as_numpy(self.exploration.level)), ActorInfo()
+        all_random, level, info = as_numpy(self.random), as_numpy(exploration.level), ActorInfo()
+        perturbs, shape, is_box = exploration.changes, (n, *policy.shape), bool(policy.size)
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            evaluated = forward(inputs, noise.explore, state)
-            action, state = act(evaluated, inputs, state, noise, levels, np)
-            return AgentStep(action=action, info=info, state=state)
+            random = noise.active * all_random if all_random else 0.0
+            action = policy.sample(forward(inputs.observation), noise.policy, random, np)
+            if perturbs:
+                action, state = exploration.perturb(action, inputs, noise.explore, state, level, np)
+            if is_box and all_random:
+                action = action * (1 - random) + noise.uniform * random
+            return AgentStep(action=action.reshape(shape), info=info, state=state)
 
         return step
 
-    def _act(
-        self,
-        evaluated: tuple[Any, Tree],
-        inputs: AgentInputs,
-        state: Tree,
-        noise: Tree,
-        levels: tuple[Any, Any],
-        xp: Any,
-    ) -> tuple[Any, Tree]:
-        """Actions and the next state.
+    def _numpy_step_of(self, exploration: NetworkNoise, n: int) -> NumpyStep | None:
+        evaluate, random = exploration.numpy_evaluate(self.model, n), as_numpy(self.random)
+        if evaluate is None:
+            return None
+        return lambda inputs, state, noise: self._sampled(evaluate(inputs, noise.explore, state), noise, random, np)
 
-        Args:
-            evaluated: see `ActionNoise.evaluate`.    levels: share of random actions, and level of the exploration.
-        """
-        policy, exploration, random = self.policy, self.exploration, noise.active * levels[0]
-        (params, features), drawn = evaluated, noise.policy
-        if exploration.correlates:
-            drawn, state = exploration.correlate(params, features, inputs, noise.explore, state, levels[1], xp)
-        action = policy.sample(params, drawn, random, xp)
-        if not policy.size:
-            return action, state
-        if exploration.changes:
-            action, state = exploration.perturb(action, inputs, noise.explore, state, levels[1], xp)
-        return (action * (1 - random) + noise.uniform * random).reshape(-1, *policy.shape), state
+    def _sampled(self, evaluated: Evaluated, noise: ActorNoise, all_random: Any, xp: Any) -> AgentStep:
+        """A step whose policy is evaluated by the exploration."""
+        params, drawn, state = evaluated
+        random = noise.active * all_random
+        action = self.policy.sample(params, drawn, random, xp) * (1 - random) + noise.uniform * random
+        return AgentStep(action=action.reshape(-1, *self.policy.shape), info=ActorInfo(), state=state)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        uniform = 2 * rng.random((*lead, self.policy.size), np.float32) - 1
-        policy = self.policy.noise(rng, lead)
-        if not self.exploration.samples:
-            policy = map_tree(np.zeros_like, policy)
-        return ActorNoise(policy, uniform, np.ones((*lead, 1), np.float32), self.exploration.noise(rng, lead))
+        policy, exploration = self.policy, self.exploration
+        uniform = 2 * rng.random((*lead, policy.size), np.float32) - 1
+        sampled = policy.noise(rng, lead)
+        if not exploration.samples:
+            sampled = map_tree(np.zeros_like, sampled)
+        return ActorNoise(sampled, uniform, np.ones((*lead, 1), np.float32), exploration.noise(rng, lead))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
         return self.exploration.initial_state(env_ids)

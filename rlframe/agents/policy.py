@@ -17,7 +17,8 @@ from rlframe.core.spaces import check_action_space, check_observation_space, mas
 from rlframe.core.struct import Struct, Tree, as_numpy, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import DiagonalGaussian, Distribution, TanhGaussian, make_distribution
-from rlframe.exploration import ActionNoise, ExploreConfig, ExploreState, check_features, config_of
+from rlframe.exploration import ExploreConfig, ExploreState, check_features, config_of
+from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
 from rlframe.models.masks import MaskedPolicy
@@ -43,7 +44,7 @@ class PolicyState(Struct):
 class PolicyAgent(Agent):
     """Samples from `distribution` with parameters from `model`."""
 
-    def __init__(self, model: PolicyModel, distribution: Distribution, exploration: ActionNoise | None = None) -> None:
+    def __init__(self, model: PolicyModel, distribution: Distribution, exploration: Gsde | None = None) -> None:
         """`exploration`: what correlates the samples in time; without, each is a draw of its own."""
         super().__init__()
         self.model, self.distribution, self.exploration = with_modes(model), distribution, exploration
@@ -72,7 +73,7 @@ class PolicyAgent(Agent):
 
         return step
 
-    def _correlated_numpy_step(self, n: int, exploration: ActionNoise) -> NumpyStep | None:
+    def _correlated_numpy_step(self, n: int, exploration: Gsde) -> NumpyStep | None:
         assert isinstance(self.model, ActorCritic)
         evaluate, act = self.model.numpy_with_features(n), self.distribution.act_numpy
         if evaluate is None:
@@ -114,7 +115,7 @@ class PolicyAgent(Agent):
 
 
 def _correlated(
-    exploration: ActionNoise,
+    exploration: Gsde,
     evaluated: tuple[Any, Any, Any, Tree],
     act: Callable[[Any, Tree], tuple[Tree, Any]],
     inputs: AgentInputs,
@@ -156,7 +157,7 @@ def make_policy_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
         model = ActorCritic(seen, action_space, distribution, config, make_head if part.needs_features else None)
-    exploration = part.make_for(model, size, seed) if part.needs_features else None
+    exploration: Any = part.make_for(model, size, seed) if part.needs_features else None
     agent = PolicyAgent(MaskedPolicy(model) if masked else model, distribution, exploration)
     agent.model_config = config
     return agent

@@ -29,7 +29,7 @@ from rlframe.core.types import AgentInputs, Array
 
 PACKAGE = "rlframe.exploration"
 KINDS = "kinds"  # in the metadata of a field of `explore`: the names that fit
-Evaluate = Callable[[AgentInputs, Tree, "ExploreState"], tuple[Array, Tree]]
+Evaluated = tuple[Array, Tree, "ExploreState"]
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
 
 
@@ -126,7 +126,6 @@ class ActionNoise(Exploration):
 
     changes = True  # False: `perturb` would return the actions as they are, and is not called
     samples = True  # a stochastic policy samples its actions; False: they are its mode
-    correlates = False  # `correlate` gives the noise that the policy samples with
 
     def __init__(self, size: int, graded: bool = False) -> None:
         """`size`: numbers of an action."""
@@ -139,27 +138,24 @@ class ActionNoise(Exploration):
     ) -> tuple[Array, ExploreState]:
         """Actions [B, size] in [-1, 1] in place of the policy's, and the next state; arguments as of `choose`."""
 
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> tuple[Array, Tree]:
-        """The policy's parameters [B, P] to act with, and features for `correlate`."""
-        return model(inputs.observation), ()
 
-    def numpy_evaluate(self, model: Any, n: int) -> Evaluate | None:
+class NetworkNoise(ActionNoise, ABC):
+    """Changes the policy that acts, not its actions: its parameters, or the noise that it samples with."""
+
+    changes = samples = False
+
+    @abstractmethod
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
+        """The policy's parameters [B, P], the noise [B, size] that it samples with or (), and the next state."""
+
+    @abstractmethod
+    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
         """`evaluate` for n NumPy rows, without its first argument; None if the network does not support NumPy."""
-        forward = model.numpy_forward(n)
-        return None if forward is None else (lambda inputs, noise, state: (forward(inputs.observation), ()))
 
-    def correlate(
-        self,
-        params: Array,
-        features: Tree,
-        inputs: AgentInputs,
-        noise: Tree,
-        state: ExploreState,
-        level: Array,
-        xp: Any,
+    def perturb(
+        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
     ) -> tuple[Array, ExploreState]:
-        """Noise [B, size] in place of the policy's own, and the next state; other arguments as of `choose`."""
-        raise NotImplementedError
+        return action, state
 
 
 @chz.chz

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, Evaluate, ExploreConfig, ExploreState, last
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.models.state_dependent import StateDependentHead
 
 _LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
@@ -75,11 +76,8 @@ class GsdeNoise(Struct):
     active: Array  # [B, 1] ones
 
 
-class Gsde(ActionNoise, ABC):
+class Gsde(NetworkNoise, ABC):
     """Base class: keeps a matrix E [features, size] for each environment, with its age in rows."""
-
-    changes = samples = False
-    correlates = True
 
     def __init__(self, shape: tuple[int, int], interval: float, graded: bool = False) -> None:
         """`interval`: rows that a matrix is kept; inf: an episode."""
@@ -92,18 +90,20 @@ class Gsde(ActionNoise, ABC):
     def own_state(self, n: int) -> Tree:
         return torch.zeros(n, *self.shape), torch.full((n,), math.inf)  # so that the first row draws
 
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> tuple[Array, Array]:
-        found: tuple[Array, Array] = model.with_features(inputs.observation)
-        return found
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: GsdeNoise, state: ExploreState) -> Evaluated:
+        params, features = model.with_features(inputs.observation)
+        return params, *self.correlate(params, features, inputs, noise, state, self.level, torch)
 
-    def numpy_evaluate(self, model: Any, n: int) -> Evaluate | None:
-        forward = model.numpy_with_features(n)
-        return None if forward is None else (lambda inputs, noise, state: forward(inputs.observation))
+    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
+        forward, level = model.numpy_with_features(n), as_numpy(self.level)
+        if forward is None:
+            return None
 
-    def perturb(
-        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
-    ) -> tuple[Array, ExploreState]:
-        return action, state
+        def evaluate(inputs: AgentInputs, noise: GsdeNoise, state: ExploreState) -> Evaluated:
+            params, features = forward(inputs.observation)
+            return params, *self.correlate(params, features, inputs, noise, state, level, np)
+
+        return evaluate
 
     def correlate(
         self,
@@ -115,6 +115,7 @@ class Gsde(ActionNoise, ABC):
         level: Array,
         xp: Any,
     ) -> tuple[Array, ExploreState]:
+        """The noise [B, size] that the policy samples with for these parameters and features, and the next state."""
         matrix, age = state.own
         fresh = inputs.first | (age >= self.interval)
         matrix = xp.where(fresh[:, None, None], noise.matrix, matrix)

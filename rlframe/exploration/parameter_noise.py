@@ -9,6 +9,7 @@ none, so layers with large inputs and many units move the action most, and the a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import chz
@@ -22,7 +23,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, Evaluate, ExploreConfig, ExploreState, last
+from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.kernels.device import to_device
 from rlframe.models.perturbed import Perturbation, adapted
 
@@ -53,14 +54,13 @@ class Config(ExploreConfig):
         return self.std, self.std_last
 
 
-class ParameterNoise(ActionNoise):
+class ParameterNoise(NetworkNoise):
     """One perturbation for all environments; a ladder scales it by their levels.
 
     It is drawn from the seed and its number, so that all ranks have the same one, and a resumed run too.
     """
 
     scale = "std"
-    changes = False
     sigma: Tensor
 
     def __init__(self, model: Any, size: int, config: Config, seed: int) -> None:
@@ -82,23 +82,19 @@ class ParameterNoise(ActionNoise):
         share = self.level_of(level, state, xp) / level[0].clip(_LEAST, None)
         return (noise * (sigma * share))[:, None]
 
-    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> tuple[Array, Tree]:
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
         scales = self.scales(noise, state, self.level, self.sigma, torch)
-        return model.perturbed(inputs.observation, self.perturbation, scales), ()
+        return model.perturbed(inputs.observation, self.perturbation, scales), (), state
 
-    def numpy_evaluate(self, model: Any, n: int) -> Evaluate | None:
+    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
         forward, (level, sigma) = model.numpy_perturbed(n, self.perturbation), map(as_numpy, (self.level, self.sigma))
         if forward is None:
             return None
-        return lambda inputs, noise, state: (
-            forward(inputs.observation, self.scales(noise, state, level, sigma, np)),
-            (),
-        )
 
-    def perturb(
-        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
-    ) -> tuple[Array, ExploreState]:
-        return action, state
+        def evaluate(inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
+            return forward(inputs.observation, self.scales(noise, state, level, sigma, np)), (), state
+
+        return evaluate
 
     def counters(self) -> dict[str, float]:
         return {"algo/parameter_noise": float(self.sigma)}
