@@ -3,7 +3,7 @@
 The acting policy has normal noise in the weights and biases of its linear layers, the same one for some time, and the
 learned parameters stay clean. The scale of the noise adapts until the actions differ by a distance that is given in
 action space. The paper has layer norm between perturbed layers, so that one scale suits them all; these networks have
-none, so layers with large inputs and many units move the action most, and the adaptation alone keeps it in range.
+none, so layers with larger inputs are moved more, and the adaptation alone keeps the action in range.
 """
 
 from __future__ import annotations
