@@ -22,6 +22,10 @@ from rlframe.record import METRICS, metrics_table
 from rlframe.replay import ReplayConfig
 
 ROOT = Path(__file__).parents[1]
+_GUIDES = {
+    "optimizer": "[Optimizers](../guides/optimizers.md)",
+    "explore": "[Exploration](../guides/exploration.md)",
+}
 PARTS = ("algo", "sampler", "runner", "model", "eval", "env_options")  # keys of Experiment that have keys of their own
 
 
@@ -55,9 +59,9 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
         if field.final_type is ReplayConfig:
             lines.append(f"| `{prefix}{name}.*` | | keys of replay: see [Replay](../guides/replay.md) |")
             continue
-        if name == "optimizer":
-            default = part_name(field._default_factory(), FLAT["algo.optimizer"])
-            lines.append(f"| `{prefix}{name}` | `{default}` | see [Optimizers](../guides/optimizers.md) |")
+        if name in _GUIDES:
+            default = part_name(field._default_factory(), FLAT[f"algo.{name}"])
+            lines.append(f"| `{prefix}{name}` | `{default}` | see {_GUIDES[name]} |")
             continue
         lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)} |")
     return "\n".join(lines)

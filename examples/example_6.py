@@ -17,6 +17,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
@@ -46,11 +47,13 @@ def train(
         double=True,
         learn_from=learn_from,
         target_interval=1_000,
-        epsilon="linear(1,0.01,0.1)",
+        explore=epsilon.Config(epsilon="linear(1,0.01,0.1)"),
     )
 
     envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))
-    agent = make_q_agent(envs.observation_space, envs.action_space, model, config.kind(), seed).to(device)
+    agent = make_q_agent(envs.observation_space, envs.action_space, model, config.kind(), config.explore, seed).to(
+        device
+    )
     sampler = SerialSampler(envs, agent, batch_T=4, seed=seed)
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)

@@ -84,7 +84,7 @@ def test_rlframe_is_told_to_do_the_work_of_the_row(name: str) -> None:
         assert algo.learn_from == work.learn_from < work.warm_up()
     if work.__class__ is not PPO and work.algo == "dqn":
         assert algo.target_interval * work.every == work.target_every
-        assert algo.epsilon == work.epsilon
+        assert algo.explore.epsilon == work.epsilon
 
 
 def test_words_of_the_user_win_over_those_of_the_row() -> None:

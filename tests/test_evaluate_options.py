@@ -218,7 +218,7 @@ def test_steps_are_played_in_whole_episodes_of_every_environment(run, tmp_path, 
 
 def test_epsilon_is_the_rate_of_random_actions_of_an_evaluation_alone(dqn):
     trained = load_trained(dqn)
-    trained.agent.set_epsilon(0.25, 0.25, 2)
+    trained.agent.exploration.set_level(0.25, 0.25, 2)
 
     def random_share(epsilon: float) -> float:
         config = EvalConfig(n_envs=4, n_episodes=40, explore=True, epsilon=epsilon)
@@ -229,7 +229,7 @@ def test_epsilon_is_the_rate_of_random_actions_of_an_evaluation_alone(dqn):
 
     assert random_share(0.0) == 0.0
     assert random_share(1.0) == pytest.approx(0.5, abs=0.25)  # a random action is often the best one
-    assert trained.agent.epsilon.tolist() == [0.25, 0.25]
+    assert trained.agent.exploration.level.tolist() == [0.25, 0.25, 1.0]
 
 
 def test_epsilon_alone_explores(dqn, capsys):

@@ -57,8 +57,8 @@ def _off_policy(work: OffPolicy) -> dict[str, str]:
     if work.algo == "dqn":
         return words | {
             "algo.target_interval": str(work.target_every // work.every),
-            "algo.epsilon": str(work.epsilon),
+            "algo.explore.epsilon": str(work.epsilon),
             "algo.max_grad_norm": str(work.max_grad_norm),
         }
     words |= {"algo.critic_learning_rate": str(work.learning_rate), "algo.tau": str(work.tau)}
-    return words | {"algo.exploration": str(work.noise)} if work.algo == "td3" else words
+    return words | {"algo.explore.std": str(work.noise)} if work.algo == "td3" else words

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts
-from rlframe.core.struct import Struct, Tree, fill
+from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions.categorical import gumbel
+from rlframe.exploration import ActionNoise, Evaluated, ExploreConfig, NetworkNoise, check_features, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
@@ -37,50 +38,48 @@ class ActorInfo(Struct):
 class ActorNoise(Struct):
     """Noise of one row, float32; zeros act greedily."""
 
-    policy: Array  # [..., d] standard normal, or Gumbel for discrete actions
+    policy: Tree  # [..., d] standard normal, or Gumbel for discrete actions; () for a deterministic policy
     uniform: Array  # [..., d] in [-1, 1]; [..., 0] for discrete actions, where Gumbel noise alone is uniform
-    active: Array  # [..., 1] ones; zero makes a row greedy at any level
-
-
-@dataclass(frozen=True, eq=False)
-class Levels(Struct):
-    """How much an agent explores; numbers or scalar arrays."""
-
-    random: Any  # 1: random actions, 0: actions of the policy
-    exploration: Any  # standard deviation of the noise added to the actions of a deterministic policy
+    active: Array  # [..., 1] ones; zero makes a row greedy while actions are random
+    explore: Tree  # of the exploration
 
 
 class ActorPolicy(ABC):
     """Maps the network's parameters and a row's noise to a canonical action."""
 
     param_size: int
+    shape: tuple[int, ...] = ()  # of a Box action
+    size: int  # numbers of a Box action; 0: Discrete actions
 
     @abstractmethod
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> ActorNoise:
-        """Noise [*lead, ...] of one environment."""
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        """Noise [*lead, ...] of one environment, with which the policy samples."""
 
     @abstractmethod
-    def act(self, params: Any, noise: ActorNoise, levels: Levels, xp: Any) -> Any:
-        """Actions [n, *act] of params [n, param_size], as arrays of `xp`, the module torch or numpy."""
+    def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
+        """Actions [n, *act], or [n, size] of a Box, of params [n, param_size]; of arrays of `xp`, torch or numpy.
+
+        `random` [n, 1]: 1 where an action will be random; only `Choice` draws it here.
+        """
 
     @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
-        """Greedy actions [n, *act]: those of `act` with zero noise."""
+        """Greedy actions [n, *act]: those of zero noise."""
 
 
 class Deterministic(ActorPolicy):
-    """a = tanh x, plus normal noise when acting (Lillicrap et al. 2016; uncorrelated as in Fujimoto et al. 2018)."""
+    """a = tanh x (Lillicrap et al. 2016)."""
 
     def __init__(self, action_space: Space) -> None:
         self.shape = bounded_box(action_space).shape
-        self.param_size = int(np.prod(self.shape))
+        self.param_size = self.size = int(np.prod(self.shape))
 
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> ActorNoise:
-        return _box_noise(rng, lead, self.param_size)
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return ()  # noise of the exploration may be added to the action
 
-    def act(self, params: Any, noise: ActorNoise, levels: Levels, xp: Any) -> Any:
-        action = (xp.tanh(params) + levels.exploration * noise.policy).clip(-1, 1)
-        return _or_uniform(action, noise, levels).reshape(-1, *self.shape)
+    def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
+        action = xp.tanh(params)
+        return action if isinstance(noise, tuple) else (action + noise).clip(-1, 1)
 
     def mode(self, params: Tensor) -> Tensor:
         return self.action(params)
@@ -98,13 +97,12 @@ class SquashedGaussian(ActorPolicy):
         self.size = int(np.prod(self.shape))
         self.param_size = 2 * self.size
 
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> ActorNoise:
-        return _box_noise(rng, lead, self.size)
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return rng.standard_normal((*lead, self.size), np.float32)
 
-    def act(self, params: Any, noise: ActorNoise, levels: Levels, xp: Any) -> Any:
+    def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
         mean, log_std = params[:, : self.size], params[:, self.size :].clip(*LOG_STD)
-        action = xp.tanh(mean + xp.exp(log_std) * noise.policy)
-        return _or_uniform(action, noise, levels).reshape(-1, *self.shape)
+        return xp.tanh(mean + xp.exp(log_std) * noise)
 
     def mode(self, params: Tensor) -> Tensor:
         return params[:, : self.size].tanh().reshape(-1, *self.shape)
@@ -125,30 +123,19 @@ class Choice(ActorPolicy):
         """`masked`: logits may be those of forbidden actions (see models.masks)."""
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"action space {action_space} must be Discrete for a choice")
-        self.param_size, self.masked = int(action_space.n), masked
+        self.param_size, self.size, self.masked = int(action_space.n), 0, masked
 
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> ActorNoise:
-        drawn = gumbel(rng, (*lead, self.param_size))
-        return ActorNoise(drawn, np.zeros((*lead, 0), np.float32), np.ones((*lead, 1), np.float32))
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return gumbel(rng, (*lead, self.param_size))
 
-    def act(self, params: Any, noise: ActorNoise, levels: Levels, xp: Any) -> Any:
-        logits = params * (1 - noise.active * levels.random)
+    def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
+        logits = params * (1 - random)
         if self.masked:  # random actions are allowed ones too
             logits = xp.where(params <= FORBIDDEN, params, logits)
-        return (logits + noise.policy).argmax(-1)
+        return (logits + noise).argmax(-1)
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
-
-
-def _box_noise(rng: np.random.Generator, lead: tuple[int, ...], size: int) -> ActorNoise:
-    uniform = 2 * rng.random((*lead, size), np.float32) - 1
-    return ActorNoise(rng.standard_normal((*lead, size), np.float32), uniform, np.ones((*lead, 1), np.float32))
-
-
-def _or_uniform(action: Any, noise: ActorNoise, levels: Levels) -> Any:
-    share = noise.active * levels.random
-    return action * (1 - share) + noise.uniform * share
 
 
 def bounded_box(action_space: Space) -> spaces.Box:
@@ -171,77 +158,131 @@ def bounded_box(action_space: Space) -> spaces.Box:
 
 
 class ActorAgent(Agent):
-    """Acts by `policy` with parameters from `model`. The algorithm sets the levels of exploration."""
+    """Acts by `policy` with parameters from `model`, changed by `exploration`; at first at random."""
 
-    random: Tensor
-    exploration: Tensor
+    exploration: ActionNoise
+    random: Tensor  # 1: random actions, 0: actions of the policy
 
     def __init__(
         self,
         model: Actor,
         policy: ActorPolicy,
+        exploration: ActionNoise,
         observation_space: Space,
         action_space: Space,
         network: ModelConfig,
     ) -> None:
         """`network`: the config of `model`, also used for the critics."""
         super().__init__()
-        self.model, self.policy, self.network = with_modes(model), policy, network
+        self.model, self.policy, self.exploration = with_modes(model), policy, exploration
+        self.network = network
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("random", torch.zeros(()))
-        self.register_buffer("exploration", torch.zeros(()))
 
-    def set_levels(self, random: float, exploration: float) -> None:
-        """Set the share of random actions (0 or 1) and the standard deviation of the noise."""
-        fill(self.random, random)
-        fill(self.exploration, exploration)
+    def set_random(self, random: bool) -> None:
+        """Whether actions are uniformly random from now on."""
+        fill(self.random, float(random))
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        levels = Levels(self.random, self.exploration)
-        action = self.policy.act(self.model(inputs.observation), noise, levels, torch)
+        if isinstance(self.exploration, NetworkNoise):
+            found = self.exploration.evaluate(self.model, inputs, noise.explore, state)
+            return self._sampled(found, noise, self.random, torch)
+        params, random = self.model(inputs.observation), noise.active * self.random
+        exploration = self.exploration
+        action = self.policy.sample(params, noise.policy, random, torch)
+        if self.policy.size:
+            if exploration.changes:
+                level = exploration.level
+                action, state = exploration.perturb(action, inputs, noise.explore, state, level, torch)
+            action = (action * (1 - random) + noise.uniform * random).reshape(-1, *self.policy.shape)
         return AgentStep(action=action, info=ActorInfo(), state=state)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        forward, act = self.model.numpy_forward(n), self.policy.act
+        if isinstance(self.exploration, NetworkNoise):
+            return self._numpy_step_of(self.exploration, n)
+        forward, policy, exploration = self.model.numpy_forward(n), self.policy, self.exploration
         if forward is None:
             return None
-        levels, info = Levels(self.random, self.exploration).numpy(), ActorInfo()
+        all_random, level, info = as_numpy(self.random), as_numpy(exploration.level), ActorInfo()
+        perturbs, shape, is_box = exploration.changes, (n, *policy.shape), bool(policy.size)
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            params = forward(inputs.observation)
-            return AgentStep(action=act(params, noise, levels, np), info=info, state=state)
+            random = noise.active * all_random if all_random else 0.0
+            action = policy.sample(forward(inputs.observation), noise.policy, random, np)
+            if perturbs:
+                action, state = exploration.perturb(action, inputs, noise.explore, state, level, np)
+            if is_box and all_random:
+                action = action * (1 - random) + noise.uniform * random
+            return AgentStep(action=action.reshape(shape), info=info, state=state)
 
         return step
 
+    def _numpy_step_of(self, exploration: NetworkNoise, n: int) -> NumpyStep | None:
+        evaluate, random = exploration.numpy_evaluate(self.model, n), as_numpy(self.random)
+        if evaluate is None:
+            return None
+        return lambda inputs, state, noise: self._sampled(evaluate(inputs, noise.explore, state), noise, random, np)
+
+    def _sampled(self, evaluated: Evaluated, noise: ActorNoise, all_random: Any, xp: Any) -> AgentStep:
+        """A step whose policy is evaluated by the exploration."""
+        params, drawn, state = evaluated
+        random = noise.active * all_random
+        action = self.policy.sample(params, drawn, random, xp) * (1 - random) + noise.uniform * random
+        return AgentStep(action=action.reshape(-1, *self.policy.shape), info=ActorInfo(), state=state)
+
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return self.policy.noise(rng, lead)
+        policy, exploration = self.policy, self.exploration
+        uniform = 2 * rng.random((*lead, policy.size), np.float32) - 1
+        sampled = policy.noise(rng, lead)
+        if not exploration.samples:
+            sampled = map_tree(np.zeros_like, sampled)
+        return ActorNoise(sampled, uniform, np.ones((*lead, 1), np.float32), exploration.noise(rng, lead))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
-        return ()
+        return self.exploration.initial_state(env_ids)
+
+    @property
+    def recurrent(self) -> bool:
+        return False
 
     def observe(self, observation: Tree) -> None:
         self.model.observe(observation)
 
 
 def make_actor_agent(
-    observation_space: Space, action_space: Space, policy: ActorPolicy, config: ModelConfig, seed: int = 0
+    observation_space: Space,
+    action_space: Space,
+    policy: ActorPolicy,
+    config: ModelConfig,
+    explore: ExploreConfig | str,
+    seed: int = 0,
 ) -> ActorAgent:
     """Agent and network for these spaces and policy; `seed`, the run's root seed, decides the initial weights.
 
     Raises:
-        ValueError, ConfigError: an unsupported space, or a model that does not fit it.
+        ValueError, ConfigError: an unsupported space, or a model or exploration that does not fit it.
     """
     check_observation_space(observation_space)
     check_action_space(action_space)
     if config.log_std and not isinstance(policy, SquashedGaussian):
         raise ConfigError(f"model.log_std={config.log_std:g} is for Gaussian policies, and this one has none")
+    part, stochastic = config_of(explore), isinstance(policy, SquashedGaussian)
+    check_features(part, config.log_std, bool(policy.size), action_space)
+
+    def make_head(n_features: int) -> nn.Module:
+        return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
+
+    masked = bool(mask_parts(observation_space, action_space))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = Actor(observation_space, policy.param_size, config, bool(mask_parts(observation_space, action_space)))
-    if isinstance(policy, SquashedGaussian):
+        model = Actor(observation_space, policy.param_size, config, masked, make_head if part.needs_features else None)
+    if stochastic and not part.needs_features:
         with torch.no_grad():
             model.mlp.layers.flat[-1][policy.size :] += config.log_std
-    agent = ActorAgent(model, policy, observation_space, action_space, config)
+    exploration = part.make_for(model, policy.size, seed)
+    if exploration.changes and not policy.size:
+        raise ConfigError(f"algo.explore={part.kind()} is for Box actions, not {action_space}; use stochastic")
+    agent = ActorAgent(model, policy, exploration, observation_space, action_space, config)
     agent.model_config = config
     return agent

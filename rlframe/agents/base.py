@@ -61,7 +61,7 @@ class Agent(nn.Module, ABC):
 
     @property
     def recurrent(self) -> bool:
-        """Whether the agent has state to carry from row to row."""
+        """Whether the model has memory to carry from row to row."""
         return bool(leaves(self.initial_state([0])))
 
 

@@ -1,4 +1,4 @@
-"""QAgent for the DQN family: acts by the highest Q-value, and at random with probability epsilon."""
+"""QAgent for the DQN family: acts by the highest Q-value, or as its exploration chooses."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from torch import Tensor
 
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
-from rlframe.core.ranks import current_ranks
-from rlframe.core.schedule import Curve
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts, without_mask
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
+from rlframe.exploration import ExploreConfig, ExploreState, QExploration, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
-from rlframe.models.masks import MaskedQ, allowed, best_allowed, nth_allowed
+from rlframe.models.masks import MaskedQ, allowed, best_allowed
 from rlframe.models.q_network import QModel, QNetwork, QValue
-
-_NEVER = 1e-12  # smallest epsilon; rounds to 0 in float32
-_MANY = 1 << 31  # so large that the remainder of a uniform integer below it is uniform too
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +34,9 @@ class QInfo(Struct):
 
 @dataclass(frozen=True, eq=False)
 class QNoise(Struct):
-    """Exploration noise of one row; zeros act greedily."""
+    """Noise of one row; zeros act greedily."""
 
-    uniform: Array  # [B] float32 in [0, 1)
-    action: Array  # [B] int64, taken if uniform > 1 - epsilon; with masks, modulo the number of allowed actions
+    explore: Tree  # of the exploration
     noisy: Array  # [B] float32, scale of the noise of noisy layers
 
 
@@ -49,72 +44,63 @@ class QNoise(Struct):
 class QState(Struct):
     """State of an environment between its rows."""
 
-    env: Array  # [B] float32, global index of the environment
+    explore: ExploreState
     memory: Tree  # the model's state; () without memory
 
 
 class QAgent(Agent):
-    """Epsilon-greedy in the Q-values of `model`; epsilon is the same for all environments or graded over them."""
+    """Acts by the Q-values of `model`: the best action, or what `exploration` chooses."""
 
-    epsilon: Tensor
-    last_env: Tensor
+    exploration: QExploration
 
-    def __init__(self, model: QModel, kind: QValue, observation_space: Space, action_space: spaces.Discrete) -> None:
+    def __init__(
+        self,
+        model: QModel,
+        kind: QValue,
+        exploration: QExploration,
+        observation_space: Space,
+        action_space: spaces.Discrete,
+    ) -> None:
         super().__init__()
-        self.model, self.kind = with_modes(model), kind
+        self.model, self.kind, self.exploration = with_modes(model), kind, exploration
         self.observation_space, self.action_space = observation_space, action_space
-        self.masked = bool(mask_parts(observation_space, action_space))
-        self.n_drawn = _MANY if self.masked else int(action_space.n)  # random actions count from 0 to below this
-        self.register_buffer("epsilon", torch.zeros(2))  # of the first and of the last environment
-        self.register_buffer("last_env", torch.ones(()))  # index of the last environment of all ranks
-
-    def set_epsilon(self, first: float, last: float, n_envs: int) -> None:
-        """Set epsilons spaced logarithmically from `first`, for environment 0, to `last` (Horgan et al. 2018).
-
-        ε_i = first^(1 - i/(N-1)) last^(i/(N-1)), where N = n_envs counts the environments of all ranks.
-        """
-        fill(self.epsilon, (first, last))
-        fill(self.last_env, max(n_envs - 1, 1))
+        self.masked = exploration.masked
 
     @contextmanager
     def exploring_at(self, epsilon: float) -> Iterator[None]:
-        before = self.epsilon.clone()
-        if not math.isnan(epsilon):
-            fill(self.epsilon, epsilon)
+        if math.isnan(epsilon) or self.exploration.scale != "epsilon":
+            with super().exploring_at(epsilon):
+                yield
+            return
+        level = self.exploration.level
+        before = level.clone()
+        fill(level[:2], epsilon)
         try:
             yield
         finally:
-            self.epsilon.copy_(before)
+            level.copy_(before)
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         values, memory = self.model(inputs, state.memory, noise.noisy.unsqueeze(-1))
         q = self.kind.q(values)
-        log_first, log_last = self.epsilon.clamp(_NEVER).log()
-        epsilon = (log_first + (log_last - log_first) * (state.env / self.last_env)).exp()
-        drawn = nth_allowed(inputs.observation[ACTION_MASK], noise.action) if self.masked else noise.action
-        action = torch.where(noise.uniform > 1 - epsilon, drawn, self.best(q, inputs))
-        return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
+        known = torch.where(allowed(inputs.observation[ACTION_MASK]), q, -torch.inf) if self.masked else q
+        level = self.exploration.level
+        action, explore = self.exploration.choose(known, inputs, noise.explore, state.explore, level, torch)
+        return AgentStep(action=action, info=QInfo(q=q), state=QState(explore, memory))
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        forward, q_of = self.model.numpy_forward(n), self.kind.q_numpy
+        forward, q_of, choose = self.model.numpy_forward(n), self.kind.q_numpy, self.exploration.choose
         if forward is None:
             return None
-        level, last_env, masked = as_numpy(self.epsilon), as_numpy(self.last_env), self.masked
+        level, masked = as_numpy(self.exploration.level), self.masked
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
             values, memory = forward(inputs, state.memory, noise.noisy)
             q = q_of(values)
-            epsilon, last = level.tolist()
-            if epsilon != last:
-                first, last = math.log(max(epsilon, _NEVER)), math.log(max(last, _NEVER))
-                epsilon = np.exp(first + (last - first) * (state.env / last_env))
-            known, drawn = q, noise.action
-            if masked:
-                mask = inputs.observation[ACTION_MASK]
-                known, drawn = np.where(allowed(mask), q, -np.inf), nth_allowed(mask, drawn)
-            action = np.where(noise.uniform > 1 - epsilon, drawn, known.argmax(-1))
-            return AgentStep(action=action, info=QInfo(q=q), state=QState(state.env, memory))
+            known = np.where(allowed(inputs.observation[ACTION_MASK]), q, -np.inf) if masked else q
+            action, explore = choose(known, inputs, noise.explore, state.explore, level, np)
+            return AgentStep(action=action, info=QInfo(q=q), state=QState(explore, memory))
 
         return step
 
@@ -127,13 +113,10 @@ class QAgent(Agent):
         return self.model(inputs, memory)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        uniform = rng.random(lead, dtype=np.float32)
-        action = (rng.random(lead) * self.n_drawn).astype(np.int64)  # half the time of rng.integers
-        return QNoise(uniform, action, np.ones(lead, np.float32))
+        return QNoise(self.exploration.noise(rng, lead), np.ones(lead, np.float32))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
-        device = self.epsilon.device
-        return QState(torch.tensor(list(env_ids), dtype=torch.float32, device=device), self.memory(len(env_ids)))
+        return QState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
     def memory(self, n: int) -> Tree:
         """The model's state at the start of n episodes; () without memory."""
@@ -147,26 +130,14 @@ class QAgent(Agent):
         self.model.observe(observation)
 
 
-class EpsilonSchedule:
-    """Sets an agent's epsilon: that of the first environment and that of the last one, by env_steps."""
-
-    def __init__(self, first: Curve, last: Curve, n_envs: int) -> None:
-        """`n_envs`: environments of this rank; epsilons are graded over those of all ranks."""
-        self.first, self.last, self.n_envs = first, last, n_envs * current_ranks().n_samplers
-
-    def apply(self, agent: QAgent, env_steps: int) -> None:
-        """Set the epsilon for `env_steps`."""
-        agent.set_epsilon(self.first(env_steps), self.last(env_steps), self.n_envs)
-
-
 def make_q_agent(
     observation_space: Space,
     action_space: Space,
     config: ModelConfig,
     kind: QValue,
+    explore: ExploreConfig | str,
     seed: int = 0,
     dueling: bool = False,
-    noisy: bool = False,
 ) -> QAgent:
     """Agent and network for these spaces; `seed`, the run's root seed, decides the initial weights.
 
@@ -180,11 +151,12 @@ def make_q_agent(
         raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use sac, td3 or ppo")
-    masked = bool(mask_parts(observation_space, action_space))
+    masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
     seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = QNetwork(seen, action_space, kind.n_atoms, config, dueling, noisy)
-    agent = QAgent(MaskedQ(model) if masked else model, kind, observation_space, action_space)
+        model = QNetwork(seen, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
+    exploration = part.make_q(int(action_space.n), masked)
+    agent = QAgent(MaskedQ(model) if masked else model, kind, exploration, observation_space, action_space)
     agent.model_config = config
     return agent

@@ -124,6 +124,10 @@ class Algorithm(ABC):
     def drop_updates(self) -> None:  # noqa: B027
         """Drop the due updates of a replay ratio."""
 
+    def greediest(self) -> range:
+        """The environments of all ranks that explore least, whose episodes are reported on their own; often none."""
+        return range(0)
+
     def facts(self) -> dict[str, str]:
         """Facts by name, for the log at the start of a run."""
         return {}

@@ -19,14 +19,24 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, priorities, smoothed, soft_update, turns
+from rlframe.algos.off_policy import (
+    OffPolicy,
+    ReplayRatio,
+    n_step_replay,
+    priorities,
+    random_until,
+    smoothed,
+    soft_update,
+    turns,
+)
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.config import count, count_or_auto, fraction, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
+from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
@@ -61,21 +71,23 @@ class Config:
     target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     batch_size: int = count(64, "rows of an update")
     replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
-    exploration: Scheduled = scheduled(0.2, "standard deviation of the noise on actions in [-1, 1]")
+    learn_from: int = count(10_000, "env_steps before the first update", low=0)
+    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
+    explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "parameter_noise"), {"std": 0.2})
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
     beta: Scheduled = scheduled(0.4, "exponent of the importance weights", high=1)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
-        return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
+        return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, self.explore, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
         critic = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
-        return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
+        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
+        return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
 
 
 class DDPG(OffPolicy):
@@ -90,6 +102,7 @@ class DDPG(OffPolicy):
         agent: ActorAgent,
         critic: nn.Module,
         replay: Replay[Transitions],
+        exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
@@ -100,7 +113,7 @@ class DDPG(OffPolicy):
         Raises:
             TypeError: the agent's policy is not deterministic.    ValueError: a number of `config` is out of range.
         """
-        self.agent, self.replay, self.config = agent, replay, config or Config()
+        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c, self.device = self.config, agent.random.device
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(f"DDPG needs an agent with a deterministic policy, got {type(agent.policy).__name__}")
@@ -118,15 +131,15 @@ class DDPG(OffPolicy):
             make_step(module.parameters(), self.schedules, rate)
             for module, rate in ((agent, "learning_rate"), (critic, "critic_learning_rate"))
         )
-        self.exploration, self.beta = self.schedules.of("exploration"), self.schedules.of("beta")
+        self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         steps = self.critic_optimizer, [self.optimizer]
         self.learn = graphed_by_turn(self._learn, self.device, *steps, [self.generator] if c.target_noise != 0 else [])
         self.explore()
 
     def explore(self) -> None:
-        warm_up = self.progress.env_steps < self.config.learn_from
-        self.agent.set_levels(float(warm_up), self.exploration(self.progress.env_steps))
+        super().explore()
+        self.agent.set_random(self.progress.env_steps < random_until(self.config))
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(
@@ -178,6 +191,3 @@ class DDPG(OffPolicy):
             loss = -first(self.critic, observation, action).mean()
         self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
-
-    def counters(self) -> dict[str, float]:
-        return {**super().counters(), "algo/exploration": float(self.agent.exploration)}

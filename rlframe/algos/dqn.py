@@ -1,8 +1,8 @@
 """Human-level control through deep reinforcement learning. Mnih et al., 2015. Nature 518, 529-533.
 
 With the options that Rainbow (Hessel et al. 2018, arXiv 1710.02298) combines, each on its own: double (van Hasselt et
-al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step, noisy (Fortunato et al. 2018), and the
-value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
+al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step, explore=noisy (Fortunato et al. 2018),
+and the value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
-from rlframe.agents.q import EpsilonSchedule
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
@@ -27,9 +26,10 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, fraction, number, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
-from rlframe.core.schedule import Scheduled, curve, scheduled
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
+from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
@@ -56,14 +56,10 @@ class Config:
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(10_000, "updates between moves of the target network")
     target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
-    epsilon: Scheduled = scheduled("linear(1,0.1,0.02)", "probability of a random action", high=1)
-    epsilon_last: Scheduled = scheduled(
-        0.0, "the same of the last environment, others spaced logarithmically; 0: as all", high=1
-    )
+    explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.1,0.02)"})
     n_step: int = count(1, "rewards a return sums before it bootstraps")
     double: bool = option(False, "the online network chooses the next action, the target network values it")
     dueling: bool = option(False, "a stream for the state's value and one for the advantages")
-    noisy: bool = option(False, "noisy layers in the head explore; epsilon may then be 0")
     value: str = choice("expected", ("expected", "categorical", "quantile"), "what is learned of the return")
     n_atoms: int = count(51, "atoms of categorical, or quantiles")
     v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)
@@ -94,22 +90,23 @@ class Config:
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
         check_feedforward(model, "dqn", "r2d1")
-        return make_q_agent(observation_space, action_space, model, self.kind(), seed, self.dueling, self.noisy)
+        return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         alpha = self.alpha if self.prioritized else 0.0
         return n_step_replay(self, agent, batch_spec, seed, alpha, self.initial_priority == "td")
 
-    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
-        first, last = curve(self.epsilon, n_steps), curve(self.epsilon_last or self.epsilon, n_steps)
-        return EpsilonSchedule(first, last, batch_spec.B)
+    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
+        return ExplorationSchedule(self.explore, n_steps, batch_spec.B)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
         replay = self.make_replay(agent, batch_spec, seed)
         algo = DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
         # While one environment steps, a second core is idle, and the loss of images is work enough for it.
         ranks = current_ranks()
-        alone = agent.epsilon.device.type == "cpu" and batch_spec.B == 1 and ranks.n_samplers == ranks.world_size
+        alone = (
+            agent.exploration.level.device.type == "cpu" and batch_spec.B == 1 and ranks.n_samplers == ranks.world_size
+        )
         if alone and has_images(agent.observation_space) and not has_modes(agent.model):  # which acting would change
             return Prefetch(algo, replay)
         return algo
@@ -125,7 +122,7 @@ class DQN(OffPolicy):
         self,
         agent: QAgent,
         replay: Replay[Transitions],
-        exploration: EpsilonSchedule,
+        exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
@@ -140,17 +137,14 @@ class DQN(OffPolicy):
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
         unused = () if c.prioritized else ("beta",)
-        self.schedules = Schedules(c, n_steps, self.progress, agent.epsilon.device, unused)
+        self.schedules = Schedules(c, n_steps, self.progress, agent.exploration.level.device, unused)
         self.now = self.schedules.now
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
-        self.learn = graphed(self._learn, agent.epsilon.device, [self.optimizer])
+        self.learn = graphed(self._learn, agent.exploration.level.device, [self.optimizer])
         self.explore()
-
-    def explore(self) -> None:
-        self.exploration.apply(self.agent, self.progress.env_steps)
 
     def update(self) -> UpdateMetrics:
         batch = self.draw(self.progress.scheduled)
@@ -200,5 +194,4 @@ class DQN(OffPolicy):
             copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
         self.ratio.count_update()
         metrics = {name: x for name, x in found.items() if name != "error"}
-        epsilon = self.exploration.first(self.progress.env_steps)
-        return {**metrics, "epsilon": epsilon, "learning_rate": self.optimizer.rate}
+        return {**metrics, "learning_rate": self.optimizer.rate}

@@ -54,7 +54,7 @@ class EvolutionConfig:
         if not discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):
             raise ConfigError(f"evolution strategies need one Discrete action or bounded Box, not {action_space}")
         policy = Choice(action_space) if discrete else Deterministic(action_space)
-        return make_actor_agent(observation_space, action_space, policy, model, seed)
+        return make_actor_agent(observation_space, action_space, policy, model, "none", seed)
 
 
 class Evolution(Algorithm):

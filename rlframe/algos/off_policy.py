@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlframe.agents import Agent
+from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.algos.schedules import Schedules
+from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.replay import NStep, StoredReplay, Transitions, make_replay
 from rlframe.replay.base import Replay
@@ -105,25 +106,29 @@ class ReplayRatio:
 
 
 class OffPolicy(Algorithm):
-    """Base class of algorithms that learn from replay; subclasses add `update` and `explore`."""
+    """Base class of algorithms that learn from replay; subclasses add `update`."""
 
-    agent: Agent
+    agent: QAgent | ActorAgent
+    exploration: ExplorationSchedule
     replay: Replay
     ratio: ReplayRatio
     config: Any
     schedules: Schedules
     saved: Sequence[str] = ("progress", "ratio", "replay")
 
-    @abstractmethod
     def explore(self) -> None:
         """Set the agent's exploration for `progress.env_steps`."""
+        self.exploration.apply(self.agent.exploration, self.progress.env_steps)
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
         self.agent.observe(samples.observation)
-        self.ratio.receive(self.progress.scheduled, self.progress.env_steps)
+        before, after = self.progress.scheduled, self.progress.env_steps
+        self.ratio.receive(before, after)
         self.explore()
+        n_envs = self.exploration.n_envs
+        self.agent.exploration.follow(self.agent.model, samples.observation, before // n_envs, after // n_envs)
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)
@@ -140,12 +145,17 @@ class OffPolicy(Algorithm):
     def drop_updates(self) -> None:
         self.ratio.drop()
 
+    def greediest(self) -> range:
+        return self.exploration.greediest(self.progress.env_steps)
+
     def facts(self) -> dict[str, str]:
         return {"replay": str(self.replay)}
 
     def counters(self) -> dict[str, float]:
         counters = self.ratio.counters(self.progress)
-        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics()}
+        level = self.exploration.metrics(self.agent.exploration, self.progress.env_steps)
+        own = self.agent.exploration.counters()
+        return {**counters, "replay/rows": self.replay.n_rows, **self.schedules.metrics(), **level, **own}
 
 
 def n_step_replay(
@@ -206,6 +216,12 @@ def smoothed(action: Tensor, noise: Any, clip: Any, generator: torch.Generator) 
     """
     drawn = torch.empty_like(action).normal_(generator=generator).mul_(noise)
     return action.add_(drawn.clamp_(-clip, clip)).clamp_(-1, 1)
+
+
+def random_until(config: Any) -> int:
+    """The env_steps before which actions are random: config.random_steps, by default until learning starts."""
+    steps: int = config.learn_from if config.random_steps == AUTO else config.random_steps
+    return steps
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

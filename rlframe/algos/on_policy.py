@@ -19,6 +19,7 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.schedule import curve
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
+from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.kernels.device import to_device
 from rlframe.models import ModelConfig
 from rlframe.ops.masked import mean_weights
@@ -32,9 +33,10 @@ class OnPolicyConfig:
     """Base class of the Configs of on-policy algorithms."""
 
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
+    explore: ExploreConfig | str = explore("stochastic", POLICY_KINDS)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
-        return make_policy_agent(observation_space, action_space, model, seed)
+        return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 
 class OnPolicy(Algorithm):
@@ -50,6 +52,9 @@ class OnPolicy(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
+        if self.agent.exploration is not None:  # whose state is not learned from
+            state, final = (each.memory for each in (samples.state, samples.final_state))
+            samples = replace(samples, state=state, final_state=final)
         self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:

@@ -88,6 +88,9 @@ class Prefetch(Algorithm):
     def drop_updates(self) -> None:
         self.algo.drop_updates()
 
+    def greediest(self) -> range:
+        return self.algo.greediest()
+
     def facts(self) -> dict[str, str]:
         return self.algo.facts()
 

@@ -17,22 +17,24 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
-from rlframe.agents.q import EpsilonSchedule
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
-from rlframe.core.schedule import Scheduled, curve, scheduled
+from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import FixedSequence, ReplayConfig, Sequences, StoredReplay, make_replay
+
+LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,0.02)"}  # 0.4, and 0.4 ** 8
 
 
 @chz.chz
@@ -58,14 +60,7 @@ class Config:
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(2_500, "updates between moves of the target network")
     target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
-    epsilon: Scheduled = scheduled(
-        "linear(1,0.4,0.02)", "probability of a random action, of the first environment", high=1
-    )
-    epsilon_last: Scheduled = scheduled(
-        "linear(1,0.00065536,0.02)",
-        "the same of the last environment, others spaced logarithmically; 0: as all",
-        high=1,
-    )
+    explore: ExploreConfig | str = explore("epsilon", Q_KINDS, LADDER)
     double: bool = option(True, "the online network chooses the next action, the target network values it")
     dueling: bool = option(True, "a stream for the state's value and one for the advantages")
     rescale: bool = option(True, "learn h(value), so that rewards of any size need no clipping")
@@ -79,7 +74,7 @@ class Config:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm or gru, or algo=dqn without")
-        return make_q_agent(observation_space, action_space, model, Expected(), seed, self.dueling)
+        return make_q_agent(observation_space, action_space, model, Expected(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Sequences]:
         return make_replay(
@@ -91,13 +86,12 @@ class Config:
             alpha=self.alpha if self.prioritized else 0.0,
             state=agent.initial_state(range(batch_spec.B)),
             previous=True,
-            device=agent.epsilon.device,
+            device=agent.exploration.level.device,
             seed=seed,
         )
 
-    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
-        first, last = curve(self.epsilon, n_steps), curve(self.epsilon_last or self.epsilon, n_steps)
-        return EpsilonSchedule(first, last, batch_spec.B)
+    def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
+        return ExplorationSchedule(self.explore, n_steps, batch_spec.B)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> R2D1:
         replay = self.make_replay(agent, batch_spec, seed)
@@ -115,7 +109,7 @@ class R2D1(OffPolicy):
         self,
         agent: QAgent,
         replay: StoredReplay[Sequences],
-        exploration: EpsilonSchedule,
+        exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
     ) -> None:
@@ -139,9 +133,6 @@ class R2D1(OffPolicy):
             with torch.no_grad():  # the priorities that an update would give them
                 self.replay.update_priorities(index, self._loss(self.replay.read(index))[1])
 
-    def explore(self) -> None:
-        self.exploration.apply(self.agent, self.progress.env_steps)
-
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
@@ -159,7 +150,6 @@ class R2D1(OffPolicy):
             "loss": loss.detach().mean(),
             "q": q.mean(),
             "grad_norm": grad_norm,
-            "epsilon": self.exploration.first(self.progress.env_steps),
             "learning_rate": self.optimizer.rate,
         }
 

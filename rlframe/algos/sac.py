@@ -21,16 +21,17 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update, turns
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, random_until, soft_update, turns
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import choice, count, fraction, option, positive
+from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
+from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
@@ -66,7 +67,9 @@ class Config:
     )
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
+    learn_from: int = count(10_000, "env_steps before the first update", low=0)
+    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
+    explore: ExploreConfig | str = explore("stochastic", ("stochastic", *NOISE_KINDS, "gsde"), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
     target_entropy: Scheduled = scheduled(math.nan, "nats; nan: -dim(A), or a fraction of log |A|", low=-math.inf)
@@ -86,7 +89,7 @@ class Config:
             raise ConfigError("algo.action_prior=gaussian is for Box actions, and these are Discrete; use uniform")
         masked = bool(mask_parts(observation_space, action_space))
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
-        return make_actor_agent(observation_space, action_space, policy, model, seed)
+        return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed)
@@ -94,7 +97,8 @@ class Config:
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
         make = make_discrete_critics if isinstance(agent.policy, Choice) else make_critics
         critics = make(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
-        return SAC(agent, critics, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
+        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
+        return SAC(agent, critics, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
 
 
 Pair = tuple[Any, Any]
@@ -192,6 +196,7 @@ class SAC(OffPolicy):
         agent: ActorAgent,
         critics: nn.Module,
         replay: Replay[Transitions],
+        exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
@@ -203,7 +208,7 @@ class SAC(OffPolicy):
         Raises:
             TypeError: the agent's policy is not stochastic.    ValueError: a number of `config` is out of range.
         """
-        self.agent, self.replay, self.config = agent, replay, config or Config()
+        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c, self.device = self.config, agent.random.device
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
@@ -247,7 +252,8 @@ class SAC(OffPolicy):
         return self.config.target_entropy_fraction * n_allowed.log().mean()
 
     def explore(self) -> None:
-        self.agent.set_levels(float(self.progress.env_steps < self.config.learn_from), 0.0)
+        super().explore()
+        self.agent.set_random(self.progress.env_steps < random_until(self.config))
 
     def update(self) -> UpdateMetrics:
         if isinstance(self.config.temperature, Schedule):

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, smoothed, soft_update, turns
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, random_until, smoothed, soft_update, turns
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import count, fraction, positive
+from rlframe.core.config import count, count_or_auto, fraction, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
+from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
@@ -52,8 +53,9 @@ class Config:
     n_critics: int = count(2, "critics; targets take the least of their values")
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(25_000, "env_steps of random actions before the first update", low=0)
-    exploration: Scheduled = scheduled(0.1, "standard deviation of the noise on actions in [-1, 1]")
+    learn_from: int = count(25_000, "env_steps before the first update", low=0)
+    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
+    explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "gsde", "parameter_noise"), {"std": 0.1})
     target_noise: Scheduled = scheduled(0.2, "standard deviation of the noise that smooths the target policy")
     target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     policy_interval: int = count(2, "updates of the critics for each of the actor")
@@ -61,14 +63,15 @@ class Config:
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
-        return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
+        return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, self.explore, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> TD3:
         critics = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
-        return TD3(agent, critics, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
+        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
+        return TD3(agent, critics, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
 
 
 class TD3(OffPolicy):
@@ -90,6 +93,7 @@ class TD3(OffPolicy):
         agent: ActorAgent,
         critics: nn.Module,
         replay: Replay[Transitions],
+        exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
         seed: int = 0,
@@ -100,7 +104,7 @@ class TD3(OffPolicy):
         Raises:
             TypeError: the policy is not deterministic.    ValueError: a number of `config` is out of range.
         """
-        self.agent, self.replay, self.config = agent, replay, config or Config()
+        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c, self.device = self.config, agent.random.device
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(f"TD3 needs an agent with a deterministic policy, got {type(agent.policy).__name__}")
@@ -118,15 +122,14 @@ class TD3(OffPolicy):
             make_step(module.parameters(), self.schedules, rate)
             for module, rate in ((agent, "learning_rate"), (critics, "critic_learning_rate"))
         )
-        self.exploration = self.schedules.of("exploration")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         steps = self.critic_optimizer, [self.optimizer]
         self.learn = graphed_by_turn(self._learn, self.device, *steps, [self.generator])
         self.explore()
 
     def explore(self) -> None:
-        warm_up = self.progress.env_steps < self.config.learn_from
-        self.agent.set_levels(float(warm_up), self.exploration(self.progress.env_steps))
+        super().explore()
+        self.agent.set_random(self.progress.env_steps < random_until(self.config))
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size)
@@ -174,6 +177,3 @@ class TD3(OffPolicy):
             loss = -first(self.critics, observation, action).mean()
         self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}
-
-    def counters(self) -> dict[str, float]:
-        return {**super().counters(), "algo/exploration": float(self.agent.exploration)}

@@ -51,6 +51,7 @@ _MAX_NAME = 200
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
     "rlframe.envs.options": "env.",
+    "rlframe.exploration": "algo.explore.",
     "rlframe.models": "model.",
     "rlframe.optimizers": "algo.optimizer.",
     "rlframe.replay": "algo.replay.",
@@ -128,9 +129,9 @@ def option(default: Any, doc: str) -> Any:
     return chz.field(meta_factory=plain_value(), default=default, doc=doc)
 
 
-def number(default: float, doc: str, low: float = 0.0, infinite: bool = False) -> Any:
-    """A field for a number that is at least `low`; NaN only if that is the default; `infinite`, or so too, also inf."""
-    check = within(low, math.inf, infinite=infinite or default == math.inf, nan=math.isnan(default))
+def number(default: float, doc: str, low: float = 0.0, infinite: bool = False, high: float = math.inf) -> Any:
+    """A field for a number from `low` to `high`; NaN only if that is the default; `infinite`, or so too, also inf."""
+    check = within(low, high, infinite=infinite or default == math.inf, nan=math.isnan(default))
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 

@@ -15,6 +15,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
     {
         "algo": "rlframe.algos",
         "algo.optimizer": "rlframe.optimizers",
+        "algo.explore": "rlframe.exploration",
         "sampler": "rlframe.samplers",
         "runner": "rlframe.runners",
     }

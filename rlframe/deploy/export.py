@@ -134,13 +134,14 @@ def compare(flat: FlatGreedy, policy: Policy) -> float:
     greedy, space = flat.greedy, flat.greedy.observation_space
     decode = canonical.action_decoder(greedy.action_space)
     noise = map_tree(lambda x: torch.zeros(_BATCH, *np.shape(x)), greedy.agent.noise(np.random.default_rng(0), ()))
-    live = greedy.initial_state(_BATCH)
+    live, exploring = greedy.initial_state(_BATCH), greedy.exploration_state(_BATCH)
     state = [x.numpy() for x in pytree.tree_leaves(live)]
     reward, largest = np.zeros(_BATCH, np.float32), 0.0
     space.seed(0)
     for _ in range(N_CHECKED // _BATCH):
         observation = example_of(space, _BATCH)
-        action, live = greedy.step(map_tree(torch.from_numpy, observation), live, torch.from_numpy(reward), noise)
+        seen = map_tree(torch.from_numpy, observation)
+        action, live, exploring = greedy.step(seen, live, torch.from_numpy(reward), noise, exploring)
         expected = leaves(decode(map_tree(as_numpy, action)))
         results = policy([*leaves(observation), *state, *([reward] if state else [])])
         state = list(results[len(expected) :])

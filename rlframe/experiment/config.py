@@ -15,6 +15,7 @@ from rlframe.core.files import parse_yaml
 from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
 from rlframe.core.schedule import Schedule
 from rlframe.envs import EnvConfig, EnvOptions
+from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
@@ -43,8 +44,7 @@ _OTHER_WORDS = {  # of other frameworks, and what they are called here
     "net_arch": "hidden",
 }
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
-_MAPPINGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs")  # the keys below are not rlframe's
-_OPTIMIZER = "algo.optimizer"
+_MAPPINGS = ("env_kwargs", "eval.env_kwargs", *(f"{part}.kwargs" for part in OF_OWN))  # keys below are not rlframe's
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
     *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback"),
@@ -185,22 +185,16 @@ def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """All layers as one, and the keys that were dropped: a later layer names another part, which has no such field."""
     merged: dict[str, Any] = {}
     dropped: list[str] = []
-    for layer in map(_spelled_out, layers):
+    for layer in map(spelled_out, layers):
         for part in PARTS:
             if part in layer and part in merged and merged[part] != layer[part]:
                 known = {*_SIZES, *_keys_of(part, str(layer[part]))}
-                if part == "algo":  # whatever optimizer is named stays
-                    known |= {key for key in merged if key.startswith(_OPTIMIZER)}
+                if part == "algo":  # the optimizer stays, and exploration that fits
+                    known -= {EXPLORE}
+                    known |= {key for key in merged if key.startswith(kept_parts(merged, str(layer[part])))}
                 dropped += [key for key in merged if key.startswith(f"{part}.") and key not in known]
         merged = {key: value for key, value in merged.items() if key not in dropped} | dict(layer)
     return merged, dropped
-
-
-def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer with algo.optimizer=module:Class as algo.optimizer=own and its name."""
-    if ":" not in str(layer.get(_OPTIMIZER, "")):
-        return dict(layer)
-    return {**layer, _OPTIMIZER: "own", f"{_OPTIMIZER}.name": layer[_OPTIMIZER]}
 
 
 def _keys_of(part: str, name: str) -> dict[str, Any]:
@@ -273,7 +267,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
 def _keys_named(name: str, unknown: str, given: Mapping[str, Any]) -> list[str]:
     """The keys that end in .name, but for `unknown`, with the algo, sampler and runner that are given."""
     parts = {part: str(given.get(part, default)) for part, default in _DEFAULT_PARTS.items()}
-    parts |= {_OPTIMIZER: str(given[_OPTIMIZER])} if _OPTIMIZER in given else {}
+    parts |= {part: str(given[part]) for part in OF_OWN if part in given}
     known = [key for part, value in parts.items() for key in _keys_of(part, value)]
     known += [*flatten(model=ModelConfig(), eval=EvalConfig(), env_options=EnvOptions())]
     return [key for key in known if key.rpartition(".")[2] == name and key != unknown]

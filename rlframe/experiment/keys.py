@@ -18,6 +18,7 @@ from rlframe.core.flat import GROUPS, PARTS, part_name
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs.make import registered_envs
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import load_preset, preset_names
 from rlframe.models import ModelConfig
 
@@ -96,6 +97,7 @@ def show_keys(experiment: Experiment, sources: Sequence[tuple[str, Mapping[str, 
 
 
 def _has(given: Mapping[str, Any], key: Key) -> bool:
+    given = spelled_out(given)
     return key.name in given or (key.kind == _MAPPING and any(name.startswith(f"{key.name}.") for name in given))
 
 
@@ -146,6 +148,7 @@ KINDS: Mapping[str, Callable[[], list[tuple[str, str]]]] = {
     "envs": registered_envs,
     "presets": _presets,
     "optimizers": lambda: _modules("algo.optimizer"),
+    "explorations": lambda: _modules("algo.explore"),
     "samplers": lambda: _modules("sampler"),
     "runners": lambda: _modules("runner"),
     "models": _models,

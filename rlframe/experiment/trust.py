@@ -53,7 +53,7 @@ _TEXT = (
     "affinity",
 )  # fields of free text
 _GROUPS = ("model", "eval", "env_options")  # they have fields, but no value
-_KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs")
+_KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs", "algo.explore.kwargs")
 
 
 def read_config(path: Path, trust: bool) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.masks import masked_logits, masked_logits_numpy, split_mask
 from rlframe.models.mlp import Mlp
 from rlframe.models.normalize import ObservationNorm
+from rlframe.models.perturbed import Perturbation
+from rlframe.models.state_dependent import FeatureMlp
 
 
 class Actor(nn.Module):
@@ -26,14 +28,29 @@ class Actor(nn.Module):
 
     uses_previous = False
 
-    def __init__(self, observation_space: Space, param_size: int, config: ModelConfig, masked: bool = False) -> None:
-        """`masked`: the parameters are logits of actions, and observations have an action mask (see models.masks)."""
+    def __init__(
+        self,
+        observation_space: Space,
+        param_size: int,
+        config: ModelConfig,
+        masked: bool = False,
+        make_head: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        """Args:
+        masked: the parameters are logits of actions, and observations have an action mask (see models.masks).
+        make_head: from the number of features to the last layers, if exploration needs the features.
+        """
         super().__init__()
         self.masked = masked
         observation_space = without_mask(observation_space) if masked else observation_space
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.encoder = make_features(observation_space, config)
-        self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation)
+        sizes = feature_size(self.encoder), config.hidden
+        self.mlp: Mlp | FeatureMlp
+        if make_head is None:
+            self.mlp = Mlp(*sizes, param_size, config.activation)
+        else:
+            self.mlp = FeatureMlp(*sizes, config.activation, make_head)
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
@@ -63,6 +80,21 @@ class Actor(nn.Module):
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
+    @property
+    def head(self) -> nn.Module:
+        """What maps features to the parameters, where exploration needs the features."""
+        assert isinstance(self.mlp, FeatureMlp)
+        return self.mlp.head
+
+    def with_features(self, observation: Tree) -> tuple[Tensor, Tensor]:
+        """The parameters, and the features [n, F] that the head maps to them."""
+        assert isinstance(self.mlp, FeatureMlp)
+        return self.mlp.with_features(self.encoder(self.normalized(observation)))
+
+    def perturbed(self, observation: Tree, perturbation: Perturbation, scale: Tensor) -> Tensor:
+        """The parameters of rows whose linear layers are perturbed by the scales [n, 1]."""
+        return perturbation(self.mlp.layers, self.encoder(self.normalized(observation)), scale)
+
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]."""
         if self.norm:
@@ -70,21 +102,58 @@ class Actor(nn.Module):
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
-        encode = numpy_inference.encoder(self.encoder, n)
+        encode = self._numpy_encoder(n)
         if encode is None:
             return None
-        norm = numpy_inference.normalizer(self.norm) if self.norm else None
         body = numpy_inference.mlp(self.mlp.layers)
 
         def forward(observation: Tree) -> np.ndarray:
-            observation = numpy_inference.in_blocks(observation, n)
-            return body(encode(norm(observation) if norm else observation)).reshape(n, -1)
+            return body(encode(observation)).reshape(n, -1)
 
         def masked(observation: Tree) -> np.ndarray:
             rest, mask = split_mask(observation)
             return masked_logits_numpy(forward(rest), mask)
 
         return masked if self.masked else forward
+
+    def numpy_with_features(self, n: int) -> Callable[[Tree], tuple[np.ndarray, np.ndarray]] | None:
+        """`with_features` in NumPy, as `numpy_forward`."""
+        assert isinstance(self.mlp, FeatureMlp)
+        encode = self._numpy_encoder(n)
+        if encode is None:
+            return None
+        body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.mlp.head)
+
+        def forward(observation: Tree) -> tuple[np.ndarray, np.ndarray]:
+            features = body(encode(observation))
+            return head(features).reshape(n, -1), features.reshape(n, -1)
+
+        return forward
+
+    def numpy_perturbed(self, n: int, perturbation: Perturbation) -> Callable[[Tree, np.ndarray], np.ndarray] | None:
+        """`perturbed` in NumPy, as `numpy_forward`."""
+        encode = self._numpy_encoder(n)
+        if encode is None:
+            return None
+        body = perturbation.numpy_forward(self.mlp.layers)
+
+        def forward(observation: Tree, scale: np.ndarray) -> np.ndarray:
+            return body(encode(observation), numpy_inference.in_blocks(scale, n)).reshape(n, -1)
+
+        return forward
+
+    def _numpy_encoder(self, n: int) -> Callable[[Tree], np.ndarray] | None:
+        """The input of the MLP, in blocks."""
+        encode = numpy_inference.encoder(self.encoder, n)
+        if encode is None:
+            return None
+        norm = numpy_inference.normalizer(self.norm) if self.norm else None
+
+        def forward(observation: Tree) -> np.ndarray:
+            observation = numpy_inference.in_blocks(observation, n)
+            return encode(norm(observation) if norm else observation)
+
+        return forward
 
 
 def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:

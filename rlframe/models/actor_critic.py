@@ -84,16 +84,23 @@ class ActorCritic(PolicyModel):
     """Policy and value on a shared trunk or on two of the same shape, with one normaliser."""
 
     def __init__(
-        self, observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
+        self,
+        observation_space: Space,
+        action_space: Space,
+        distribution: Distribution,
+        config: ModelConfig,
+        make_head: Callable[[int], nn.Module] | None = None,
     ) -> None:
+        """`make_head`: from the number of features to the policy's last layers, if not those of the distribution."""
         super().__init__()
         self.uses_previous = config.feed_back or config.memory != "none"
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.actor = Trunk(observation_space, action_space, config)
         shared = config.shared or has_images(observation_space)
         self.critic = None if shared else Trunk(observation_space, action_space, config)
-        self.policy_head = policy_head(distribution, self.actor.size, config.log_std)
-        self.value_head = value_head(self.actor.size)
+        size = self.actor.size
+        self.policy_head = make_head(size) if make_head else policy_head(distribution, size, config.log_std)
+        self.value_head = value_head(size)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
         self._policy, self._value = (
             _linear_network(self.actor, self.policy_head),
@@ -111,21 +118,63 @@ class ActorCritic(PolicyModel):
             if isinstance(self.policy_head, GaussianHead):
                 params = self.policy_head.complete(params)
             return params, value.squeeze(-1), state
+        features, value, state = self._features(observation, inputs, state)
+        return self.policy_head(features), value, state
+
+    def _features(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """Features of the policy, the value, and the next state."""
         if self.critic is None:
             features, state = self.actor(observation, inputs, state)
-            return self.policy_head(features), self.value_head(features).squeeze(-1), state
+            return features, self.value_head(features).squeeze(-1), state
         actor_state, critic_state = state or ((), ())
         features, actor_state = self.actor(observation, inputs, actor_state)
         value_features, critic_state = self.critic(observation, inputs, critic_state)
         state = (actor_state, critic_state) if state else ()
-        return self.policy_head(features), self.value_head(value_features).squeeze(-1), state
+        return features, self.value_head(value_features).squeeze(-1), state
+
+    @property
+    def head(self) -> nn.Module:
+        """What maps features to the parameters."""
+        return self.policy_head
+
+    def with_features(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tensor, Tree]:
+        """Parameters, the features [..., F] that the head maps to them, value and the next state."""
+        observation = self.norm(inputs.observation) if self.norm else inputs.observation
+        features, value, state = self._features(observation, inputs, state)
+        return self.policy_head(features), features, value, state
 
     def numpy_forward(self, n: int) -> NumpyForward | None:
+        evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
+        if evaluate is None:
+            return None
+
+        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
+            features, value, state = evaluate(inputs, state)
+            return policy_head(features).reshape(n, -1), value, state
+
+        return forward
+
+    def numpy_with_features(
+        self, n: int
+    ) -> Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, np.ndarray, Tree]] | None:
+        """`with_features` in NumPy, as `numpy_forward`."""
+        evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
+        if evaluate is None:
+            return None
+
+        def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tree]:
+            features, value, state = evaluate(inputs, state)
+            return policy_head(features).reshape(n, -1), features.reshape(n, -1), value, state
+
+        return forward
+
+    def _numpy_features(self, n: int) -> NumpyForward | None:
+        """`_features` in NumPy, those of the policy in blocks."""
         actor, critic = self.actor.numpy_forward(n), self.critic.numpy_forward(n) if self.critic else None
         if actor is None:
             return None
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
-        policy_head, value_head = numpy_inference.head(self.policy_head), numpy_inference.head(self.value_head)
+        value_head = numpy_inference.head(self.value_head)
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
@@ -139,8 +188,7 @@ class ActorCritic(PolicyModel):
                 features, actor_state = actor(observation, inputs, actor_state)
                 value_features, critic_state = critic(observation, inputs, critic_state)
                 state = (actor_state, critic_state) if state else ()
-            params, value = policy_head(features), value_head(value_features)
-            return params.reshape(n, -1), value.reshape(n), numpy_inference.in_rows(state, n)
+            return features, value_head(value_features).reshape(n), numpy_inference.in_rows(state, n)
 
         return forward
 

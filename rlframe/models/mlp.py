@@ -102,7 +102,7 @@ class GaussianHead(nn.Module):
 
     def __init__(self, features: int, size: int, log_std: float) -> None:
         super().__init__()
-        self.mean = orthogonal(nn.Linear(features, size), _POLICY_GAIN)
+        self.mean = policy_layer(features, size)
         self.log_std = nn.Parameter(torch.full((size,), log_std))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -124,6 +124,13 @@ class JointHead(nn.Module):
         return torch.cat([head(features) for head in self.heads], -1)
 
 
+def policy_layer(features: int, size: int) -> nn.Linear:
+    """The last layer of a policy that is nearly uniform at first."""
+    layer = nn.Linear(features, size)
+    orthogonal(layer, _POLICY_GAIN)
+    return layer
+
+
 def policy_head(distribution: Distribution, features: int, log_std: float) -> nn.Module:
     """Head for the parameters of `distribution`."""
     match distribution:
@@ -131,7 +138,7 @@ def policy_head(distribution: Distribution, features: int, log_std: float) -> nn
             return JointHead([policy_head(part, features, log_std) for part in distribution.parts])
         case DiagonalGaussian() | TanhGaussian():
             return GaussianHead(features, distribution.param_size // 2, log_std)
-    return orthogonal(nn.Linear(features, distribution.param_size), _POLICY_GAIN)
+    return policy_layer(features, distribution.param_size)
 
 
 def value_head(features: int) -> nn.Module:

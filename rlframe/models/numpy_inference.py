@@ -21,6 +21,7 @@ from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
 from rlframe.models.memory import Memory
 from rlframe.models.mlp import GaussianHead, JointHead
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
+from rlframe.models.state_dependent import VARIANCE, StateDependentHead
 
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
@@ -164,12 +165,22 @@ def head(module: nn.Module) -> Map:
                 return np.concatenate([found, np.broadcast_to(log_std, found.shape)], -1)
 
             return gaussian
+        case StateDependentHead():
+            return _state_dependent(head(module.mean), as_numpy(module.log_std))
         case JointHead():
             parts = [head(part) for part in module.heads]
             return lambda x: _side_by_side(parts, [x] * len(parts))
         case nn.Linear():
             return affine(module.weight, module.bias)
     raise TypeError(f"{type(module).__name__} is not a known head")
+
+
+def _state_dependent(mean: Map, log_std: Array) -> Map:
+    def forward(x: Array) -> Array:
+        variance = np.matmul(x * x, np.exp(2 * log_std)) + np.float32(VARIANCE)
+        return np.concatenate([mean(x), np.float32(0.5) * np.log(variance)], -1)
+
+    return forward
 
 
 def normalizer(module: ObservationNorm) -> Callable[[Tree], Tree]:

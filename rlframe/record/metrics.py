@@ -19,6 +19,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "env_steps": "valid environment steps so far, over all ranks: the x-axis of everything (steps)",
         "updates": "optimizer updates so far (updates)",
         "episode/return_mean": "mean return of the last 100 training episodes, with unclipped rewards",
+        "episode/return_mean_greediest": "the same of the eighth of the environments that explores least, where levels "
+        "of exploration differ between environments",
         "episode/return_std": "standard deviation of those returns",
         "episode/return_min": "lowest of those returns",
         "episode/return_max": "highest of those returns",
@@ -74,7 +76,9 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/loss": "loss of the Q-function, without importance weights",
         "algo/q": "mean Q-value of the sampled actions",
         "algo/epsilon": "current probability of a random action in the first environment",
-        "algo/exploration": "current standard deviation of the noise on actions in [-1, 1]",
+        "algo/parameter_noise": "standard deviation of the noise in the policy's parameters",
+        "algo/exploration": "current level of other exploration in the first environment: standard deviation of "
+        "the noise on actions in [-1, 1], or temperature of boltzmann",
         "algo/temperature": "learned weight of the entropy",
         "algo/policy_loss": "policy part of the loss, mean over the interval's updates",
         "algo/value_loss": "value part of the loss, before its coefficient",

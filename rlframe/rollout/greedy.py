@@ -8,6 +8,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
+from rlframe.agents.policy import PolicyState
 from rlframe.agents.q import QState
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError
@@ -26,7 +27,8 @@ class Greedy(nn.Module):
         super().__init__()
         if not isinstance(agent, PolicyAgent | QAgent | ActorAgent):
             raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
-        self.agent, self.observation_space, self.action_space = agent, observation_space, action_space
+        self.agent: PolicyAgent | QAgent | ActorAgent = agent
+        self.observation_space, self.action_space = observation_space, action_space
         self.decode = Decoder(action_space)
         sees_previous = isinstance(agent, PolicyAgent | QAgent) and agent.model.uses_previous
         self.stateful = agent.recurrent or sees_previous
@@ -37,7 +39,7 @@ class Greedy(nn.Module):
             return ()
         device = next(self.agent.parameters()).device
         action = map_tree(lambda x: torch.from_numpy(x).to(device), canonical.zeros(self.action_space, (n,)))
-        memory = self.agent.memory(n) if isinstance(self.agent, QAgent) else self.agent.initial_state(range(n))
+        memory = () if isinstance(self.agent, ActorAgent) else self.agent.memory(n)
         return {"memory": memory, "action": action, "first": torch.ones(n, dtype=torch.bool, device=device)}
 
     def forward(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[Tree, Tree]:
@@ -51,12 +53,30 @@ class Greedy(nn.Module):
             return AgentInputs(observation, (), reward, torch.zeros_like(reward, dtype=torch.bool)), ()
         return AgentInputs(observation, state["action"], reward, state["first"]), state["memory"]
 
-    def step(self, observation: Tree, state: Tree, reward: Tensor, noise: Tree) -> tuple[Tree, Tree]:
-        """`Agent.step` with noise: the canonical action, and the next state."""
+    def exploration_state(self, n: int) -> Tree:
+        """The state of the exploration at the start of n episodes, for `step`; its level is the first environment's."""
+        exploration = self.agent.exploration
+        return () if exploration is None else exploration.initial_state([0] * n)
+
+    def step(
+        self, observation: Tree, state: Tree, reward: Tensor, noise: Tree, explore: Tree
+    ) -> tuple[Tree, Tree, Tree]:
+        """`Agent.step` with noise: the canonical action, the next state, and that of the exploration."""
         inputs, memory = self._inputs(observation, state, reward)
-        of_q = isinstance(self.agent, QAgent)
-        step = self.agent.step(inputs, QState(torch.zeros_like(reward), memory) if of_q else memory, noise)
-        return step.action, self._next_state(step.action, step.state.memory if of_q else step.state)
+        agent = self.agent
+        if isinstance(agent, QAgent):
+            step = agent.step(inputs, QState(explore, memory), noise)
+            memory, explore = step.state.memory, step.state.explore
+        elif isinstance(agent, ActorAgent):
+            step = agent.step(inputs, explore, noise)
+            explore = step.state
+        elif agent.exploration is not None:
+            step = agent.step(inputs, PolicyState(explore, memory), noise)
+            memory, explore = step.state.memory, step.state.explore
+        else:
+            step = agent.step(inputs, memory, noise)
+            memory = step.state
+        return step.action, self._next_state(step.action, memory), explore
 
     def _next_state(self, action: Tree, memory: Tree) -> Tree:
         if not self.stateful:
@@ -71,14 +91,13 @@ class Greedy(nn.Module):
         if isinstance(agent, QAgent):
             values, memory = agent.model(inputs, memory, 0.0)
             return agent.best(agent.kind.q(values), inputs), memory
+        if isinstance(agent, ActorAgent):
+            return agent.policy.mode(agent.model(inputs.observation)), ()
         n = inputs.first.shape[0]
-        zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x)), agent.noise(np.random.default_rng(0), ()))
+        zeros = map_tree(lambda x: torch.zeros(n, *np.shape(x)), agent.distribution.noise(np.random.default_rng(0), ()))
         zeros = map_tree(lambda x: x.to(inputs.first.device), zeros)
-        if isinstance(agent, PolicyAgent):
-            params, _, memory = agent.model(inputs, memory)
-            return agent.distribution.sample(params, zeros), memory
-        assert isinstance(agent, ActorAgent)
-        return agent.policy.mode(agent.model(inputs.observation)), ()
+        params, _, memory = agent.model(inputs, memory)
+        return agent.distribution.sample(params, zeros), memory
 
 
 def _as_agents_see(observation: Tree, space: Space) -> Tree:

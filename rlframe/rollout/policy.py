@@ -24,6 +24,7 @@ class Policy:
         self._greedy = Greedy(agent, observation_space, action_space).to(self._device)
         self._rng = np.random.default_rng(seed)
         self._state: Tree = ()
+        self._exploring: Tree = ()  # state of the exploration
         self._n = 0  # rows of the state; 0: an episode starts
 
     def reset(self) -> None:
@@ -46,6 +47,7 @@ class Policy:
         n = len(leaves(rows)[0])
         if n != self._n:
             self._state, self._n = self._greedy.initial_state(n), n
+            self._exploring = self._greedy.exploration_state(n)
         rewards = torch.as_tensor(np.broadcast_to(np.asarray(reward, np.float32), (n,)).copy()).to(self._device)
         call = self._explore if explore else self._greedy
         actions, self._state = call(rows, self._state, rewards)
@@ -53,7 +55,7 @@ class Policy:
 
     def _explore(self, rows: Tree, state: Tree, rewards: torch.Tensor) -> tuple[Tree, Tree]:
         noise = map_tree(lambda x: torch.from_numpy(x).to(self._device), self._agent.noise(self._rng, (len(rewards),)))
-        action, state = self._greedy.step(rows, state, rewards, noise)
+        action, state, self._exploring = self._greedy.step(rows, state, rewards, noise, self._exploring)
         return self._greedy.decode(action), state
 
 

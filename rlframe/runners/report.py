@@ -48,6 +48,7 @@ class TrainingLog:
         self.rule_holds = False  # on the newest values
         self.ranks, self.metrics, self.timers, self._usage = ranks, Metrics(), Timers(), Usage()
         self.recent: deque[Trajectory] = deque()  # of this rank
+        self.greediest: deque[Trajectory] = deque()  # the same of the environments that explore least
         self.set_window(WINDOW)
         self.unrecorded: list[dict[str, Any]] = []  # rows for episodes.csv
         self.env_seeds: Sequence[int] = ()  # of this rank's environments, for episodes.csv
@@ -58,11 +59,16 @@ class TrainingLog:
 
     def set_window(self, n_episodes: int) -> None:
         """The number of episodes, over all ranks, in episode/return_mean and similar metrics from now on."""
-        self.recent = deque(self.recent, maxlen=-(-n_episodes // self.ranks.n_samplers))
+        n_own = -(-n_episodes // self.ranks.n_samplers)
+        self.recent, self.greediest = deque(self.recent, n_own), deque(self.greediest, n_own)
 
-    def add_episodes(self, finished: Sequence[Trajectory], env_steps: int) -> None:
+    def add_episodes(
+        self, finished: Sequence[Trajectory], env_steps: int, first: int = 0, greediest: range = range(0)
+    ) -> None:
+        """`first`: index over all ranks of this rank's first environment.    greediest: see Algorithm.greediest."""
         self.n_episodes += len(finished)
         self.recent.extend(finished)
+        self.greediest.extend(each for each in finished if first + each.env in greediest)
         self.unrecorded += [self._described(each, env_steps) for each in finished]
 
     def _described(self, episode: Trajectory, env_steps: int) -> dict[str, Any]:
@@ -111,8 +117,13 @@ class TrainingLog:
         return over_ranks(self.ranks.gather(own))
 
     def _episodes(self) -> dict[str, float]:
-        recent = [Trajectory(*row) for rows in self.ranks.gather([*map(astuple, self.recent)]) for row in rows]
+        own = [[*map(astuple, each)] for each in (self.recent, self.greediest)]
+        recent, greediest = (
+            [Trajectory(*row) for rows in each for row in rows] for each in zip(*self.ranks.gather(own), strict=True)
+        )
         row = summarize(recent, "episode")
+        if greediest:
+            row["episode/return_mean_greediest"] = statistics.fmean(each.return_ for each in greediest)
         if recent:
             row["episode/discounted_return_mean"] = statistics.fmean(each.discounted_return for each in recent)
             row["episode/nonzero_rewards_mean"] = statistics.fmean(each.nonzero_rewards for each in recent)
@@ -133,6 +144,7 @@ class TrainingLog:
             "n_episodes": self.n_episodes,
             "elapsed_s": self.timers.elapsed_s(),
             "recent": [list(astuple(trajectory)) for trajectory in self.recent],
+            "greediest": [list(astuple(trajectory)) for trajectory in self.greediest],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,6 +153,7 @@ class TrainingLog:
         self.metrics.load_state_dict(state["metrics"])
         self.timers = Timers(state["elapsed_s"])
         self.recent.extend(Trajectory(*row) for row in state["recent"])
+        self.greediest.extend(Trajectory(*row) for row in state["greediest"])
 
 
 def _gpu_usage() -> dict[str, float]:

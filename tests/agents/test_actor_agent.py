@@ -25,14 +25,28 @@ KINDS: list[tuple[Any, Space]] = [
 every_kind = pytest.mark.parametrize(("policy", "space"), KINDS, ids=lambda each: str(getattr(each, "__name__", each)))
 
 
-def agent_for(policy: Any, action: Space, observation: Space = VECTOR, seed: int = 0, **model: Any) -> ActorAgent:
+def agent_for(
+    policy: Any, action: Space, observation: Space = VECTOR, seed: int = 0, explore: str = "", **model: Any
+) -> ActorAgent:
     config = ModelConfig(**{"hidden": (16,), "activation": "relu"} | model)
-    return make_actor_agent(observation, action, policy(action), config, seed)
+    return make_actor_agent(
+        observation,
+        action,
+        policy(action),
+        config,
+        explore or ("gaussian" if policy is Deterministic else "stochastic"),
+        seed,
+    )
+
+
+def set_levels(agent: ActorAgent, random: float, std: float) -> None:
+    agent.set_random(bool(random))
+    agent.exploration.set_level(std, std, 1)
 
 
 def act(agent: ActorAgent, n: int, noise: Any, observation: Space = VECTOR) -> torch.Tensor:
     inputs = inputs_for(observation, agent.action_space, n)
-    return agent.step(inputs.torch(), (), map_tree(torch.from_numpy, noise)).action
+    return agent.step(inputs.torch(), agent.initial_state(range(n)), map_tree(torch.from_numpy, noise)).action
 
 
 @every_kind
@@ -43,7 +57,7 @@ def test_zero_noise_acts_greedily_whatever_the_levels(policy: Any, space: Space)
     params = agent.model(torch.from_numpy(inputs_for(VECTOR, space, 8).observation)).detach()
     expected = params.argmax(-1) if policy is Choice else params[:, : greedy[0].numel()].tanh().reshape(greedy.shape)
     torch.testing.assert_close(greedy, expected)
-    agent.set_levels(1.0, 0.7)
+    set_levels(agent, 1.0, 0.7)
     assert torch.equal(act(agent, 8, noise), greedy)
 
 
@@ -53,11 +67,11 @@ def test_random_actions_are_uniform(policy: Any) -> None:
     with torch.no_grad():
         agent.model.mlp.layers.flat[-1][:3] = 5.0  # the policy itself would always choose 1
     noise = agent.noise(np.random.default_rng(0), (4000,))
-    agent.set_levels(1.0, 0.1)
+    set_levels(agent, 1.0, 0.1)
     action = act(agent, 4000, noise)
     found = np.histogram(action.numpy(), bins=5, range=(-1, 1))[0] / action.numel()
     np.testing.assert_allclose(found, 0.2, atol=0.015)
-    agent.set_levels(0.0, 0.1)
+    set_levels(agent, 0.0, 0.1)
     assert act(agent, 4000, noise).mean() > 0.9
 
 
@@ -66,9 +80,9 @@ def test_random_choices_are_uniform() -> None:
     with torch.no_grad():
         agent.model.mlp.layers.flat[-1][2] = 50.0
     noise = agent.noise(np.random.default_rng(0), (4000,))
-    agent.set_levels(1.0, 0.0)
+    set_levels(agent, 1.0, 0.0)
     np.testing.assert_allclose(np.bincount(act(agent, 4000, noise)) / 4000, 0.25, atol=0.03)
-    agent.set_levels(0.0, 0.0)
+    set_levels(agent, 0.0, 0.0)
     assert (act(agent, 4000, noise) == 2).all()
 
 
@@ -76,11 +90,11 @@ def test_exploration_is_the_standard_deviation_of_the_noise_and_actions_stay_wit
     agent = agent_for(Deterministic, BOX)
     noise = agent.noise(np.random.default_rng(0), (4000,))
     greedy = act(agent, 4000, zeros_like(noise, ()))
-    agent.set_levels(0.0, 0.1)
+    set_levels(agent, 0.0, 0.1)
     moved = act(agent, 4000, noise) - greedy
     inside = greedy.abs() < 0.6
     assert moved[inside].std().item() == pytest.approx(0.1, rel=0.05)
-    agent.set_levels(0.0, 3.0)
+    set_levels(agent, 0.0, 3.0)
     assert act(agent, 4000, noise).abs().max() == 1.0
 
 
@@ -125,7 +139,7 @@ def check_numpy(agent: ActorAgent, observation: Space, n: int) -> None:
     inputs, step = inputs_for(observation, agent.action_space, n), agent.numpy_step(n)
     assert step is not None
     for random, exploration in ((0.0, 0.0), (0.0, 0.3), (1.0, 0.3)):  # which are seen though the step was made before
-        agent.set_levels(random, exploration)
+        set_levels(agent, random, exploration)
         noise = agent.noise(np.random.default_rng(1), (n,))
         expected = agent.step(inputs.torch(), (), map_tree(torch.from_numpy, noise)).action
         found = step(inputs, (), noise).action
@@ -155,7 +169,7 @@ def test_an_agent_sent_to_a_worker_takes_its_parameters_and_levels_from_the_boar
     for array in adopted.values():
         array[...] = 1.0  # so that actions are random, by the levels, which the board has
     inputs, noise = inputs_for(VECTOR, space, 4), agent.noise(np.random.default_rng(0), (4,))
-    agent.set_levels(1.0, 1.0)
+    set_levels(agent, 1.0, 1.0)
     np.testing.assert_allclose(step(inputs, (), noise).action, act(agent, 4, noise), atol=1e-6)
 
 
@@ -185,9 +199,9 @@ def test_noise_of_an_environment_does_not_depend_on_its_company() -> None:
 
 def test_levels_are_saved_with_the_agent() -> None:
     agent, other = agent_for(Deterministic, BOX), agent_for(Deterministic, BOX, seed=1)
-    agent.set_levels(1.0, 0.25)
+    set_levels(agent, 1.0, 0.25)
     other.load_state_dict(agent.state_dict())
-    assert (other.random.item(), other.exploration.item()) == (1.0, 0.25)
+    assert (other.random.item(), other.exploration.level[0].item()) == (1.0, 0.25)
 
 
 def test_the_seed_decides_the_weights() -> None:

@@ -12,22 +12,26 @@ from gymnasium import spaces
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
+from rlframe.exploration import epsilon as epsilon_greedy
+from rlframe.exploration import noisy as noisy_layers
 from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Categorical, Expected, NoisyLinear, Quantile
 from tests.models.test_numpy_inference import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)
+LADDER = epsilon_greedy.Config(epsilon=0.5, epsilon_last=0.1)  # so that environments have epsilons of their own
 KINDS = [Expected(), Categorical(5, -1.0, 2.0), Quantile(4)]
 
 
 def agent_for(kind: Any = KINDS[0], dueling: bool = False, noisy: bool = False, **model: Any) -> QAgent:
     config = ModelConfig(**({"hidden": (16, 8), "memory_size": 4} | model))
-    return make_q_agent(VECTOR, ACTION, config, kind, 0, dueling, noisy)
+    explore = noisy_layers.Config(epsilon_last=0.1) if noisy else LADDER
+    return make_q_agent(VECTOR, ACTION, config, kind, explore, 0, dueling)
 
 
 def act(agent: QAgent, n: int, noise: Any, epsilon: tuple[float, float, int] = (0.0, 0.0, 1)) -> np.ndarray:
-    agent.set_epsilon(*epsilon)
+    agent.exploration.set_level(*epsilon)
     inputs = inputs_for(VECTOR, ACTION, n).torch()
     return agent.step(inputs, agent.initial_state(range(n)), map_tree(torch.from_numpy, noise)).action.numpy()
 
@@ -41,7 +45,7 @@ def noise_for(agent: QAgent, n: int) -> Any:
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_numpy_acts_as_torch(kind: Any, dueling: bool, noisy: bool, memory: str) -> None:
     agent = agent_for(kind, dueling, noisy, memory=memory, feed_back=True, normalize_observation=True)
-    agent.set_epsilon(0.5, 0.1, 8)
+    agent.exploration.set_level(0.5, 0.1, 8)
     agent.model.resample(torch.Generator().manual_seed(0))
     inputs, step = inputs_for(VECTOR, ACTION, 8), agent.numpy_step(8)
     agent.observe(torch.from_numpy(inputs.observation))
@@ -64,7 +68,7 @@ def test_gradients_are_those_of_the_plain_network(
 ) -> None:
     normalized = {"normalize_observation": True} if space is VECTOR else {}
     config = ModelConfig(hidden=hidden, image_hidden=(8,), **normalized)
-    agent = make_q_agent(space, ACTION, config, kind, 0, dueling)
+    agent = make_q_agent(space, ACTION, config, kind, "epsilon", 0, dueling)
     inputs = inputs_for(space, ACTION, 8).torch()
     agent.observe(inputs.observation)
     found = []
@@ -78,7 +82,7 @@ def test_gradients_are_those_of_the_plain_network(
 
 
 def test_a_network_of_any_observation_acts() -> None:
-    agent = make_q_agent(MIXED, ACTION, ModelConfig(), Expected())
+    agent = make_q_agent(MIXED, ACTION, ModelConfig(), Expected(), "epsilon")
     step = agent.numpy_step(4)
     assert step is not None
     found = step(inputs_for(MIXED, ACTION, 4), agent.initial_state(range(4)).numpy(), noise_for(agent, 4))
@@ -114,16 +118,16 @@ def test_epsilon_is_the_rate_of_random_actions() -> None:
 
 def test_the_ladder_is_spaced_logarithmically_over_environments() -> None:
     agent = agent_for()
-    agent.set_epsilon(0.4, 0.4**8, 8)  # Horgan et al. 2018: 0.4^(1 + 7 i / (N - 1))
+    agent.exploration.set_level(0.4, 0.4**8, 8)  # Horgan et al. 2018: 0.4^(1 + 7 i / (N - 1))
     n = 8
     for env, expected in enumerate(0.4 ** (1 + np.arange(8))):
         for just, random in ((0.999, True), (1.001, False)):
             noise = noise_for(agent, n)
-            noise.uniform[:] = 1 - expected * just
+            noise.explore.uniform[:] = 1 - expected * just
             inputs = inputs_for(VECTOR, ACTION, n).torch()
             state = agent.initial_state(range(n))
             greedy = agent.step(inputs, state, map_tree(torch.zeros_like, map_tree(torch.from_numpy, noise))).action
-            noise.action[:] = (greedy.numpy() + 1) % 3
+            noise.explore.action[:] = (greedy.numpy() + 1) % 3
             action = agent.step(inputs, state, map_tree(torch.from_numpy, noise)).action
             assert bool(action[env] != greedy[env]) == random
 
@@ -160,10 +164,12 @@ def test_q_values_of_a_distribution_by_hand() -> None:
 
 def test_actions_that_are_not_discrete_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Discrete actions.*use sac, td3 or ppo"):
-        make_q_agent(VECTOR, spaces.Box(-1, 1, (2,)), ModelConfig(), Expected())
+        make_q_agent(VECTOR, spaces.Box(-1, 1, (2,)), ModelConfig(), Expected(), "epsilon")
 
 
 @pytest.mark.parametrize(("settings", "given"), [({"shared": True}, "shared=true"), ({"log_std": -1.0}, "log_std=-1")])
 def test_settings_of_policies_are_refused(settings: dict[str, Any], given: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{given} is for policies"):
-        make_q_agent(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), ModelConfig(**settings), Expected())
+        make_q_agent(
+            spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), ModelConfig(**settings), Expected(), "epsilon"
+        )

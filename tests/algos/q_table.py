@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rlframe.agents import QAgent
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
+from rlframe.exploration.epsilon import Epsilon
 from rlframe.models.q_network import Expected, QModel, QValue
 from rlframe.replay import Transitions
 
@@ -27,7 +28,7 @@ class QTable(QModel):
 
 def table_agent(n: int, kind: QValue | None = None) -> QAgent:
     kind = kind or Expected()
-    return QAgent(QTable(n, kind.n_atoms), kind, spaces.Discrete(n), spaces.Discrete(2))
+    return QAgent(QTable(n, kind.n_atoms), kind, Epsilon(2, False), spaces.Discrete(n), spaces.Discrete(2))
 
 
 def inputs_at(states: list[int]) -> AgentInputs:

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "rainbow": (
         dqn,
         "CartPole-v1",
-        {"noisy": True, "dueling": True, "value": "categorical", "prioritized": True, "n_step": 2, "v_max": 9.0},
+        {"explore": "noisy", "dueling": True, "value": "categorical", "prioritized": True, "n_step": 2, "v_max": 9.0},
     ),
     "sac": (sac, "Pendulum-v1", {"max_grad_norm": "linear(1,0.5)", "tau": "linear(0.1,0.01)"}),
     "sac_discrete": (sac, "CartPole-v1", {"learn_temperature": False, "temperature": "linear(1,0.1)"}),

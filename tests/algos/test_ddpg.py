@@ -90,4 +90,4 @@ def test_learning_rates_fall_linearly_if_asked() -> None:
 def test_a_stochastic_agent_is_refused() -> None:
     agent = learner(sac).agent
     with pytest.raises(TypeError, match="DDPG needs an agent with a deterministic policy, got SquashedGaussian"):
-        ddpg.DDPG(agent, learner(ddpg).critic, learner(ddpg).replay, 100)
+        ddpg.DDPG(agent, learner(ddpg).critic, learner(ddpg).replay, learner(ddpg).exploration, 100)

@@ -16,6 +16,7 @@ from rlframe.algos.off_policy import ReplayRatio, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
+from rlframe.exploration import epsilon, noisy
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.optimizers import adam
@@ -30,7 +31,7 @@ QUICK: dict[str, Any] = {
     "replay_ratio": 8.0,
     "learn_from": 64,
     "target_interval": 20,
-    "epsilon": "linear(1,0.1,0.5)",
+    "explore": epsilon.Config(epsilon="linear(1,0.1,0.5)"),
     "optimizer": adam.Config(epsilon=1e-5),
 }
 SMALL = ReplayConfig(size=2_000)
@@ -155,7 +156,7 @@ def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
 
 def test_a_copy_has_statistics_and_noise_too() -> None:
     space, config = spaces.Box(-1.0, 1.0, (3,), np.float32), ModelConfig(normalize_observation=True)
-    one, other = (make_q_agent(space, spaces.Discrete(2), config, Expected(), seed, noisy=True) for seed in (0, 1))
+    one, other = (make_q_agent(space, spaces.Discrete(2), config, Expected(), "noisy", seed) for seed in (0, 1))
     one.observe(torch.ones(4, 3))
     one.model.resample(torch.Generator().manual_seed(0))
     copy_into(other.model, one.model)
@@ -197,11 +198,11 @@ def test_the_learning_rate_is_used_and_scheduled() -> None:
 
 
 def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
-    algo, agent, _ = run(debug_envs.identity, 4, epsilon_last="linear(1,0.01,0.5)")
-    assert agent.epsilon.tolist() == pytest.approx([0.1, 0.01])
-    algo.exploration.apply(agent, 64)
-    assert agent.epsilon.tolist() == pytest.approx([0.55, 0.505])
-    assert agent.last_env == 7
+    ladder = epsilon.Config(epsilon="linear(1,0.1,0.5)", epsilon_last="linear(1,0.01,0.5)")
+    algo, agent, _ = run(debug_envs.identity, 4, explore=ladder)
+    assert agent.exploration.level.tolist() == pytest.approx([0.1, 0.01, 7])
+    algo.exploration.apply(agent.exploration, 64)
+    assert agent.exploration.level.tolist() == pytest.approx([0.55, 0.505, 7])
 
 
 def test_prioritized_replay_is_told_the_errors() -> None:
@@ -224,7 +225,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "double dueling": {"double": True, "dueling": True},
     "3 steps prioritized": {"n_step": 3, "prioritized": True},
-    "noisy": {"noisy": True, "learning_rate": 3e-3},
+    "noisy": {"explore": noisy.Config(epsilon="linear(1,0.1,0.5)"), "learning_rate": 3e-3},
     "categorical": {"value": "categorical", "n_atoms": 21, "v_min": -1.0, "v_max": 5.0},
     "quantile": {"value": "quantile", "n_atoms": 8},
     "normalised, fed back": {"model_normalize_observation": True, "model_feed_back": True},
@@ -233,7 +234,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dueling": True,
         "n_step": 3,
         "prioritized": True,
-        "noisy": True,
+        "explore": noisy.Config(epsilon="linear(1,0.1,0.5)"),
         "value": "categorical",
         "n_atoms": 21,
         "v_min": -1.0,
@@ -254,7 +255,13 @@ def test_every_option_learns_to_name_what_it_sees(name: str) -> None:
 
 def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tensor:
     """The largest Q of each state, after learning with γ = 0.8 from random actions."""
-    settings = {"discount": 0.8, "epsilon": 1.0, "double": True, "n_step": n_step, "replay_ratio": 32.0}
+    settings = {
+        "discount": 0.8,
+        "explore": epsilon.Config(epsilon=1.0),
+        "double": True,
+        "n_step": n_step,
+        "replay_ratio": 32.0,
+    }
     _, agent, _ = run(env, 30, **settings, **kwargs)
     with torch.no_grad():
         return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values

@@ -9,6 +9,7 @@ import torch
 from rlframe.algos import dqn, r2d1, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.rollout.env_pool import EnvPool
@@ -16,10 +17,13 @@ from rlframe.runners import MinibatchRl
 from rlframe.samplers import CpuSampler, SerialSampler
 
 COMMON: dict[str, Any] = {"replay": ReplayConfig(size=1_000), "learn_from": 32}
-LADDER: dict[str, Any] = {**COMMON, "epsilon": "linear(0.5,0.4,0.02)", "epsilon_last": "linear(0.5,0.01,0.02)"}
+LADDER: dict[str, Any] = {
+    **COMMON,
+    "explore": epsilon.Config(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.01,0.02)"),
+}
 MEMORY: dict[str, Any] = {"memory": "lstm", "memory_size": 8}
 CASES: dict[str, Any] = {
-    "dqn": (dqn, "CartPole-v1", {**LADDER, "noisy": True, "n_step": 3, "prioritized": True}, {}),
+    "dqn": (dqn, "CartPole-v1", {**LADDER, "n_step": 3, "prioritized": True}, {}),
     "r2d1": (r2d1, "CartPole-v1", {**LADDER, "batch_size": 4, "burn_in": 2, "learn_T": 6, "replay_ratio": 4.0}, MEMORY),
     "td3": (td3, "Pendulum-v1", {**COMMON, "batch_size": 16, "replay_ratio": 4.0}, {}),
     "sac": (sac, "Pendulum-v1", {**COMMON, "batch_size": 16, "replay_ratio": 4.0}, {}),

@@ -16,6 +16,7 @@ from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.distributions import Categorical, MultiCategorical
 from rlframe.envs import EnvConfig, debug_envs
+from rlframe.exploration import epsilon as epsilon_greedy
 from rlframe.models import ModelConfig
 from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
 from rlframe.models.q_network import Categorical as CategoricalValue
@@ -34,15 +35,15 @@ MANY_ACTIONS = {"kind": "multi_discrete"}
 PPO: dict[str, Any] = {"epochs": 1, "minibatches": 2}
 SEQUENCES: dict[str, Any] = {**OFF, "burn_in": 4, "learn_T": 8, "batch_size": 8}
 LSTM = {"memory": "lstm", "memory_size": 8}
-RANDOM = {"epsilon": 1.0}
-GREEDY = {"epsilon": 0.0}
+RANDOM = {"explore": epsilon_greedy.Config(epsilon=1.0)}
+GREEDY = {"explore": "none"}
 RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ppo": (ppo, PPO, {}, {}),
     "ppo_lstm": (ppo, PPO, LSTM, {}),
     "ppo_multi_discrete": (ppo, PPO, {}, MANY_ACTIONS),
     "dqn_random": (dqn, {**OFF, **RANDOM}, {}, {}),
     "dqn_greedy": (dqn, {**OFF, **GREEDY, "double": True}, {}, {}),
-    "r2d1": (r2d1, {**SEQUENCES, "epsilon": 0.5}, LSTM, {}),
+    "r2d1": (r2d1, {**SEQUENCES, "explore": epsilon_greedy.Config(epsilon=0.5)}, LSTM, {}),
     "sac": (sac, {**OFF, "learn_from": 2_048}, {}, {}),
 }
 
@@ -147,11 +148,11 @@ def test_box_actions_have_an_ordinary_observation_of_that_name() -> None:
 )
 @pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
 def test_greedy_and_random_choices_are_among_the_allowed_and_random_ones_uniform(kind: Any, numpy: bool) -> None:
-    agent, n = make_q_agent(MASKED, ACTIONS, CONFIG, kind), 3_000
+    agent, n = make_q_agent(MASKED, ACTIONS, CONFIG, kind, "epsilon"), 3_000
     rows = inputs([0, 1] * (n // 2), [[1, 0, 1], [0, 1, 1]] * (n // 2))
     noise = agent.noise(np.random.default_rng(0), (n,))
     for epsilon in (1.0, 0.0):
-        agent.set_epsilon(epsilon, epsilon, 1)
+        agent.exploration.set_level(epsilon, epsilon, 1)
         state = agent.initial_state(range(n))
         step = agent.numpy_step(n)
         assert step is not None
@@ -205,7 +206,7 @@ def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(double: bool
 
 
 def test_r2d1s_choice_is_over_what_each_row_allows() -> None:
-    agent = make_q_agent(MASKED, ACTIONS, CONFIG, Expected())
+    agent = make_q_agent(MASKED, ACTIONS, CONFIG, Expected(), "epsilon")
     q = torch.tensor([[[1.0, 2.0, 9.0]], [[5.0, 4.0, 9.0]]])  # [T, n, A]
     rows = inputs([0, 0], [[1, 1, 0], [1, 0, 0]]).map(lambda x: x.unsqueeze(1))
     assert agent.best(q, rows).tolist() == [[1], [0]]
@@ -248,7 +249,17 @@ def test_sacs_given_target_entropy_stays() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "ppo_lstm", "dqn", "sac"])
 def test_a_masked_grid_is_solved(name: str) -> None:
-    RUNS["dqn"] = (dqn, {**OFF, "replay_ratio": 8.0, "epsilon": "linear(1,0.1,0.5)", "learning_rate": 1e-3}, {}, {})
+    RUNS["dqn"] = (
+        dqn,
+        {
+            **OFF,
+            "replay_ratio": 8.0,
+            "explore": epsilon_greedy.Config(epsilon="linear(1,0.1,0.5)"),
+            "learning_rate": 1e-3,
+        },
+        {},
+        {},
+    )
     RUNS["dqn"][1]["target_interval"] = 100
     module, settings, model, kwargs = RUNS[name]
     quick = {"learning_rate": 3e-3} if module is not sac else {"replay_ratio": 8.0, "temperature": 0.1}

@@ -50,7 +50,14 @@ def claimed_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     claim_two_threads(monkeypatch)
 
 
-RAINBOW = {"double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3, "value": "categorical"}
+RAINBOW = {
+    "double": True,
+    "dueling": True,
+    "explore": "noisy",
+    "prioritized": True,
+    "n_step": 3,
+    "value": "categorical",
+}
 
 
 def learner(seed: int = 0, **settings: Any) -> tuple[Any, Any, Any]:

@@ -171,4 +171,4 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
 
 def test_a_deterministic_agent_is_refused() -> None:
     with pytest.raises(TypeError, match="SAC needs an agent with a stochastic policy, got Deterministic"):
-        sac.SAC(learner(td3).agent, learner(sac).critics, learner(sac).replay, 100)
+        sac.SAC(learner(td3).agent, learner(sac).critics, learner(sac).replay, learner(sac).exploration, 100)

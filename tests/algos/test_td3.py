@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlframe.algos import td3
+from rlframe.exploration import gaussian
 from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
 
 TANH_HALF = math.tanh(0.5)
@@ -115,10 +116,10 @@ def test_target_noise_has_the_standard_deviation_asked_for() -> None:
 
 
 def test_exploration_is_annealed_by_env_steps_and_warm_up_ends_at_learn_from() -> None:
-    algo = learner(td3, n_steps=100, exploration="linear(0.4,0.2)", learn_from=50)
+    algo = learner(td3, n_steps=100, explore=gaussian.Config(std="linear(0.4,0.2)"), learn_from=50)
     found = []
     for env_steps in (0, 49, 50, 100, 200):
         algo.progress.env_steps = env_steps
         algo.explore()
-        found.append((algo.agent.random.item(), round(algo.agent.exploration.item(), 5)))
+        found.append((algo.agent.random.item(), round(algo.agent.exploration.level[0].item(), 5)))
     assert found == [(1.0, 0.4), (1.0, 0.302), (0.0, 0.3), (0.0, 0.2), (0.0, 0.2)]

@@ -8,7 +8,7 @@ from typing import Any
 import chz
 import pytest
 
-from rlframe.algos import dqn, ppo, sac
+from rlframe.algos import ppo, sac
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, curve
 from rlframe.experiment.config import from_flat, to_flat
@@ -82,7 +82,7 @@ def test_what_is_no_schedule_is_refused_in_one_line(text: str, message: str) -> 
         ("sac", "temperature", "linear(1,0.1)", "changes what is learned; add algo.learn_temperature=false"),
         ("dqn", "v_max", "linear(1,2)", "the same for the whole run; it cannot be a schedule"),
         ("dqn", "replay_ratio", "linear(1,2)", "the same for the whole run; it cannot be a schedule"),
-        ("dqn", "epsilon", "linear(2,0)", "must be from 0 to 1"),
+        ("dqn", "explore.epsilon", "linear(2,0)", "must be from 0 to 1"),
     ],
 )
 def test_every_point_of_a_schedule_keeps_to_the_bounds_of_its_field(
@@ -106,20 +106,16 @@ def test_params_json_has_the_text_and_can_be_launched_again() -> None:
     given: dict[str, Any] = {
         "algo": "dqn",
         "algo.learning_rate": "piecewise(0:1e-3,5e5:1e-4)",
-        "algo.epsilon": "cosine(1,0.05,0.1)",
+        "algo.explore.epsilon": "cosine(1,0.05,0.1)",
         "algo.beta": 0.4,
     }
     flat = json.loads(json.dumps(to_flat(from_flat(given))))
     assert {key: flat[key] for key in given} == given
     assert to_flat(from_flat(flat)) == flat
     assert not foreign({key: flat[key] for key in flat if key.startswith("algo")})
-    assert foreign({"algo.epsilon": "evil(./code.py:run)"})
+    assert foreign({"algo.explore.epsilon": "evil(./code.py:run)"})
 
 
 def test_a_sweep_is_split_at_commas_outside_of_parentheses() -> None:
     grid = read_grid({"sweep.algo.learning_rate": "linear(1e-3,0),3e-4,piecewise(0:1,1:0)"})
     assert grid.swept["algo.learning_rate"] == ("linear(1e-3,0)", "3e-4", "piecewise(0:1,1:0)")
-
-
-def test_epsilon_of_the_last_environment_is_that_of_all_without_its_own() -> None:
-    assert dqn.Config().epsilon_last == 0

@@ -31,12 +31,15 @@ RUNS = {
     "dict": [*PPO, PROBE, "env_kwargs.action=dict", "env_kwargs.length=5", "model.feed_back=true"],
     "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],
     "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
-    "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "algo.noisy=true", "algo.value=quantile"],
+    "dqn": ["algo=dqn", *REPLAY, "env=CartPole-v1", "algo.dueling=true", "explore=noisy", "algo.value=quantile"],
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
     "masked": [*PPO, MASKED],
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
     "masked_sac": ["algo=sac", *REPLAY, MASKED],
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
+    "ppo_gsde": [*PPO, "env=Pendulum-v1", "explore=gsde", "model.memory=gru", "model.memory_size=8"],
+    "sac_gsde": ["algo=sac", *REPLAY, "env=Pendulum-v1", "explore=gsde"],
+    "ddpg_parameter_noise": ["algo=ddpg", *REPLAY, "env=Pendulum-v1", "explore=parameter_noise"],
     "r2d1": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", "model.memory=gru", "model.memory_size=8"],
 }
 FAST = ("ppo", "lstm", "dqn", "sac", "shifted")

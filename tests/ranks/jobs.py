@@ -19,6 +19,7 @@ from rlframe.algos import a2c, ddpg, dqn, pg, ppo, r2d1, sac, td3
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
+from rlframe.exploration import noisy
 from rlframe.models import ModelConfig
 from rlframe.replay import ReplayConfig
 from rlframe.runners import SyncRl
@@ -36,7 +37,11 @@ ALGOS: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] =
     "dqn": (
         dqn,
         CARTPOLE,
-        {"batch_size": 8, "epsilon_last": "linear(1,0.01,0.02)", "noisy": True, "prioritized": True},
+        {
+            "batch_size": 8,
+            "explore": noisy.Config(epsilon="linear(1,0.1,0.02)", epsilon_last="linear(1,0.01,0.02)"),
+            "prioritized": True,
+        },
         {},
     ),
     "r2d1": (r2d1, CARTPOLE, {"batch_size": 4, "burn_in": 2, "learn_T": 4}, {"memory": "lstm", "memory_size": 8}),

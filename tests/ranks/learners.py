@@ -31,7 +31,7 @@ SAME: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = 
 }
 NOISY: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] = {
     "dqn, images": (dqn, IMAGES, {"batch_size": 8}, {"image_hidden": (8,)}),  # of one environment: may be prefetched
-    "dqn, noisy": (dqn, CARTPOLE, {"batch_size": 8, "noisy": True}, {}),
+    "dqn, noisy": (dqn, CARTPOLE, {"batch_size": 8, "explore": "noisy"}, {}),
     "td3": (td3, PENDULUM, {"batch_size": 8}, {}),
     "sac": (sac, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
 }

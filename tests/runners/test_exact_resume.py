@@ -21,7 +21,7 @@ PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
 REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300"
 SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
 RAINBOW = (
-    "algo.double=true algo.dueling=true algo.noisy=true algo.n_step=3 algo.prioritized=true algo.value=categorical"
+    "algo.double=true algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.value=categorical"
 )
 EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
 TWO_ROWS = "algo.batch_size=2 algo.replay_ratio=3"  # 12 updates a batch

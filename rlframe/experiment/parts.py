@@ -1,0 +1,40 @@
+"""Short keys of an algorithm's own parts, optimizer and exploration, and which of them another algorithm keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import chz
+
+from rlframe.core.config import find_module
+from rlframe.core.errors import ConfigError
+from rlframe.core.flat import PARTS
+from rlframe.exploration.base import KINDS
+
+OPTIMIZER, EXPLORE = "algo.optimizer", "algo.explore"
+OF_OWN = (OPTIMIZER, EXPLORE)  # parts that module:Class may name
+
+
+def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer with explore= as algo.explore=, and algo.optimizer=module:Class as algo.optimizer=own and its name."""
+    found: dict[str, Any] = {}
+    for key, value in layer.items():
+        long = f"algo.{key}" if str(key).partition(".")[0] == "explore" else key
+        if long in found or (long != key and long in layer):
+            raise ConfigError(f"{key} is short for {long}; give one of them")
+        found[long] = value
+    for part in OF_OWN:
+        if ":" in str(found.get(part, "")):
+            found |= {part: "own", f"{part}.name": found[part]}
+    return found
+
+
+def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
+    """The parts of an algorithm that stay as given when `algo` takes its place: exploration only if it fits."""
+    try:
+        field: Any = chz.chz_fields(find_module(algo, PARTS["algo"]).Config)["explore"]
+        fits = given[EXPLORE] in field.metadata[KINDS]
+    except (ConfigError, AttributeError, KeyError, TypeError):  # reported when the config is made, or it has none
+        fits = False
+    return OF_OWN if fits else (OPTIMIZER,)

@@ -1,0 +1,321 @@
+"""The interface of exploration: what chooses among Q-values, what adds noise to actions, their Configs and levels.
+
+A kind has one scale, its level: a rate of random actions, a standard deviation, a temperature. The level may be a
+schedule, and may differ between environments, spaced logarithmically from the first to the last (Horgan et al. 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import chz
+import numpy as np
+import torch
+from chz.mungers import Munger
+from torch import Tensor, nn
+
+from rlframe.core.config import find_module, key_of, module_part, nearest
+from rlframe.core.errors import ConfigError
+from rlframe.core.flat import part_name
+from rlframe.core.ranks import current_ranks
+from rlframe.core.schedule import Scheduled, curve, scheduled
+from rlframe.core.struct import Struct, Tree, fill
+from rlframe.core.types import AgentInputs, Array
+
+PACKAGE = "rlframe.exploration"
+KINDS = "kinds"  # in the metadata of a field of `explore`: the names that fit
+Evaluated = tuple[Array, Tree, "ExploreState"]
+_NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
+
+
+@dataclass(frozen=True, eq=False)
+class ExploreState(Struct):
+    """What exploration carries from row to row of an environment."""
+
+    env: Tree  # [B] float32, index of the environment over all ranks; () if all have the same level
+    own: Tree  # of the kind; () if it has none
+
+
+class Exploration(nn.Module, ABC):
+    """How an agent acts other than greedily. Its level is set by the algorithm; its state travels with the agent's.
+
+    Zero noise must act greedily, whatever the level and the state: evaluation acts so.
+    """
+
+    level: Tensor  # [3] of the first and of the last environment, and the index of the last one of all ranks
+    scale = ""  # name of its level: of a field of its Config, and of a metric
+
+    def __init__(self, graded: bool = False) -> None:
+        """`graded`: the level differs between environments."""
+        super().__init__()
+        self.graded = graded
+        self.register_buffer("level", torch.tensor([0.0, 0.0, 1.0]))
+
+    def set_level(self, first: float, last: float, n_envs: int) -> None:
+        """Set the level of environment 0 and of the last one; n_envs counts the environments of all ranks."""
+        fill(self.level, (first, last, max(n_envs - 1, 1)))
+
+    def level_of(self, level: Array, state: ExploreState, xp: Any) -> Array:
+        """The level of each row, [] or [B]: first^(1 - i/(N-1)) last^(i/(N-1)) for environment i of N.
+
+        `level`: the buffer, or its NumPy view where `xp`, the module of all arrays, is numpy.
+        """
+        if not self.graded:
+            return level[0]
+        logs = xp.log(level.clip(_NEVER, None))
+        return xp.exp(logs[0] + (logs[1] - logs[0]) * (state.env / level[2]))
+
+    def follow(self, model: Any, observation: Tree, before: int, after: int) -> None:
+        """Adapt to a batch that the learner received; the same on all ranks.
+
+        Args:
+            model: the network that acts.    observation: [T, B, ...] of this rank.
+            before, after: time steps of each environment before the batch and after it.
+        """
+
+    def counters(self) -> dict[str, float]:
+        """Metrics of its state, named with their group, for each row of the log."""
+        return {}
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        """Noise of one environment, NumPy arrays [*lead, ...] of float32 or int64; () for none."""
+
+    def own_state(self, n: int) -> Tree:
+        """The kind's own state [n, ...] of environments at their start, float32 tensors; () for none.
+
+        An episode that starts later has `first` set in its inputs, where the kind forgets its state.
+        """
+        return ()
+
+    def initial_state(self, env_ids: Sequence[int]) -> ExploreState:
+        """State of the environments with these global indices at their start."""
+        device = self.level.device
+        env = torch.tensor(list(env_ids), dtype=torch.float32, device=device) if self.graded else ()
+        own = self.own_state(len(env_ids))
+        return ExploreState(env, own).to(device)
+
+
+class QExploration(Exploration):
+    """Chooses among Discrete actions by their Q-values."""
+
+    def __init__(self, n_actions: int, masked: bool, graded: bool = False) -> None:
+        """`masked`: observations have an action mask."""
+        super().__init__(graded)
+        self.n_actions, self.masked = n_actions, masked
+
+    @abstractmethod
+    def choose(
+        self, q: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> tuple[Array, ExploreState]:
+        """Actions [B] and the next state.
+
+        Args:
+            q: [B, A], -inf for forbidden actions.    noise: as of `noise`, [B, ...].
+            level: see `level_of`.    xp: the module of all arrays, torch or numpy.
+        """
+
+
+class ActionNoise(Exploration):
+    """Changes the actions in [-1, 1] that a policy takes."""
+
+    changes = True  # False: `perturb` would return the actions as they are, and is not called
+    samples = True  # a stochastic policy samples its actions; False: they are its mode
+
+    def __init__(self, size: int, graded: bool = False) -> None:
+        """`size`: numbers of an action."""
+        super().__init__(graded)
+        self.size = size
+
+    @abstractmethod
+    def perturb(
+        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> tuple[Array, ExploreState]:
+        """Actions [B, size] in [-1, 1] in place of the policy's, and the next state; arguments as of `choose`."""
+
+
+class NetworkNoise(ActionNoise, ABC):
+    """Changes the policy that acts, not its actions: its parameters, or the noise that it samples with."""
+
+    changes = samples = False
+
+    @abstractmethod
+    def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
+        """The policy's parameters [B, P], the noise [B, size] that it samples with or (), and the next state."""
+
+    @abstractmethod
+    def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
+        """`evaluate` for n NumPy rows, without its first argument; None if the network does not support NumPy."""
+
+    def perturb(
+        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
+    ) -> tuple[Array, ExploreState]:
+        return action, state
+
+
+@chz.chz
+class ExploreConfig:
+    """Base class of the Configs of exploration; each makes what the algorithm needs, or raises ConfigError."""
+
+    def make_q(self, n_actions: int, masked: bool) -> QExploration:
+        """For Discrete actions with Q-values."""
+        raise ConfigError(f"algo.explore={self.kind()} does not choose among Discrete actions by Q-values")
+
+    def make_noise(self, size: int) -> ActionNoise:
+        """For the actions of a policy: `size` numbers in [-1, 1]."""
+        raise ConfigError(f"algo.explore={self.kind()} is not for actions of numbers")
+
+    def make_for(self, model: Any, size: int, seed: int) -> ActionNoise:
+        """As `make_noise`, for a policy with this network; `seed`: that of the run."""
+        return self.make_noise(size)
+
+    def make_head(self, last: nn.Linear, stochastic: bool, learn_features: bool) -> nn.Module:
+        """The network's last layers where `needs_features` is set: `last`, or those of a policy with a deviation."""
+        return last
+
+    def kind(self) -> str:
+        """The value of algo.explore= that names it."""
+        return part_name(self, PACKAGE)
+
+    def levels(self) -> tuple[Scheduled, Scheduled]:
+        """Level of the first and of the last environment; of the last, 0: as of the first."""
+        return 0.0, 0.0
+
+    @property
+    def graded(self) -> bool:
+        """Whether environments have levels of their own."""
+        last = self.levels()[1]
+        return last != 0.0 and not _is_nan(last)
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether noise depends on the input of the policy's last layer."""
+        return False
+
+    @property
+    def noisy_layers(self) -> bool:
+        """Whether the head of a Q-network is to have noisy layers."""
+        return False
+
+
+def check_features(explore: ExploreConfig, log_std: float, is_box: bool, action_space: Any) -> None:
+    """Raise ConfigError if exploration by the policy's features does not fit the actions or model.log_std."""
+    if not explore.needs_features:
+        return
+    if not is_box:
+        raise ConfigError(f"algo.explore={explore.kind()} is for one Box of actions, not {action_space}")
+    if log_std:
+        raise ConfigError(
+            f"model.log_std={log_std:g} has no meaning with algo.explore={explore.kind()}, whose deviation "
+            f"depends on the state; set algo.explore.log_std"
+        )
+
+
+def last(of: str, high: float = math.inf, default: float = 0.0) -> Any:
+    """A field for the level of the last environment; `of`: the name of that of the first."""
+    more = "; nan: the algorithm's" if math.isnan(default) else ""
+    return scheduled(
+        default, f"{of} of the last environment, others spaced logarithmically; 0: as all{more}", high=high
+    )
+
+
+class _PartOf(Munger):
+    """Makes a part from its name, checks that it fits, and gives it the algorithm's numbers."""
+
+    def __init__(self, kinds: Sequence[str], numbers: Mapping[str, Scheduled]) -> None:
+        self.kinds, self.numbers = tuple(kinds), numbers
+
+    def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
+        part: Any = config_of(value)
+        kind, key = part_name(part, PACKAGE), key_of(chzself, "explore")
+        algo = f"algo={part_name(chzself, 'rlframe.algos')}"
+        is_own = not type(part).__module__.startswith(f"{PACKAGE}.") and "own" in self.kinds
+        if kind not in self.kinds and not is_own:
+            raise ConfigError(
+                f"{key}={kind} does not fit {algo}, which takes {', '.join(self.kinds)}{nearest(kind, self.kinds)}"
+            )
+        fields = {name: getattr(part, name) for name in chz.chz_fields(part)}
+        for name, given in fields.items():
+            of = name.removesuffix("_last")
+            if of in ("epsilon", "std") and of not in self.numbers and given != 0.0 and not _is_nan(given):
+                raise ConfigError(
+                    f"{key}.{name}={given} has no meaning for {algo}; use {key}.{next(iter(self.numbers))}"
+                )
+        open_ = {
+            name: self.numbers.get(name, 0.0 if name.endswith("_last") else math.nan)
+            for name, given in fields.items()
+            if _is_nan(given)
+        }
+        return chz.replace(part, **open_) if open_ else part
+
+
+def _is_nan(given: Any) -> bool:
+    return isinstance(given, float) and math.isnan(given)
+
+
+def config_of(given: ExploreConfig | str) -> ExploreConfig:
+    """A Config, or that of a name with its defaults: `epsilon`, or module:Class for a class of the user's own.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    if not isinstance(given, str):
+        return given
+    if ":" in given:
+        config: ExploreConfig = find_module("own", PACKAGE).Config(name=given)
+    else:
+        config = find_module(given, PACKAGE).Config()
+    return config
+
+
+def explore(default: str, kinds: Sequence[str], numbers: Mapping[str, Scheduled] = MappingProxyType({})) -> Any:
+    """A field of an algorithm's Config for its exploration: a name or a Config.
+
+    Args:
+        kinds: the names that fit the algorithm.    numbers: those of this algorithm where nan is given.
+    """
+    return chz.field(
+        meta_factory=module_part(PACKAGE, default),
+        default_factory=lambda: config_of(default),
+        munger=_PartOf(kinds, numbers),
+        metadata={KINDS: tuple(kinds)},
+        doc=f"{' | '.join(kinds)}: how it explores; or own with a class of yours, module:Class",
+    )
+
+
+class ExplorationSchedule:
+    """Sets the level of an agent's exploration by env_steps."""
+
+    def __init__(self, explore: ExploreConfig | str, n_steps: float, n_envs: int) -> None:
+        """Args:
+        n_steps: env_steps of the run.    n_envs: environments of this rank; levels are graded over those of all ranks.
+        """
+        config = config_of(explore)
+        first, last = config.levels()
+        self.first = curve(first, n_steps)
+        self.last = curve(last, n_steps) if config.graded else self.first
+        self.n_envs = n_envs * current_ranks().n_samplers
+
+    def apply(self, exploration: Exploration, env_steps: int) -> None:
+        """Set the level for `env_steps`."""
+        exploration.set_level(self.first(env_steps), self.last(env_steps), self.n_envs)
+
+    def metrics(self, exploration: Exploration, env_steps: int) -> dict[str, float]:
+        """The level of the first environment, for the log: algo/epsilon, or algo/exploration of other kinds."""
+        if not exploration.scale:
+            return {}
+        name = "epsilon" if exploration.scale == "epsilon" else "exploration"
+        return {f"algo/{name}": self.first(env_steps)}
+
+    def greediest(self, env_steps: int) -> range:
+        """The environments of all ranks with the lowest levels: an eighth, at least one; none if all have the same."""
+        if self.first(env_steps) == self.last(env_steps):
+            return range(0)
+        n = max(self.n_envs // 8, 1)
+        is_last = self.last(env_steps) < self.first(env_steps)
+        return range(self.n_envs - n, self.n_envs) if is_last else range(n)

@@ -1,0 +1,226 @@
+"""Every kind of exploration: greedy without noise, the same in NumPy as in torch, and its distribution by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
+from rlframe.core.types import AgentInputs
+from rlframe.exploration import (
+    ActionNoise,
+    Exploration,
+    ExplorationSchedule,
+    ExploreConfig,
+    QExploration,
+    boltzmann,
+    epsilon,
+    gaussian,
+    noise_hold,
+    noisy,
+    none,
+    ornstein_uhlenbeck,
+    own,
+    stochastic,
+)
+
+SECOND, PUSH = ("tests.exploration.own:SecondBest", "tests.exploration.own:Push")
+CHOOSE: dict[str, ExploreConfig] = {
+    "epsilon": epsilon.Config(epsilon=0.5, epsilon_last=0.9),
+    "boltzmann": boltzmann.Config(temperature=0.5, temperature_last=2.0),
+    "noise_hold": noise_hold.Config(epsilon=0.3, epsilon_last=0.9, longest=5),
+    "noisy": noisy.Config(epsilon=0.3),
+    "none": none.Config(),
+    "own": own.Config(name=SECOND, level=0.5, level_last=0.9),
+}
+PERTURB: dict[str, ExploreConfig] = {
+    "gaussian": gaussian.Config(std=0.3, std_last=0.1),
+    "ornstein_uhlenbeck": ornstein_uhlenbeck.Config(sigma=0.2, sigma_last=0.4),
+    "noise_hold": noise_hold.Config(std=0.2, std_last=0.4, longest=5),
+    "none": none.Config(),
+    "stochastic": stochastic.Config(),
+    "own": own.Config(name=PUSH, level=0.2, level_last=0.4),
+}
+N, A, D = 6, 4, 2
+MASK = np.array([[1, 0, 1, 1], [0, 1, 1, 0]] * 3, np.int8)
+
+
+def made(of: str, kind: str, masked: bool = False) -> Any:
+    config = CHOOSE[kind] if of == "choose" else PERTURB[kind]
+    made: Exploration = config.make_q(A, masked) if of == "choose" else config.make_noise(D)
+    ExplorationSchedule(config, 100, N).apply(made, 50)
+    return made
+
+
+def act(part: Any, values: np.ndarray, first: Sequence[int], noise: Tree, state: Tree, xp: Any, masked: bool) -> Any:
+    """One step with arrays of `xp`: actions and state as NumPy."""
+    observation = {"action_mask": MASK} if masked else ()
+    inputs: Any = AgentInputs(observation, (), (), np.isin(np.arange(N), first))
+    values = np.where(MASK != 0, values, -np.inf).astype(np.float32) if masked else values
+    level: Any = part.level
+    if xp is torch:
+        values, inputs, noise, state = map_tree(torch.from_numpy, (values, inputs, noise, state))
+    else:
+        level = as_numpy(level)
+    call = part.choose if isinstance(part, QExploration) else part.perturb
+    action, state = call(values, inputs, noise, state, level, xp)
+    return as_numpy(action), map_tree(as_numpy, state)
+
+
+def start(part: Exploration) -> Tree:
+    return map_tree(as_numpy, part.initial_state(range(N)))
+
+
+EACH = [("choose", kind) for kind in CHOOSE] + [("perturb", kind) for kind in PERTURB]
+each = pytest.mark.parametrize(("of", "kind"), EACH)
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "masked"), [(*each, False) for each in EACH] + [("choose", kind, True) for kind in CHOOSE]
+)
+def test_numpy_acts_as_torch_and_zero_noise_greedily_in_any_state(of: str, kind: str, masked: bool) -> None:
+    part, rng = made(of, kind, masked), np.random.default_rng(0)
+    one = other = start(part)
+    explored = False
+    for t in range(30):
+        values = rng.standard_normal((N, A)) if of == "choose" else rng.uniform(-1, 1, (N, D))
+        values, first = values.astype(np.float32), [t % N] if t % 3 == 0 else []
+        noise, before = part.noise(rng, (N,)), one
+        found, one = act(part, values, first, noise, one, np, masked)
+        expected, other = act(part, values, first, noise, other, torch, masked)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        for x, y in zip(leaves(one), leaves(other), strict=True):
+            assert x.dtype == y.dtype
+            np.testing.assert_allclose(x, y, atol=1e-6)
+        greedy, _ = act(part, values, [], map_tree(np.zeros_like, noise), before, np, masked)
+        if of == "choose":
+            best = np.where(MASK != 0, values, -np.inf).argmax(-1) if masked else values.argmax(-1)
+            assert MASK[np.arange(N), found].all() or not masked or kind == "own"
+        else:
+            best = values
+        np.testing.assert_array_equal(greedy, best)
+        explored = explored or not np.array_equal(found, best)
+    assert explored == (kind not in ("none", "stochastic"))
+
+
+@each
+def test_levels_are_spaced_logarithmically_from_the_first_to_the_last_environment(of: str, kind: str) -> None:
+    config = CHOOSE[kind] if of == "choose" else PERTURB[kind]
+    if not config.graded:
+        pytest.skip("one level for all")
+    part, (first, last) = made(of, kind), config.levels()
+    expected = np.geomspace(float(first), float(last), N)  # type: ignore[arg-type]
+    np.testing.assert_allclose(part.level_of(part.level, part.initial_state(range(N)), torch), expected, rtol=1e-5)
+    assert part.initial_state(range(2, 4)).env.tolist() == [2, 3]
+
+
+def test_boltzmann_takes_actions_in_proportion_to_exp_of_their_values() -> None:
+    part, n = boltzmann.Boltzmann(3, False), 20_000
+    part.set_level(0.5, 0.5, 1)
+    q = np.tile(np.array([0.0, 0.5, -0.2], np.float32), (n, 1))
+    noise, state = part.noise(np.random.default_rng(0), (n,)), part.initial_state(range(n))
+    action, _ = part.choose(q, AgentInputs((), (), (), ()), noise, state, as_numpy(part.level), np)
+    expected = np.exp(q[0] / 0.5) / np.exp(q[0] / 0.5).sum()
+    np.testing.assert_allclose(np.bincount(action) / n, expected, atol=0.015)
+
+
+def test_ornstein_uhlenbeck_noise_by_hand_and_a_new_episode_starts_at_zero() -> None:
+    part = ornstein_uhlenbeck.OrnsteinUhlenbeck(1, theta=0.5)
+    part.set_level(0.1, 0.1, 1)
+    state, found = part.initial_state([0]), []
+    steps = [1.0, 1.0, -1.0, 2.0]
+    for step, first in zip(steps, [True, False, False, True], strict=True):
+        noise = ornstein_uhlenbeck.WalkNoise(torch.tensor([[step]]), torch.ones(1, 1))
+        inputs = AgentInputs((), (), (), torch.tensor([first]))
+        action, state = part.perturb(torch.zeros(1, 1), inputs, noise, state, part.level, torch)
+        found.append(round(action.item(), 6))
+    assert found == [0.1, 0.15, -0.025, 0.2]
+
+
+@pytest.mark.parametrize(("mu", "longest"), [(2.0, 4), (0.0, 3), (2.0, 1), (50.0, 10_000)])
+def test_holds_last_as_long_as_the_truncated_zeta_distribution_says(mu: float, longest: int) -> None:
+    n, support = 20_000, np.arange(1, longest + 1, dtype=float)
+    drawn = noise_hold.Durations(mu, longest).draw(np.random.default_rng(0), (n,))
+    expected = support**-mu / (support**-mu).sum()
+    found = np.bincount(drawn, minlength=longest + 1)[1:] / n
+    assert drawn.min() >= 1
+    assert drawn.max() <= longest
+    np.testing.assert_allclose(found, expected, atol=0.015)
+
+
+def held(part: Any, noises: Sequence[Any], firsts: Sequence[bool], values: Any, observation: Any = ()) -> list[float]:
+    """The actions of one environment."""
+    part.set_level(0.5, 0.5, 1)
+    state, found = part.initial_state([0]), []
+    call = part.choose if isinstance(part, QExploration) else part.perturb
+    for noise, first in zip(noises, firsts, strict=True):
+        inputs = AgentInputs(observation, (), (), torch.tensor([first]))
+        action, state = call(values, inputs, noise, state, part.level, torch)
+        found.append(round(float(action.reshape(())), 6))
+    return found
+
+
+def test_an_action_is_held_for_its_duration_but_not_into_the_next_episode() -> None:
+    def noise(uniform: float, action: int, duration: int) -> Any:
+        numbers = torch.tensor([uniform]), torch.tensor([action]), torch.tensor([duration])
+        return noise_hold.HeldActionNoise(*numbers)
+
+    part = noise_hold.HeldAction(3, False, noise_hold.Durations(2.0, 5))
+    quiet = noise(0.1, 1, 9)  # below 1 - epsilon: begins nothing
+    noises = [noise(0.9, 2, 3), noise(0.9, 1, 4), quiet, quiet, noise(0.9, 1, 5), quiet, quiet]
+    firsts = [True, False, False, False, False, False, True]
+    assert held(part, noises, firsts, torch.tensor([[1.0, 0.0, 0.0]])) == [2, 2, 2, 0, 1, 1, 0]
+
+
+def test_a_held_action_that_becomes_forbidden_is_let_go() -> None:
+    part = noise_hold.HeldAction(3, True, noise_hold.Durations(2.0, 5))
+    part.set_level(0.5, 0.5, 1)
+    state = part.initial_state([0])
+    state.own.held[0], state.own.left[0] = 2, 4
+    quiet = noise_hold.HeldActionNoise(torch.tensor([0.1]), torch.tensor([7]), torch.tensor([3]))
+    for mask, expected in (([1, 0, 1], 2), ([1, 1, 0], 1), ([1, 1, 1], 1)):
+        inputs = AgentInputs({"action_mask": torch.tensor([mask])}, (), (), torch.tensor([False]))
+        q = torch.where(torch.tensor([mask]) != 0, torch.tensor([[0.0, 1.0, 0.5]]), -torch.inf)
+        action, state = part.choose(q, inputs, quiet, state, part.level, torch)
+        assert action.tolist() == [expected]
+
+
+def test_noise_on_actions_is_held_for_its_duration() -> None:
+    def noise(normal: float, duration: int) -> Any:
+        return noise_hold.HeldNormal(torch.tensor([[normal]]), torch.tensor([duration]))
+
+    part = noise_hold.HeldNoise(1, noise_hold.Durations(2.0, 5))
+    noises = [noise(1.0, 2), noise(0.2, 1), noise(-0.4, 9), noise(0.6, 1), noise(0.8, 1)]
+    firsts = [True, False, False, False, True]
+    assert held(part, noises, firsts, torch.zeros(1, 1)) == [0.5, 0.5, -0.2, -0.2, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("config", "explores"),
+    [
+        (epsilon.Config(epsilon=0.0), 0.0),
+        (epsilon.Config(epsilon=1.0), 1 - 1 / A),
+        (boltzmann.Config(temperature=0.0), 0.0),
+        (boltzmann.Config(temperature=1e30), 1 - 1 / A),
+        (noise_hold.Config(epsilon=0.0), 0.0),
+        (noise_hold.Config(epsilon=1.0, longest=1), 1 - 1 / A),
+    ],
+)
+def test_extreme_levels_are_greedy_or_uniform(config: ExploreConfig, explores: float) -> None:
+    part, n = config.make_q(A, False), 4_000
+    ExplorationSchedule(config, 100, 1).apply(part, 0)
+    q = np.tile(np.array([1.0, 2.0, 3.0, -4.0], np.float32), (n, 1))
+    inputs, noise = AgentInputs((), (), (), np.zeros(n, bool)), part.noise(np.random.default_rng(0), (n,))
+    state = map_tree(as_numpy, part.initial_state(range(n)))
+    action, _ = part.choose(q, inputs, noise, state, as_numpy(part.level), np)
+    assert np.mean(action != 2) == pytest.approx(explores, abs=0.03 * bool(explores))
+
+
+def test_an_unused_exploration_carries_no_state() -> None:
+    for config in (epsilon.Config(epsilon=0.1), boltzmann.Config(), none.Config()):
+        assert not leaves(config.make_q(3, False).initial_state(range(4)))
+    parts: list[ActionNoise] = [c.make_noise(2) for c in (gaussian.Config(std=0.1), stochastic.Config(), none.Config())]
+    assert not any(leaves(part.initial_state(range(4))) for part in parts)

@@ -1,0 +1,169 @@
+"""Runs with each kind of exploration: in workers, stopped and resumed, logged; and the settings that are refused."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlframe import launch
+from rlframe.algos import ddpg, dqn, sac, td3
+from rlframe.core.config import AUTO
+from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, env_seeds
+from rlframe.core.types import BatchSpec
+from rlframe.deploy.load import load_policy
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.experiment.config import from_flat, merge, to_flat
+from rlframe.experiment.keys import show_keys
+from rlframe.exploration import boltzmann, noise_hold, ornstein_uhlenbeck, own
+from rlframe.models import ModelConfig
+from rlframe.replay import ReplayConfig
+from rlframe.rollout.env_pool import EnvPool
+from rlframe.samplers import CpuSampler, SerialSampler
+from tests.exploration.test_kinds import PUSH, SECOND
+from tests.runners.resumed import assert_runs_equal, log, stopped_at, words
+
+ACTING: dict[str, tuple[Any, str, Any]] = {
+    "boltzmann": (dqn, "CartPole-v1", boltzmann.Config(temperature=0.1, temperature_last=5.0)),
+    "noise_hold": (dqn, "CartPole-v1", noise_hold.Config(epsilon=0.3, epsilon_last=0.6, longest=4)),
+    "held_noise": (td3, "Pendulum-v1", noise_hold.Config(std=0.2, std_last=0.4, longest=4)),
+    "ornstein_uhlenbeck": (sac, "Pendulum-v1", ornstein_uhlenbeck.Config(sigma=0.2, sigma_last=0.4)),
+    "own": (ddpg, "Pendulum-v1", own.Config(name=PUSH, level=0.1)),
+}
+
+
+def batches(case: str, n_workers: int) -> list[torch.Tensor]:
+    """The actions of three batches."""
+    module, env, explore = ACTING[case]
+    config, seeds = EnvConfig(env, {"max_episode_steps": 7}, "python"), env_seeds(0, Role.ENV, 5)
+    envs: Any = EnvPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
+    algo_config = module.Config(explore=explore, replay=ReplayConfig(size=1_000), learn_from=0)
+    agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,)), 0)
+    algo_config.make_algorithm(agent, BatchSpec(4, 5), 1_000, 0)  # sets the levels
+    sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)
+    try:
+        return [sampler.collect().action.clone() for _ in range(3)]
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("case", ACTING)
+def test_workers_explore_as_one_process_does(case: str) -> None:
+    for one, other in zip(batches(case, 0), batches(case, 2), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+SMALL = (
+    "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240 sampler=serial "
+    "sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300 algo.batch_size=8 algo.replay_ratio=1"
+)
+PENDULUM, CARTPOLE = "env=Pendulum-v1 env.max_episode_steps=45", "env=CartPole-v1"
+OU = f"algo=ddpg explore=ornstein_uhlenbeck explore.sigma=linear(0.3,0.1) explore.sigma_last=0.05 {PENDULUM} {SMALL}"
+HOLD = f"algo=dqn explore=noise_hold explore.longest=6 explore.epsilon=0.6 explore.epsilon_last=0.2 {CARTPOLE} {SMALL}"
+CASES = {
+    "ornstein_uhlenbeck": OU,
+    "held_action": HOLD,
+    "held_noise": f"algo=td3 explore=noise_hold explore.std=0.3 algo.random_steps=10 {PENDULUM} {SMALL}",
+    "boltzmann": f"algo=dqn explore=boltzmann explore.temperature=linear(2,0.1) {CARTPOLE} {SMALL}",
+    "own": f"algo=dqn explore={SECOND} explore.level=0.3 {CARTPOLE} {SMALL}",
+}
+FAST = ("ornstein_uhlenbeck", "held_action")
+
+
+@pytest.mark.parametrize(
+    "case", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
+)
+def test_a_resumed_run_explores_as_one_that_was_not_stopped(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
+    stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    rows = log(tmp_path / "whole/run_0")
+    assert ("episode/return_mean_greediest" in rows[-1]) == ("_last" in CASES[case])
+    assert "algo/epsilon" in rows[-1] or "algo/exploration" in rows[-1] or case == "own"
+    policy = load_policy(tmp_path / "whole/run_0", trust=True)
+    observation = np.zeros(policy.observation_space.shape, np.float32)  # type: ignore[arg-type]
+    greedy = policy.act(observation)
+    assert all(np.array_equal(policy.act(observation), greedy) for _ in range(3))
+    assert any(not np.array_equal(policy.act(observation, explore=True), greedy) for _ in range(60))
+
+
+def test_random_first_steps_are_those_before_learning_unless_said_otherwise() -> None:
+    for given, expected in ((AUTO, 40), (0, 0), (80, 80)):
+        config = td3.Config(learn_from=40, random_steps=given, replay=ReplayConfig(size=100))
+        envs = make_envs(EnvConfig("Pendulum-v1", {}, "python"), 1, [0])
+        agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(4,)), 0)
+        algo = config.make_algorithm(agent, BatchSpec(4, 1), 100, 0)
+        for env_steps in range(0, 100, 20):
+            algo.progress.env_steps = env_steps
+            algo.explore()
+            assert agent.random.item() == (env_steps < expected)
+        envs.close()
+
+
+def test_explore_is_short_for_algo_explore() -> None:
+    given = {"algo": "dqn", "explore": "noise_hold", "explore.mu": "3"}
+    flat = to_flat(from_flat(given))
+    assert (flat["algo.explore"], flat["algo.explore.mu"]) == ("noise_hold", 3.0)
+    assert to_flat(from_flat(flat)) == flat
+    shown = show_keys(from_flat(given), [("command line", given)])
+    assert [line for line in shown.splitlines() if line.startswith("algo.explore.mu=3 ") and "command line" in line]
+
+
+def test_another_algorithm_keeps_the_exploration_that_fits_it() -> None:
+    preset = {"algo": "dqn", "algo.explore": "boltzmann", "algo.explore.temperature": 3.0}
+    memory = {"model.memory": "lstm"}
+    assert from_flat(preset, {"algo": "r2d1", **memory}).algo.explore.temperature == 3.0
+    assert merge(preset, {"algo": "td3"})[1] == ["algo.explore", "algo.explore.temperature"]
+    assert from_flat(preset, {"algo": "td3"}).algo.explore.std == 0.1
+    assert from_flat(preset, {"explore": "epsilon"}).algo.explore.epsilon.text == "linear(1,0.1,0.02)"
+
+
+REFUSED = [
+    ("dqn explore=gaussian", "explore=gaussian does not fit algo=dqn, which takes epsilon, boltzmann"),
+    ("dqn explore=epsilom", "did you mean epsilon"),
+    ("dqn explore.epsilonn=0.1", "did you mean algo.explore.epsilon"),
+    ("ppo explore=epsilon", "explore=epsilon does not fit algo=ppo, which takes stochastic"),
+    ("sac explore=boltzmann", "does not fit algo=sac"),
+    ("td3 explore=stochastic", "does not fit algo=td3, which takes gaussian"),
+    ("dqn explore.epsilon=1.1", "explore.epsilon=1.1 must be from 0 to 1"),
+    ("dqn explore.epsilon_last=linear(0.1,-1)", "must be from 0 to 1"),
+    ("dqn explore=boltzmann explore.temperature=-1", "explore.temperature=-1.0 must be at least 0"),
+    ("dqn explore=boltzmann explore.temperature=inf", "explore.temperature=inf must be at least 0 and finite"),
+    ("dqn explore=noise_hold explore.std=0.1", "explore.std=0.1 has no meaning for algo=dqn; use algo.explore.epsilon"),
+    ("td3 explore=noise_hold explore.epsilon=0.1", "has no meaning for algo=td3; use algo.explore.std"),
+    ("dqn explore=noise_hold explore.longest=0", "explore.longest=0 must be from 1 to"),
+    ("dqn explore=noise_hold explore.longest=1e9", "explore.longest=1000000000 must be from 1 to"),
+    ("dqn explore=noise_hold explore.mu=-1", "explore.mu=-1.0 must be at least 0"),
+    ("ddpg explore.std=-0.1", "explore.std=-0.1 must be at least 0"),
+    ("ddpg explore=ornstein_uhlenbeck explore.theta=1.5", "explore.theta=1.5 must be from 0 to 1"),
+    ("ddpg explore=ornstein_uhlenbeck explore.sigma=inf", "explore.sigma=inf must be at least 0 and finite"),
+    ("ddpg algo.random_steps=-2", "random_steps=-2"),
+    ("dqn explore=own", "explore=own needs algo.explore.name=module:Class"),
+    ("dqn explore=tests.exploration.own:Unrelated", "is no subclass of rlframe.exploration.QExploration or"),
+    ("dqn explore=tests.exploration.own:SecondBestt", "has no SecondBestt; did you mean SecondBest"),
+    (f"dqn explore={PUSH}", "Push: for Q-values it must be a subclass of QExploration"),
+    (f"dqn explore={SECOND} explore.kwargs.stepp=2", "its arguments are algo.explore.kwargs.name=value"),
+    ("sac env=CartPole-v1 explore=gaussian", "explore=gaussian is for Box actions"),
+    ("dqn explore=noisy algo.explore=none", "explore is short for algo.explore"),
+]
+
+
+@pytest.mark.parametrize(("case", "message"), REFUSED, ids=[case for case, _ in REFUSED])
+def test_what_makes_no_sense_is_refused_in_one_line(case: str, message: str) -> None:
+    keys: dict[str, Any] = dict(word.split("=", 1) for word in f"algo={case}".split())
+    continuous = keys["algo"] in ("ddpg", "td3", "sac") and "env" not in keys
+
+    def make() -> None:
+        experiment = from_flat({"env": "Pendulum-v1" if continuous else "CartPole-v1", **keys})
+        with closing(make_envs(experiment.env_config(), 1, [0])) as envs:
+            experiment.algo.make_agent(envs.observation_space, envs.action_space, experiment.model, 0)
+
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
