@@ -234,8 +234,14 @@ def make_actor_agent(
     """
     check_observation_space(observation_space)
     check_action_space(action_space)
-    if config.log_std and not isinstance(policy, SquashedGaussian):
-        raise ConfigError(f"model.log_std={config.log_std:g} is for Gaussian policies, and this one has none")
+    of_gaussian = {
+        f"log_std={config.log_std:g}": config.log_std,
+        f"distribution={config.distribution}": config.distribution != "auto",
+        "state_dependent_std=true": config.state_dependent_std,
+    }
+    for given, is_given in of_gaussian.items():
+        if is_given and not isinstance(policy, SquashedGaussian):
+            raise ConfigError(f"model.{given} is for Gaussian policies, and this one has none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
         model = Actor(observation_space, policy.param_size, config, bool(mask_parts(observation_space, action_space)))

@@ -82,7 +82,7 @@ def make_policy_agent(observation_space: Space, action_space: Space, config: Mod
     """
     check_observation_space(observation_space)
     check_action_space(action_space)
-    distribution = make_distribution(action_space, config.squash)
+    distribution = make_distribution(action_space, config.distribution)
     masked = bool(mask_parts(observation_space, action_space))
     seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):

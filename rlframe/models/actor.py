@@ -33,7 +33,7 @@ class Actor(nn.Module):
         observation_space = without_mask(observation_space) if masked else observation_space
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.encoder = make_features(observation_space, config)
-        self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation)
+        self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation, config.layer_norm)
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
@@ -97,7 +97,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,
-        "model.squash=false (they always squash)": config.squash,
+        "model.distribution=auto (they always squash)": config.distribution not in ("auto", "squashed_gaussian"),
     }
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:

@@ -39,8 +39,9 @@ def test_training_sees_what_acting_saw(env: Any, model: dict[str, Any]) -> None:
 
 
 def test_a_squashed_policy_that_saturates_is_trained_on_the_log_prob_it_acted_with() -> None:
-    agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), squash=True)
-    sampler, agent = sampler_for(debug_envs.identity, action="box", T=20, B=4, model_squash=True, model_log_std=1.5)
+    agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), distribution="squashed_gaussian")
+    squashed = {"model_distribution": "squashed_gaussian", "model_log_std": 1.5}
+    sampler, agent = sampler_for(debug_envs.identity, action="box", T=20, B=4, **squashed)
     samples = sampler.collect()
     assert (samples.action.abs() > 0.999_99).any(), "nothing saturates"
     with torch.no_grad():

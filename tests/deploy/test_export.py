@@ -26,7 +26,7 @@ TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
 RUNS = {
     "ppo": [*PPO, "env=CartPole-v1"],
     "normalised": [*PPO, "env=Pendulum-v1", "model.normalize_observation=true"],
-    "squashed": [*PPO, "env=Pendulum-v1", "model.squash=true"],
+    "squashed": [*PPO, "env=Pendulum-v1", "model.distribution=squashed_gaussian"],
     "lstm": [*PPO, "env=CartPole-v1", "model.memory=lstm", "model.memory_size=8", "model.feed_back=true"],
     "dict": [*PPO, PROBE, "env_kwargs.action=dict", "env_kwargs.length=5", "model.feed_back=true"],
     "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],

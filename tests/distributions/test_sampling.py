@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.distributions import (
     Bernoulli,
@@ -159,17 +160,39 @@ def _parts(space: Space) -> list[Any]:
     return [space]
 
 
-def test_squash_applies_to_every_box_only() -> None:
+def test_a_distribution_by_name_is_that_of_every_box_only() -> None:
     space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))})
-    dist = make_distribution(space, squash=True)
+    dist = make_distribution(space, "squashed_gaussian")
     assert isinstance(dist, Joint)
     assert [type(part) for part in dist.parts] == [Categorical, TanhGaussian]
 
 
 @pytest.mark.parametrize("box", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, np.inf, (2,))])
-def test_squash_of_an_unbounded_box_raises_an_error_with_the_remedy(box: spaces.Box) -> None:
-    with pytest.raises(ValueError, match=r"squash=true needs finite action bounds.*use squash=false"):
-        make_distribution(box, squash=True)
+def test_squashing_an_unbounded_box_raises_an_error_with_the_remedy(box: spaces.Box) -> None:
+    with pytest.raises(ConfigError, match=r"model.distribution=squashed_gaussian needs finite .*; use gaussian"):
+        make_distribution(box, "squashed_gaussian")
+
+
+class Own(DiagonalGaussian):
+    """A distribution of a user's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gausian", "not one of auto, gaussian, .*; did you mean gaussian"),
+        ("tests.distributions.test_sampling:Owm", "has no Owm; did you mean Own"),
+        ("tests.distributions.test_sampling:np", "not a subclass of rlframe.distributions.Distribution"),
+        ("nowhere:Own", "No module named 'nowhere'"),
+    ],
+)
+def test_a_distribution_of_ones_own_is_found_and_wrong_names_are_refused(name: str, message: str) -> None:
+    space = spaces.Tuple((spaces.Box(-1, 1, (2, 3)), spaces.Discrete(2)))
+    found = make_distribution(space, "tests.distributions.test_sampling:Own")
+    assert isinstance(found, Joint)
+    assert (found.parts[0].shape, found.parts[0].param_size) == ((2, 3), 12)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=message):
+        make_distribution(space, name)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.MultiDiscrete([[2, 3]])])
@@ -178,10 +201,10 @@ def test_an_unsupported_space_raises_an_error(space: Space) -> None:
         make_distribution(space)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian"])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-def test_act_and_log_prob_agree(shape: tuple[int, ...], squash: bool) -> None:
-    dist = make_distribution(spaces.Box(-1, 1, shape), squash=squash)
+def test_act_and_log_prob_agree(shape: tuple[int, ...], name: str) -> None:
+    dist = make_distribution(spaces.Box(-1, 1, shape), name)
     rng = np.random.default_rng(0)
     params = torch.from_numpy(rng.standard_normal((50, dist.param_size)).astype(np.float32))
     noise = torch.from_numpy(dist.noise(rng, (50,)))

@@ -99,7 +99,7 @@ def test_any_number_of_rows_acts_as_in_torch(n: int) -> None:
 
 
 def test_a_squashed_policy_acts_as_in_torch() -> None:
-    check_steps(VECTOR, ACTIONS["box"], 4, squash=True)
+    check_steps(VECTOR, ACTIONS["box"], 4, distribution="squashed_gaussian")
 
 
 def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:
