@@ -60,15 +60,8 @@ def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], ac
 
 @pytest.mark.slow
 def test_a_squashed_policy_learns_too() -> None:
-    _, score = trained(
-        ppo,
-        {**PPO, "discount": 0.0},
-        debug_envs.identity,
-        30,
-        action="box",
-        length=8,
-        model_distribution="squashed_gaussian",
-    )
+    kwargs = {"action": "box", "length": 8, "model_distribution": "squashed_gaussian"}
+    _, score = trained(ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, **kwargs)
     assert score > 0.85 * 8
 
 
