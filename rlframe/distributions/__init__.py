@@ -7,11 +7,13 @@ from gymnasium import Space, spaces
 from rlframe.core.config import find_attribute, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.distributions.base import Distribution, Joint
+from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from rlframe.distributions.gaussian import DiagonalGaussian, TanhGaussian
 
 __all__ = [
     "Bernoulli",
+    "Beta",
     "Categorical",
     "DiagonalGaussian",
     "Distribution",
@@ -22,8 +24,12 @@ __all__ = [
 ]
 
 
-_BOUNDED = ("squashed_gaussian",)
-OF_BOXES = {"gaussian": DiagonalGaussian, "squashed_gaussian": TanhGaussian}
+_BOUNDED = ("squashed_gaussian", "beta")
+OF_BOXES: dict[str, Callable[[tuple[int, ...]], Distribution]] = {
+    "gaussian": DiagonalGaussian,
+    "squashed_gaussian": TanhGaussian,
+    "beta": Beta,
+}
 
 
 def make_distribution(space: Space, of_boxes: str = "auto") -> Distribution:

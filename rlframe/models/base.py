@@ -112,14 +112,15 @@ class ModelConfig:
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
     distribution: str = option(
-        "auto", "of Box actions: auto | gaussian | squashed_gaussian (tanh, bounded; as sac) | module:Class, your own"
+        "auto", "of Box actions: auto | gaussian | squashed_gaussian (tanh; as sac) | beta | module:Class, your own"
     )
     state_dependent_std: bool = option(False, "Gaussian policies: the standard deviation is an output; sac always")
     log_std: float = number(0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-math.inf)
 
     @chz.validate
     def _check(self) -> None:
-        if ":" in self.distribution and (self.log_std or self.state_dependent_std):
+        gaussian = self.distribution in ("auto", "gaussian", "squashed_gaussian")
+        if not gaussian and (self.log_std or self.state_dependent_std):
             raise ConfigError(
                 f"model.log_std and model.state_dependent_std are for Gaussian policies; leave them out with "
                 f"model.distribution={self.distribution}"

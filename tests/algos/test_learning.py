@@ -59,9 +59,10 @@ def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], ac
 
 
 @pytest.mark.slow
-def test_a_squashed_policy_learns_too() -> None:
-    kwargs = {"action": "box", "length": 8, "model_distribution": "squashed_gaussian"}
-    _, score = trained(ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, **kwargs)
+@pytest.mark.parametrize(("distribution", "n_batches"), [("squashed_gaussian", 30), ("beta", 60)])
+def test_policies_with_other_distributions_learn_too(distribution: str, n_batches: int) -> None:
+    kwargs = {"action": "box", "length": 8, "model_distribution": distribution}
+    _, score = trained(ppo, {**PPO, "discount": 0.0}, debug_envs.identity, n_batches, **kwargs)
     assert score > 0.85 * 8
 
 

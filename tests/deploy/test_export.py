@@ -28,6 +28,7 @@ RUNS = {
     "ppo": [*PPO, "env=CartPole-v1"],
     "normalised": [*PPO, "env=Pendulum-v1", "model.normalize_observation=true"],
     "squashed": [*PPO, "env=Pendulum-v1", "model.distribution=squashed_gaussian"],
+    "beta": [*PPO, "env=Pendulum-v1", "model.distribution=beta"],
     "lstm": [*PPO, "env=CartPole-v1", "model.memory=lstm", "model.memory_size=8", "model.feed_back=true"],
     "transformer": [*PPO, "env=CartPole-v1", *TRANSFORMER, "model.memory_layers=2", "model.feed_back=true"],
     "r2d1_transformer": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", *TRANSFORMER],

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
@@ -13,6 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.distributions import (
     Bernoulli,
+    Beta,
     Categorical,
     DiagonalGaussian,
     Distribution,
@@ -67,6 +69,7 @@ def test_gaussian_samples_have_the_right_mean_and_deviation() -> None:
         (DiagonalGaussian((2,)), [0.3, 7.0, 1.0, 1.0], [0.3, 7.0]),
         (DiagonalGaussian(()), [0.3, 1.0], 0.3),
         (TanhGaussian((2,)), [0.0, 1.0, 1.0, 1.0], [0.0, math.tanh(1.0)]),
+        (Beta((2,)), [math.log(math.e - 1), 20.0, math.log(math.e**3 - 1), 20.0], [-0.5, 0.0]),  # alpha 2, beta 4
     ],
 )
 def test_zero_noise_is_the_mode(dist: Distribution, params: list[float], mode: Any) -> None:
@@ -75,13 +78,36 @@ def test_zero_noise_is_the_mode(dist: Distribution, params: list[float], mode: A
     torch.testing.assert_close(action[0], torch.tensor(mode).to(action.dtype))
 
 
-@pytest.mark.parametrize("dist", [Categorical(3), MultiCategorical((2, 3)), Bernoulli((2,)), DiagonalGaussian((2,))])
+NOISY = [Categorical(3), MultiCategorical((2, 3)), Bernoulli((2,)), DiagonalGaussian((2,)), Beta((2,))]
+
+
+@pytest.mark.parametrize("dist", NOISY)
 def test_noise_is_the_same_drawn_at_once_or_in_parts(dist: Distribution) -> None:
     one, other = np.random.default_rng(5), np.random.default_rng(5)
     whole = dist.noise(one, (5,))
     pieces = np.concatenate([dist.noise(other, (2,)), dist.noise(other, (3,))])
     np.testing.assert_array_equal(whole, pieces)
     assert whole.dtype == np.float32
+
+
+@pytest.mark.parametrize("raw", [(-9.0, -9.0), (0.5, 0.5), (5.0, 0.0), (60.0, 80.0)], ids=str)
+def test_samples_of_a_beta_have_its_moments(raw: tuple[float, float]) -> None:
+    actions = many(Beta((1,)), list(raw))
+    alpha, beta = (1 + F.softplus(torch.tensor(raw))).tolist()
+    variance = 4 * alpha * beta / ((alpha + beta) ** 2 * (alpha + beta + 1))
+    mean = 2 * alpha / (alpha + beta) - 1
+    assert actions.mean().item() == pytest.approx(mean, abs=4 * (variance / N) ** 0.5)
+    assert actions.var().item() == pytest.approx(variance, rel=0.05)
+    assert actions.abs().max() < 1
+
+
+def test_a_beta_is_finite_at_any_parameters_and_actions() -> None:
+    params = torch.tensor([[-1e4, -1e4], [1e4, 1e4], [1e4, -1e4]], requires_grad=True)
+    for edge in (-1.0, 1.0):
+        log_prob = Beta((1,)).log_prob(params, torch.full((3, 1), edge))
+        (gradient,) = torch.autograd.grad(log_prob.sum() + Beta((1,)).entropy(params).sum(), params)
+        assert log_prob.isfinite().all()
+        assert gradient.isfinite().all()
 
 
 def test_the_log_prob_is_that_of_the_unclipped_sample() -> None:
@@ -201,7 +227,7 @@ def test_an_unsupported_space_raises_an_error(space: Space) -> None:
         make_distribution(space)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian"])
+@pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian", "beta"])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 def test_act_and_log_prob_agree(shape: tuple[int, ...], name: str) -> None:
     dist = make_distribution(spaces.Box(-1, 1, shape), name)
