@@ -134,7 +134,9 @@ class JointHead(nn.Module):
         return torch.cat([head(features) for head in self.heads], -1)
 
 
-def policy_head(distribution: Distribution, features: int, log_std: float, state_dependent_std: bool) -> nn.Module:
+def policy_head(
+    distribution: Distribution, features: int, log_std: float, state_dependent_std: bool = False
+) -> nn.Module:
     """Head for the parameters of `distribution`."""
     match distribution:
         case Joint():
