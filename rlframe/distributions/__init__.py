@@ -68,7 +68,7 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
     if ":" not in name:
         known = ("auto", *OF_BOXES)
         raise ConfigError(
-            f"model.distribution={name!r} is not one of {', '.join(known)}{nearest(name, known)}, and no module:Class"
+            f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
         )
     found = find_attribute(name, "model.distribution")
     if not (isinstance(found, type) and issubclass(found, Distribution)):

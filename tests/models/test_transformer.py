@@ -136,7 +136,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_others() -> None:
 def test_heads_that_do_not_divide_the_width_and_a_window_of_one_row_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.memory_heads=3 must divide model.memory_size=64; use memory_size=66"):
         ModelConfig(memory="transformer", memory_heads=3)
-    with pytest.raises(ConfigError, match=r"model.memory_window=1 must be at least 2"):
+    with pytest.raises(ConfigError, match=r"model.memory_window=1 must be from 2 to 65536"):
         ModelConfig(memory="transformer", memory_window=1)
     ModelConfig(memory="lstm", memory_heads=3)  # which has none
 
