@@ -124,7 +124,7 @@ REFUSED = [
     (["algo=dqn", "algo.buffer_size=3"], "did you mean algo.replay.size?"),
     (["env=PongNoFrameskip-v4"], "gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5"),
     (["env=ale_py:PongNoFrameskip-v4"], "gives raw frames, 210x160 pixels in colour; use env=ALE/Pong-v5"),
-    (["env=CartPole-v1", "model.squash=true"], "model.squash is for Box actions"),
+    (["env=CartPole-v1", "model.distribution=gaussian"], "model.distribution is for Box actions"),
     (["snapshot_gap=100"], "snapshot_mode=gap and snapshot_gap=N env_steps need each other"),
     (["resume="], "resume= is empty, perhaps an unset shell variable"),
     (["experiment=", "seed=1"], "experiment= is empty, perhaps an unset shell variable"),

@@ -265,10 +265,16 @@ def make_actor_agent(
     """
     check_observation_space(observation_space)
     check_action_space(action_space)
-    if config.log_std and not isinstance(policy, SquashedGaussian):
-        raise ConfigError(f"model.log_std={config.log_std:g} is for Gaussian policies, and this one has none")
     part, stochastic = config_of(explore), isinstance(policy, SquashedGaussian)
-    check_features(part, config.log_std, bool(policy.size), action_space)
+    of_gaussian = {
+        f"log_std={config.log_std:g}": config.log_std,
+        f"distribution={config.distribution}": config.distribution != "auto",
+        "state_dependent_std=true": config.state_dependent_std,
+    }
+    for given, is_given in of_gaussian.items():
+        if is_given and not stochastic:
+            raise ConfigError(f"model.{given} is for Gaussian policies, and this one has none")
+    check_features(part, config, bool(policy.size), action_space)
 
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)

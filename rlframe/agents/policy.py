@@ -145,11 +145,11 @@ def make_policy_agent(
     """
     check_observation_space(observation_space)
     check_action_space(action_space)
-    distribution = make_distribution(action_space, config.squash)
+    distribution = make_distribution(action_space, config.distribution)
     masked = bool(mask_parts(observation_space, action_space))
     seen = without_mask(observation_space) if masked else observation_space
     part, size = config_of(explore), distribution.param_size // 2
-    check_features(part, config.log_std, isinstance(distribution, DiagonalGaussian | TanhGaussian), action_space)
+    check_features(part, config, isinstance(distribution, DiagonalGaussian | TanhGaussian), action_space)
 
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(policy_layer(n_features, size), stochastic=True, learn_features=False)

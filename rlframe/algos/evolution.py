@@ -44,7 +44,8 @@ class EvolutionConfig:
             "model.memory=none": model.memory != "none",
             "model.feed_back=false": model.feed_back,
             "model.shared=false": model.shared,
-            "model.squash=false": model.squash,
+            "model.distribution=auto": model.distribution != "auto",
+            "model.state_dependent_std=false": model.state_dependent_std,
         }
         if remedies := [remedy for remedy, wrong in unsupported.items() if wrong]:
             raise ConfigError(

@@ -73,7 +73,7 @@ class Config:
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
         if model.memory == "none":
-            raise ConfigError("r2d1 trains a memory: use model.memory=lstm or gru, or algo=dqn without")
+            raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
         return make_q_agent(observation_space, action_space, model, Expected(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Sequences]:

@@ -1,13 +1,19 @@
-"""Action distributions, chosen from the action space."""
+"""Action distributions, chosen from the action space, those of Box actions also by name."""
+
+from collections.abc import Callable
 
 from gymnasium import Space, spaces
 
+from rlframe.core.config import find_attribute, nearest
+from rlframe.core.errors import ConfigError
 from rlframe.distributions.base import Distribution, Joint
+from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from rlframe.distributions.gaussian import DiagonalGaussian, TanhGaussian
 
 __all__ = [
     "Bernoulli",
+    "Beta",
     "Categorical",
     "DiagonalGaussian",
     "Distribution",
@@ -18,29 +24,54 @@ __all__ = [
 ]
 
 
-def make_distribution(space: Space, squash: bool = False) -> Distribution:
-    """The distribution for an action space; for Box a Gaussian, or a tanh-Gaussian if `squash`.
+_BOUNDED = ("squashed_gaussian", "beta")
+OF_BOXES: dict[str, Callable[[tuple[int, ...]], Distribution]] = {
+    "gaussian": DiagonalGaussian,
+    "squashed_gaussian": TanhGaussian,
+    "beta": Beta,
+}
+
+
+def make_distribution(space: Space, of_boxes: str = "auto") -> Distribution:
+    """The distribution for an action space; for Box actions that of this name, by default (auto) a Gaussian.
+
+    A user's own is `package.module:Class` or `./file.py:Class`, a Distribution that is made with the shape of a Box.
 
     Raises:
-        ValueError: the space is not supported, or `squash` with an unbounded Box.
+        ValueError: the space is not supported.
+        ConfigError: there is no such distribution, or it needs a bounded Box.
     """
     match space:
         case spaces.Dict():
-            return Joint({key: make_distribution(sub, squash) for key, sub in space.spaces.items()})
+            return Joint({key: make_distribution(sub, of_boxes) for key, sub in space.spaces.items()})
         case spaces.Tuple():
-            return Joint(tuple(make_distribution(sub, squash) for sub in space.spaces))
+            return Joint(tuple(make_distribution(sub, of_boxes) for sub in space.spaces))
         case spaces.Discrete():
             return Categorical(int(space.n))
         case spaces.MultiDiscrete() if space.nvec.ndim == 1:
             return MultiCategorical(tuple(int(n) for n in space.nvec))
         case spaces.MultiBinary():
             return Bernoulli(tuple(space.shape))
-        case spaces.Box() if not squash:
-            return DiagonalGaussian(tuple(space.shape))
-        case spaces.Box() if space.is_bounded():
-            return TanhGaussian(tuple(space.shape))
         case spaces.Box():
-            raise ValueError(f"squash=true needs finite action bounds, got {space}; use squash=false")
+            return _of_box(space, "gaussian" if of_boxes == "auto" else of_boxes)
     raise ValueError(
         f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary, Box, Dict, Tuple"
     )
+
+
+def _of_box(space: spaces.Box, name: str) -> Distribution:
+    shape = tuple(space.shape)
+    if name in _BOUNDED and not space.is_bounded():
+        raise ConfigError(f"model.distribution={name} needs finite action bounds, got {space}; use gaussian")
+    if name in OF_BOXES:
+        return OF_BOXES[name](shape)
+    if ":" not in name:
+        known = ("auto", *OF_BOXES)
+        raise ConfigError(
+            f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
+        )
+    found = find_attribute(name, "model.distribution")
+    if not (isinstance(found, type) and issubclass(found, Distribution)):
+        raise ConfigError(f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution")
+    make: Callable[..., Distribution] = found
+    return make(shape)

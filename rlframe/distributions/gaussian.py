@@ -29,17 +29,17 @@ class DiagonalGaussian(Distribution):
 
     def sample(self, params: Tensor, noise: Tree) -> Tensor:
         mean, log_std = params.chunk(2, -1)
-        return _shaped(mean + log_std.exp() * noise, self.shape)
+        return shaped(mean + log_std.exp() * noise, self.shape)
 
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
         mean, log_std = params.chunk(2, -1)
-        scaled = (_flat(action, self.shape) - mean) * (-log_std).exp()
+        scaled = (flat(action, self.shape) - mean) * (-log_std).exp()
         return (-0.5 * scaled**2 - log_std - _HALF_LOG_TWO_PI).sum(-1)
 
     def act(self, params: Tensor, noise: Tree) -> tuple[Tensor, Tensor]:
         """Computes the log-probability from the noise: 12 us instead of 31 for 8 rows."""
         mean, log_std = params.chunk(2, -1)
-        action = _shaped(torch.addcmul(mean, log_std.exp(), noise), self.shape)
+        action = shaped(torch.addcmul(mean, log_std.exp(), noise), self.shape)
         return action, (-0.5 * noise.square() - log_std).sum(-1) - self.size * _HALF_LOG_TWO_PI
 
     def act_numpy(self, params: np.ndarray, noise: Tree) -> tuple[np.ndarray, np.ndarray]:
@@ -64,10 +64,10 @@ class TanhGaussian(Distribution):
         return self.gaussian.noise(rng, lead)
 
     def sample(self, params: Tensor, noise: Tree) -> Tensor:
-        return _shaped(self.gaussian.sample(params, noise).tanh(), self.shape)
+        return shaped(self.gaussian.sample(params, noise).tanh(), self.shape)
 
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
-        raw = torch.atanh(_flat(action, self.shape).clamp(-_MAX_ACTION, _MAX_ACTION))
+        raw = torch.atanh(flat(action, self.shape).clamp(-_MAX_ACTION, _MAX_ACTION))
         return self.gaussian.log_prob(params, raw) - _log_det_tanh(raw)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -75,11 +75,13 @@ class TanhGaussian(Distribution):
         return self.gaussian.entropy(params) + _log_det_tanh(params.chunk(2, -1)[0])
 
 
-def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Actions [..., *shape] of numbers [..., d]."""
     return flat if len(shape) == 1 else flat.unflatten(-1, shape) if shape else flat.squeeze(-1)
 
 
-def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
+def flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `shaped`."""
     return action if len(shape) == 1 else action.flatten(-len(shape)) if shape else action.unsqueeze(-1)
 
 

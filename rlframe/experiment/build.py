@@ -151,10 +151,17 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:
     """The experiment's agent on `device`, with weights from `init`, or random ones from its seed."""
     boxes = [space for _, space in action_parts(action_space) if isinstance(space, spaces.Box)]
-    for key, given in (("squash", experiment.model.squash), ("log_std", experiment.model.log_std)):
+    model = experiment.model
+    of_boxes = {"log_std": model.log_std, "state_dependent_std": model.state_dependent_std}
+    for key, given in {"distribution": model.distribution != "auto", **of_boxes}.items():
         if given and not boxes:
             raise ConfigError(f"model.{key} is for Box actions, and those of {experiment.env} are {action_space}")
-    agent: Agent = experiment.algo.make_agent(observation_space, action_space, experiment.model, experiment.seed)
+    agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
+    if model.layer_norm and not any("norms." in name for name, _ in agent.named_parameters()):
+        raise ConfigError(
+            "model.layer_norm=true: this network has no hidden fully connected layer to normalise; give it some "
+            "(model.hidden, or model.image_hidden for images), or leave layer_norm out"
+        )
     if experiment.init and not Path(experiment.init).exists():
         raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")
     if experiment.init:

@@ -23,11 +23,13 @@ _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
 _FEW_WEIGHTS = 1 << 22  # never too many, whatever a snapshot holds
 _LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
+_LISTS = (*_LAYERS, "model.channels", "model.kernels", "model.strides", "model.pools")
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
     **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups"), 1 << 10),
     **dict.fromkeys(("world_size", "learners", "threads"), 1 << 10),
-    **dict.fromkeys(("runner.n_slots", "algo.learn_T", "algo.burn_in"), 1 << 12),
+    **dict.fromkeys(("runner.n_slots", "algo.learn_T", "algo.burn_in", "model.memory_window"), 1 << 12),
+    "model.memory_layers": _MAX_LAYERS,
     "env.frame_stack": 1 << 7,
     "algo.batch_size": 1 << 20,
     "sampler.batch_T": 1 << 24,
@@ -127,7 +129,7 @@ def _is_plain(key: str, value: Any) -> bool:
         if len(str(value)) > _MAX_TEXT:
             return False
         return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
-    if key in _LAYERS and len(_widths(value)) > _MAX_LAYERS:
+    if key in _LISTS and len(_widths(value)) > _MAX_LAYERS:
         return False
     if key in _MAX and _number(value) > _MAX[key]:
         return False
@@ -168,10 +170,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _count_weights(config: Mapping[str, Any]) -> int:
     """A lower bound on the number of weights of the network that a config describes."""
-    n_gates = {"lstm": 4, "gru": 3}.get(str(config.get("model.memory")), 0)
+    blocks = sum(_widths(config.get("model.memory_layers", 0)))
+    n_gates = {"lstm": 4, "gru": 3, "transformer": 12 * blocks}.get(str(config.get("model.memory")), 0)
     memory = _widths(config.get("model.memory_size", 0)) if n_gates else [0]
     layers = [_widths(config.get(key, ())) for key in _LAYERS]
     products = [a * b for widths in layers for a, b in pairwise(widths)]
+    channels = _widths(config.get("model.channels", ()))
+    kernels = _widths(config.get("model.kernels", ())) or [3] * len(channels)
+    products += [a * b * side**2 for (a, b), side in zip(pairwise([1, *channels]), kernels, strict=False)]
     return sum(products) + sum(map(sum, layers)) + sum(n_gates * width * width for width in memory)
 
 

@@ -26,6 +26,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill
 from rlframe.core.types import AgentInputs, Array
+from rlframe.models import ModelConfig
 
 PACKAGE = "rlframe.exploration"
 KINDS = "kinds"  # in the metadata of a field of `explore`: the names that fit
@@ -203,16 +204,17 @@ class ExploreConfig:
         return False
 
 
-def check_features(explore: ExploreConfig, log_std: float, is_box: bool, action_space: Any) -> None:
-    """Raise ConfigError if exploration by the policy's features does not fit the actions or model.log_std."""
+def check_features(explore: ExploreConfig, model: ModelConfig, is_box: bool, action_space: Any) -> None:
+    """Raise ConfigError if exploration by the policy's features does not fit the actions or the model."""
     if not explore.needs_features:
         return
     if not is_box:
         raise ConfigError(f"algo.explore={explore.kind()} is for one Box of actions, not {action_space}")
-    if log_std:
+    if model.log_std or model.state_dependent_std:
+        given = f"log_std={model.log_std:g}" if model.log_std else "state_dependent_std=true"
         raise ConfigError(
-            f"model.log_std={log_std:g} has no meaning with algo.explore={explore.kind()}, whose deviation "
-            f"depends on the state; set algo.explore.log_std"
+            f"model.{given} has no meaning with algo.explore={explore.kind()}, whose deviation depends on the state; "
+            f"set algo.explore.log_std"
         )
 
 

@@ -174,21 +174,26 @@ def backward(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iter
 class Layers:
     """Callable linear layers with an activation after each: the parameters of modules, without the modules.
 
-    For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch.
+    For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch. `norms` are gain
+    and shift [out] or [k, out] of the first layers' normalisation (Ba et al. 2016), before their activations; with them
+    ordinary torch operations are used.
     """
 
-    def __init__(self, parameters: Parameters, activations: Sequence[str]) -> None:
-        self.parameters, self.activations = list(parameters), tuple(activations)
+    def __init__(self, parameters: Parameters, activations: Sequence[str], norms: Parameters = ()) -> None:
+        self.parameters, self.activations, self.norms = list(parameters), tuple(activations), list(norms)
         self.flat = list(itertools.chain(*self.parameters))  # weight and bias of each layer in turn
         self._views: tuple[list[int], numpy_mlp.Views] = [], []
         self._gradients: list[tuple[Tensor, np.ndarray]] = []  # memory for the gradient of each parameter
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layers, (self.parameters, self.activations)  # copies share parameters with copies of their modules
+        # So that copies share parameters with copies of their modules:
+        return Layers, (self.parameters, self.activations, self.norms)
 
     def then(self, other: Layers) -> Layers:
         """These layers, followed by the others."""
-        return Layers([*self.parameters, *other.parameters], (*self.activations, *other.activations))
+        assert not other.norms or len(self.norms) == len(self.parameters)
+        activations, norms = (*self.activations, *other.activations), [*self.norms, *other.norms]
+        return Layers([*self.parameters, *other.parameters], activations, norms)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
@@ -196,8 +201,9 @@ class Layers:
 
     def plain(self, x: Tensor) -> Tensor:
         """The same with ordinary torch operations."""
-        for (weight, bias), name in zip(self.parameters, self.activations, strict=True):
-            x = ACTIVATIONS[name].plain(linear(x, weight, bias))
+        for (weight, bias), norm, name in itertools.zip_longest(self.parameters, self.norms, self.activations):
+            x = linear(x, weight, bias)
+            x = ACTIVATIONS[name].plain(normalized(x, *norm) if norm else x)
         return x
 
     def learning(self) -> list[bool]:
@@ -275,7 +281,7 @@ def together(x: Tensor, *networks: Layers) -> tuple[Tensor, ...]:
 
     Inference mode uses ordinary torch operations, so that acting gives a row the same bits for any number of rows.
     """
-    if torch.is_inference_mode_enabled() or is_plain():
+    if torch.is_inference_mode_enabled() or is_plain() or networks[0].norms:
         return tuple(network.plain(x) for network in networks)
     if x.dim() == 2 or networks[0].flat[0].dim() == 3:
         return _together(x, networks)
@@ -300,9 +306,20 @@ def _together(x: Tensor, networks: tuple[Layers, ...]) -> tuple[Tensor, ...]:
     return tuple(network.evaluate(x)[0] for network in networks)
 
 
-def layers_of(modules: Iterable[nn.Module], activations: Sequence[str]) -> Layers:
-    """Layers of nn.Linear modules; attribute lookup in modules would take longer than evaluating a few rows."""
-    return Layers([(module.weight, module.bias) for module in modules], activations)  # type: ignore[misc]
+def normalized(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """Layer normalisation of [..., out] by gain and shift [out], or of [k, n, out] by those of k networks [k, out]."""
+    if gain.dim() == 1:
+        return F.layer_norm(x, gain.shape, gain, shift)
+    return F.layer_norm(x, gain.shape[1:]) * gain.unsqueeze(1) + shift.unsqueeze(1)
+
+
+def layers_of(modules: Iterable[nn.Module], activations: Sequence[str], norms: Iterable[nn.Module] = ()) -> Layers:
+    """Layers of nn.Linear modules, and of nn.LayerNorm modules of the first of them.
+
+    Attribute lookup in modules would take longer than evaluating a few rows.
+    """
+    linears, pairs = ([(module.weight, module.bias) for module in each] for each in (modules, norms))
+    return Layers(linears, activations, pairs)  # type: ignore[arg-type]
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:

@@ -48,9 +48,9 @@ class Actor(nn.Module):
         sizes = feature_size(self.encoder), config.hidden
         self.mlp: Mlp | FeatureMlp
         if make_head is None:
-            self.mlp = Mlp(*sizes, param_size, config.activation)
+            self.mlp = Mlp(*sizes, param_size, config.activation, config.layer_norm)
         else:
-            self.mlp = FeatureMlp(*sizes, config.activation, make_head)
+            self.mlp = FeatureMlp(*sizes, config.activation, make_head, config.layer_norm)
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
@@ -166,7 +166,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,
-        "model.squash=false (they always squash)": config.squash,
+        "model.distribution=auto (they always squash)": config.distribution not in ("auto", "squashed_gaussian"),
     }
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:

@@ -20,6 +20,7 @@ from rlframe.models.encoders import Encoder, Vector, feature_size, has_images, m
 from rlframe.models.memory import Memory
 from rlframe.models.mlp import GaussianHead, policy_head, value_head
 from rlframe.models.normalize import ObservationNorm
+from rlframe.models.transformer import Transformer
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
@@ -35,9 +36,8 @@ class Trunk(nn.Module):
         self.feedback = nn.ModuleList(previous)
         if config.feed_back:
             self.size += 1 + sum(part.size for part in previous)
-        self.memory: Memory | None = None
-        if config.memory != "none":
-            self.memory = Memory(config.memory, self.size, config.memory_size)
+        self.memory = make_memory(config, self.size)
+        if self.memory:
             self.size = config.memory_size
         plain = isinstance(encoder, Encoder) and not any(encoder.order) and not self.memory and not self.feedback
         # The layers from vectors to features, if the trunk consists of linear layers alone:
@@ -59,9 +59,9 @@ class Trunk(nn.Module):
         return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there are layers
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
-        """`forward` in NumPy for n rows in blocks; None if the encoder does not support NumPy."""
+        """`forward` in NumPy for n rows in blocks; None if the encoder or the memory does not support NumPy."""
         encode = numpy_inference.encoder(self.encoder, n)
-        if encode is None:
+        if encode is None or isinstance(self.memory, Transformer):
             return None
         feedback = numpy_inference.feedback(self.feedback) if self.feedback else None
         memory = numpy_inference.memory(self.memory) if self.memory else None
@@ -78,6 +78,16 @@ class Trunk(nn.Module):
         continues = (~inputs.first).float().unsqueeze(-1)  # zero at the start of an episode
         parts = zip(self.feedback, leaves(inputs.prev_action), strict=True)
         return [continues * encode(x) for encode, x in parts] + [continues * inputs.prev_reward.unsqueeze(-1)]
+
+
+def make_memory(config: ModelConfig, in_size: int) -> Memory | Transformer | None:
+    """The memory after the encoder's `in_size` features, if any."""
+    if config.memory == "none":
+        return None
+    if config.memory == "transformer":
+        sizes = config.memory_window, config.memory_heads, config.memory_layers
+        return Transformer(in_size, config.memory_size, *sizes)
+    return Memory(config.memory, in_size, config.memory_size)
 
 
 class ActorCritic(PolicyModel):
@@ -98,8 +108,8 @@ class ActorCritic(PolicyModel):
         self.actor = Trunk(observation_space, action_space, config)
         shared = config.shared or has_images(observation_space)
         self.critic = None if shared else Trunk(observation_space, action_space, config)
-        size = self.actor.size
-        self.policy_head = make_head(size) if make_head else policy_head(distribution, size, config.log_std)
+        size, std = self.actor.size, (config.log_std, config.state_dependent_std)
+        self.policy_head = make_head(size) if make_head else policy_head(distribution, size, *std)
         self.value_head = value_head(size)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
         self._policy, self._value = (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import choice, count, number, option, sizes
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 
@@ -94,13 +95,38 @@ class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
 
     encoder: str = option("auto", "auto | mlp | nature | impala | module:Class or ./file.py:Class, your own nn.Module")
+    channels: tuple[int, ...] = sizes((), "of each convolution, or each stage of impala; []: the encoder's own")
+    kernels: tuple[int, ...] = sizes((), "sides of the convolutions' kernels, in pixels; []: [8,4,3]")
+    strides: tuple[int, ...] = sizes((), "of the convolutions; []: [4,2,1]")
+    pools: tuple[int, ...] = sizes((), "sides of the squares of max pooling after each convolution; []: none")
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")
     image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
     activation: str = choice("tanh", ("tanh", "relu", "elu", "silu"), "between fully connected layers")
-    memory: str = choice("none", ("none", "lstm", "gru"), "recurrent layer after the encoder")
-    memory_size: int = count(64, "width of the recurrent layer")
+    layer_norm: bool = option(False, "layer normalisation before the activations of fully connected layers")
+    memory: str = choice("none", ("none", "lstm", "gru", "transformer"), "what follows the encoder")
+    memory_size: int = count(64, "width of the memory")
+    memory_window: int = count(32, "rows that a transformer attends to: a row and those before it", low=2, high=2**16)
+    memory_heads: int = count(4, "attention heads of a transformer; divides memory_size")
+    memory_layers: int = count(1, "blocks of a transformer", high=2**10)
     feed_back: bool = option(False, "also feed the previous action and reward to the network")
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
-    squash: bool = option(False, "tanh-squashed Gaussian instead of plain, for bounded Box actions; sac always does")
+    distribution: str = option(
+        "auto", "of Box actions: auto | gaussian | squashed_gaussian (tanh; as sac) | beta | module:Class, your own"
+    )
+    state_dependent_std: bool = option(False, "Gaussian policies: the standard deviation is an output; sac always")
     log_std: float = number(0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-math.inf)
+
+    @chz.validate
+    def _check(self) -> None:
+        gaussian = self.distribution in ("auto", "gaussian", "squashed_gaussian")
+        if not gaussian and (self.log_std or self.state_dependent_std):
+            raise ConfigError(
+                f"model.log_std and model.state_dependent_std are for Gaussian policies; leave them out with "
+                f"model.distribution={self.distribution}"
+            )
+        if self.memory == "transformer" and self.memory_size % self.memory_heads:
+            raise ConfigError(
+                f"model.memory_heads={self.memory_heads} must divide model.memory_size={self.memory_size}; use "
+                f"memory_size={-(-self.memory_size // self.memory_heads) * self.memory_heads}"
+            )

@@ -34,7 +34,8 @@ class Critics(nn.Module):
         separate = has_images(observation_space) or config.encoder not in ("auto", "mlp")
         encoders = [make_features(observation_space, config) for _ in range(n if separate else 1)]
         self.encoders = nn.ModuleList(encoders)
-        self.mlps = Mlps(n, feature_size(encoders[0]) + self.action.size, config.hidden, 1, config.activation)
+        sizes = feature_size(encoders[0]) + self.action.size, config.hidden, 1
+        self.mlps = Mlps(n, *sizes, config.activation, config.layer_norm)
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Q(s, a) [n, rows]."""
@@ -72,7 +73,9 @@ class DiscreteCritics(nn.Module):
         observation_space = without_mask(observation_space) if masked else observation_space
         encoders = [make_features(observation_space, config) for _ in range(n)]
         self.networks = nn.ModuleList(
-            nn.Sequential(encoder, Mlp(feature_size(encoder), config.hidden, n_actions, config.activation))
+            nn.Sequential(
+                encoder, Mlp(feature_size(encoder), config.hidden, n_actions, config.activation, config.layer_norm)
+            )
             for encoder in encoders
         )
 

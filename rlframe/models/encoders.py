@@ -36,13 +36,14 @@ def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
 class HiddenLayers(nn.Module):
     """Linear layers with the activation after each."""
 
-    def __init__(self, in_size: int, hidden: Sequence[int], activation: str) -> None:
+    def __init__(self, in_size: int, hidden: Sequence[int], activation: str, layer_norm: bool = False) -> None:
         super().__init__()
         self.linears = nn.ModuleList()
         for size in hidden:
             self.linears.append(orthogonal(nn.Linear(in_size, size)))
             in_size = size
-        self.layers = layers_of(self.linears, (activation,) * len(hidden))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden if layer_norm)
+        self.layers = layers_of(self.linears, (activation,) * len(hidden), self.norms)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -125,30 +126,60 @@ def is_image(space: Space) -> bool:
 
 
 class ConvNet(nn.Sequential):
-    """Convolutions without padding and a relu after each; the first kernel is a multiple of its stride."""
+    """Convolutions without padding and a relu after each, and after that perhaps max pooling."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(*parts)
+        first = self.convolutions()[0]
+        self.pools = any(isinstance(part, nn.MaxPool2d) for part in parts)
+        self.fast = not self.pools and first.kernel_size[0] % first.stride[0] == 0  # as kernels.convolutions needs it
 
     def convolutions(self) -> list[nn.Conv2d]:
         """The convolutions; the first is a FirstConv2d."""
         return [part for part in self if isinstance(part, nn.Conv2d)]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not convolutions.supports(x):
+        if not (self.fast and convolutions.supports(x)):
             return super().forward(x)
         parts = self.convolutions()
         assert isinstance(parts[0], FirstConv2d)
         return convolutions.convolve(x, parts[0].scale, parts)
 
 
-def nature(channels: int, scale: float) -> ConvNet:
-    """Convolutions of Mnih et al. 2015 (Nature 518, methods): 32 8x8/4, 64 4x4/2, 64 3x3/1."""
-    return ConvNet(
-        orthogonal(FirstConv2d(channels, 32, 8, 4, scale=scale)),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(32, 64, 4, 2)),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(64, 64, 3, 1)),
-        nn.ReLU(),
-    )
+# The convolutions of Mnih et al. 2015 (Nature 518, methods):
+NATURE = {"channels": (32, 64, 64), "kernels": (8, 4, 3), "strides": (4, 2, 1)}
+
+
+def conv_net(image: Image, config: ModelConfig) -> ConvNet:
+    """The convolutions of the config, in what it leaves out those of Mnih et al. 2015.
+
+    Raises:
+        ConfigError: the lists have different lengths, or a layer does not fit the image.
+    """
+    channels, kernels, strides = (getattr(config, name) or NATURE[name] for name in NATURE)
+    pools = config.pools or (1,) * len(channels)
+    given = {"channels": channels, "kernels": kernels, "strides": strides, "pools": pools}
+    if len({*map(len, given.values())}) > 1:
+        shown = ", ".join(f"model.{name}=[{','.join(map(str, each))}]" for name, each in given.items())
+        raise ConfigError(f"{shown}: each needs one number for every convolution; give as many of each")
+    layers, (_, height, width) = list(zip(channels, kernels, strides, pools, strict=True)), image.shape
+    size = [height, width]
+    for i, (_, kernel, stride, pool) in enumerate(layers):
+        seen = "x".join(map(str, size))
+        for name, side in (("kernels", kernel), ("pools", pool)):
+            if side > min(size):
+                raise ConfigError(
+                    f"model.{name}: {side}x{side} in layer {i + 1} of {len(layers)}, which sees {seen} pixels of an "
+                    f"image of {height}x{width}; use a smaller one, smaller strides before it, or fewer layers"
+                )
+            size = [(n - side) // (stride if name == "kernels" else side) + 1 for n in size]
+            seen = "x".join(map(str, size))
+    parts: list[nn.Module] = []
+    before = (image.shape[0], *channels)
+    for n, (out, kernel, stride, pool) in zip(before, layers, strict=False):
+        layer = nn.Conv2d(n, out, kernel, stride) if parts else FirstConv2d(n, out, kernel, stride, scale=image.scale)
+        parts += [orthogonal(layer), nn.ReLU(), *([nn.MaxPool2d(pool)] if pool > 1 else [])]
+    return ConvNet(*parts)
 
 
 class Residual(nn.Module):
@@ -163,10 +194,10 @@ class Residual(nn.Module):
         return x + self.two(F.relu(self.one(F.relu(x))))
 
 
-def impala(channels: int, scale: float) -> nn.Sequential:
-    """The deep residual network of Espeholt et al. 2018 (figure 3): 16, 32, 32 channels, two blocks each."""
+def impala(channels: int, scale: float, stages: Sequence[int] = ()) -> nn.Sequential:
+    """The deep residual network of Espeholt et al. 2018 (figure 3): stages of 16, 32, 32 channels, two blocks each."""
     layers: list[nn.Module] = []
-    for out in (16, 32, 32):
+    for out in stages or (16, 32, 32):
         layers += [
             orthogonal(FirstConv2d(channels, out, 3, padding=1, scale=1.0 if layers else scale)),
             nn.MaxPool2d(3, 2, 1),
@@ -185,25 +216,25 @@ class Encoder(nn.Module):
         self.leaves = nn.ModuleList()
         self.image_leaves = nn.ModuleList()
         self.order: list[bool] = []  # for each leaf: whether it is an image
-        self._add(space, config.encoder)
+        self._add(space, config)
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        self.mlp = HiddenLayers(size, hidden, "relu" if any(self.order) else config.activation)
+        self.mlp = HiddenLayers(size, hidden, "relu" if any(self.order) else config.activation, config.layer_norm)
         self.size = hidden[-1] if hidden else size
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
 
-    def _add(self, space: Space, kind: str) -> None:
+    def _add(self, space: Space, config: ModelConfig) -> None:
         match space:
             case spaces.Dict():
                 for sub in space.spaces.values():
-                    self._add(sub, kind)
+                    self._add(sub, config)
             case spaces.Tuple():
                 for sub in space.spaces:
-                    self._add(sub, kind)
-            case spaces.Box() if is_image(space) and kind != "mlp":
+                    self._add(sub, config)
+            case spaces.Box() if is_image(space) and config.encoder != "mlp":
                 self.order.append(True)
-                self.image_leaves.append(_convolutions(Image(space), kind))
+                self.image_leaves.append(_convolutions(Image(space), config))
             case _:
                 self.order.append(False)
                 self.leaves.append(Vector(space))
@@ -224,13 +255,20 @@ class Encoder(nn.Module):
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
-def _convolutions(image: Image, kind: str) -> nn.Sequential:
+def _convolutions(image: Image, config: ModelConfig) -> nn.Sequential:
     channels, height, width = image.shape
-    if kind == "nature" and min(height, width) < _NATURE_MINIMUM:
-        raise ConfigError(f"model.encoder=nature needs images of 36 pixels per side, got {height}x{width}; use impala")
-    if kind == "impala" or min(height, width) < _NATURE_MINIMUM:
-        return nn.Sequential(image, impala(channels, image.scale))
-    return nn.Sequential(image, nature(channels, image.scale))
+    kind, shaped = config.encoder, config.kernels or config.strides or config.pools
+    if kind == "impala" and shaped:
+        raise ConfigError("model.kernels, strides and pools are not for model.encoder=impala; use encoder=nature")
+    small = min(height, width) < _NATURE_MINIMUM and not shaped
+    if kind == "nature" and small:
+        raise ConfigError(
+            f"model.encoder=nature needs images of 36 pixels per side, got {height}x{width}; use impala, or smaller "
+            f"model.kernels and model.strides"
+        )
+    if kind == "impala" or small:
+        return nn.Sequential(image, impala(channels, image.scale, config.channels))
+    return nn.Sequential(image, conv_net(image, config))
 
 
 def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:
@@ -295,6 +333,9 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
     """
     if config.encoder in ("nature", "impala") and not has_images(space):
         raise ConfigError(f"model.encoder={config.encoder} needs images, but {space} has none; use auto")
+    given = [name for name in ("channels", "kernels", "strides", "pools") if getattr(config, name)]
+    if given and (config.encoder not in ("auto", "nature", "impala") or not has_images(space)):
+        raise ConfigError(f"model.{given[0]} is for the images of model.encoder=auto, nature or impala; leave it out")
     if config.encoder in ("auto", "mlp", "nature", "impala"):
         return Encoder(space, config)
     module_name, _, name = config.encoder.rpartition(":")

@@ -18,18 +18,21 @@ _POLICY_GAIN = 0.01  # nearly uniform initial policies (Andrychowicz et al. 2021
 class Mlp(nn.Module):
     """Map [..., in_size] to [..., out_size]; initial weights are torch's defaults, as in the papers' code."""
 
-    def __init__(self, in_size: int, hidden: Sequence[int], out_size: int, activation: str) -> None:
+    def __init__(
+        self, in_size: int, hidden: Sequence[int], out_size: int, activation: str, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         sizes = [in_size, *hidden, out_size]
         self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(sizes))
-        self.layers = layers_of(self.linears, (*[activation] * len(hidden), "none"))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden if layer_norm)
+        self.layers = layers_of(self.linears, (*[activation] * len(hidden), "none"), self.norms)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
     def first_with_rest(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Output of the first n rows of x [m, in_size], with gradient, and of the rest, without; in one product."""
-        if is_plain():
+        if is_plain() or self.layers.norms:
             with torch.no_grad():
                 rest = self(x[n:])
             return self(x[:n]), rest
@@ -43,12 +46,18 @@ class Mlps(nn.Module):
     (590 on two), instead of 1178 one after another.
     """
 
-    def __init__(self, k: int, in_size: int, hidden: Sequence[int], out_size: int, activation: str) -> None:
+    def __init__(
+        self, k: int, in_size: int, hidden: Sequence[int], out_size: int, activation: str, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         separate = [Mlp(in_size, hidden, out_size, activation).layers for _ in range(k)]
         both = [nn.Parameter(torch.stack(all_k).detach()) for all_k in zip(*[x.flat for x in separate], strict=True)]
         self.joined = nn.ParameterList(both)  # [k, out, in], [k, out], ...
-        self.layers = Layers(list(zip(both[::2], both[1::2], strict=True)), separate[0].activations)
+        gains = [nn.Parameter(torch.ones(k, size)) for size in hidden if layer_norm]
+        shifts = [nn.Parameter(torch.zeros(k, size)) for size in hidden if layer_norm]
+        self.norms = nn.ParameterList(gains + shifts)
+        norms = list(zip(gains, shifts, strict=True))
+        self.layers = Layers(list(zip(both[::2], both[1::2], strict=True)), separate[0].activations, norms)
         self._with_target: Layers | None = None  # these networks, then the target's
 
     def __len__(self) -> int:
@@ -59,8 +68,9 @@ class Mlps(nn.Module):
 
     def first(self, x: Tensor) -> Tensor:
         """Output [n, out_size] of the first network, its parameters constant."""
-        first = [(weight.detach()[0], bias.detach()[0]) for weight, bias in self.layers.parameters]
-        return Layers(first, self.layers.activations)(x)
+        layers, pairs = self.layers, (self.layers.parameters, self.layers.norms)
+        first, norms = ([(one.detach()[0], other.detach()[0]) for one, other in each] for each in pairs)
+        return Layers(first, layers.activations, norms)(x)
 
     def with_target(self, target: Mlps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Output of these networks, with gradient, and of k target networks, without, in one batch.
@@ -68,7 +78,7 @@ class Mlps(nn.Module):
         x: [2 k, n, in_size], the inputs of these, then of the target.
         """
         k = len(self)
-        if is_plain():
+        if is_plain() or self.layers.norms:
             with torch.no_grad():
                 of_target = target(x[k:])
             return self(x[:k]), of_target
@@ -131,14 +141,20 @@ def policy_layer(features: int, size: int) -> nn.Linear:
     return layer
 
 
-def policy_head(distribution: Distribution, features: int, log_std: float) -> nn.Module:
+def policy_head(
+    distribution: Distribution, features: int, log_std: float, state_dependent_std: bool = False
+) -> nn.Module:
     """Head for the parameters of `distribution`."""
     match distribution:
         case Joint():
-            return JointHead([policy_head(part, features, log_std) for part in distribution.parts])
-        case DiagonalGaussian() | TanhGaussian():
+            return JointHead([policy_head(part, features, log_std, state_dependent_std) for part in distribution.parts])
+        case DiagonalGaussian() | TanhGaussian() if not state_dependent_std:
             return GaussianHead(features, distribution.param_size // 2, log_std)
-    return policy_layer(features, distribution.param_size)
+    layer = policy_layer(features, distribution.param_size)
+    if isinstance(distribution, DiagonalGaussian | TanhGaussian):
+        with torch.no_grad():
+            layer.bias[distribution.param_size // 2 :] += log_std
+    return layer
 
 
 def value_head(features: int) -> nn.Module:

@@ -8,6 +8,7 @@ over processes. Used by the models' `numpy_forward`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -23,6 +24,7 @@ from rlframe.models.mlp import GaussianHead, JointHead
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
 from rlframe.models.state_dependent import VARIANCE, StateDependentHead
 
+LAYER_NORM_EPSILON = np.float32(1e-5)  # torch's
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
 Array = np.ndarray
@@ -64,11 +66,30 @@ def mlp(layers: Layers) -> Map:
         (affine(*pair), ACTIVATIONS[name].forward)
         for pair, name in zip(layers.parameters, layers.activations, strict=True)
     ]
+    norms = [layer_norm(*pair) for pair in layers.norms]
 
     def forward(x: Array) -> Array:
         for linear, activation in parts:
             x, _ = activation(linear(x))
         return x
+
+    def with_norms(x: Array) -> Array:
+        for (linear, activation), norm in zip_longest(parts, norms):
+            x = linear(x)
+            x, _ = activation(norm(x) if norm else x)
+        return x
+
+    return with_norms if norms else forward
+
+
+def layer_norm(gain: Tensor, shift: Tensor) -> Map:
+    """Rows to mean 0 and variance 1, times gain, plus shift, as nn.LayerNorm."""
+    g, s = as_numpy(gain), as_numpy(shift)
+
+    def forward(x: Array) -> Array:
+        centred = x - x.mean(-1, keepdims=True)
+        variance = np.square(centred).mean(-1, keepdims=True)
+        return centred / np.sqrt(variance + LAYER_NORM_EPSILON) * g + s
 
     return forward
 
@@ -92,11 +113,11 @@ def vector(module: nn.Module) -> Map:
 
 
 def image(module: nn.Module) -> Map | None:
-    """Features [1, F] of one image [1, ...], valid until the next call; None if the CNN is not a `ConvNet`."""
+    """Features [1, F] of one image [1, ...], valid until the next call; None if the CNN is no `ConvNet`, or pools."""
     assert isinstance(module, nn.Sequential)
     pixels, body = module[0], module[1]
     assert isinstance(pixels, Image)
-    if not isinstance(body, ConvNet):
+    if not isinstance(body, ConvNet) or body.pools:
         return None
     first = x = np.empty(pixels.shape, np.float32)
     steps = []

@@ -6,6 +6,7 @@ Plappert et al. 2018, Parameter Space Noise for Exploration (https://arxiv.org/a
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -13,15 +14,16 @@ from torch import Tensor, nn
 
 from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
-from rlframe.kernels.mlp import ACTIVATIONS, Layers
+from rlframe.kernels.mlp import ACTIVATIONS, Layers, normalized
 from rlframe.kernels.numpy_mlp import ACTIVATIONS as NUMPY_ACTIVATIONS
-from rlframe.models.numpy_inference import affine
+from rlframe.models.numpy_inference import affine, layer_norm
 
 
 class Perturbation(nn.Module):
     """Standard normal noise ξ for each parameter θ of some layers; a row of scale s is evaluated with θ + s ξ.
 
-    It is kept apart from the parameters, so that these stay clean and may be learned while it lasts.
+    It is kept apart from the parameters, so that these stay clean and may be learned while it lasts. Layer
+    normalisation has no noise.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -39,25 +41,27 @@ class Perturbation(nn.Module):
     def forward(self, layers: Layers, x: Tensor, scale: Tensor) -> Tensor:
         """Outputs [n, out] of the layers for rows x [n, in] with the scales [n, 1]; scale 0 is the clean network."""
         noises = list(self.buffers())
-        pairs = zip(layers.parameters, noises[::2], noises[1::2], self.activations, strict=True)
-        for (weight, bias), of_weight, of_bias, name in pairs:
+        parts = zip_longest(layers.parameters, noises[::2], noises[1::2], self.activations, layers.norms)
+        for (weight, bias), of_weight, of_bias, name, norm in parts:
             x = linear(x, weight, bias) + scale * linear(x, of_weight, of_bias)
-            x = ACTIVATIONS[name].plain(x)
+            x = ACTIVATIONS[name].plain(normalized(x, *norm) if norm else x)
         return x
 
     def numpy_forward(self, layers: Layers) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for rows and scales in blocks, on views of all parameters."""
         noises = list(self.buffers())
+        norms = [layer_norm(*pair) for pair in layers.norms]
         parts = [
-            (affine(*pair), affine(of_weight, of_bias), NUMPY_ACTIVATIONS[name].forward)
-            for pair, of_weight, of_bias, name in zip(
-                layers.parameters, noises[::2], noises[1::2], self.activations, strict=True
+            (affine(*pair), affine(of_weight, of_bias), norm, NUMPY_ACTIVATIONS[name].forward)
+            for pair, of_weight, of_bias, norm, name in zip_longest(
+                layers.parameters, noises[::2], noises[1::2], norms, self.activations
             )
         ]
 
         def forward(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-            for clean, noise, activation in parts:
-                x, _ = activation(clean(x) + scale * noise(x))
+            for clean, noise, norm, activation in parts:
+                x = clean(x) + scale * noise(x)
+                x, _ = activation(norm(x) if norm else x)
             return x
 
         return forward

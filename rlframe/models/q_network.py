@@ -197,27 +197,31 @@ class NoisyLinear(nn.Module):
 class Stream(nn.Module):
     """The layers from features to the values or advantages, with or without hidden layers."""
 
-    def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool) -> None:
+    def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool, layer_norm: bool = False) -> None:
         super().__init__()
         pairs = itertools.pairwise([n_in, *hidden, n_out])
         self.layers = nn.ModuleList(
             NoisyLinear(*pair) if noisy else orthogonal(nn.Linear(*pair), 1.0) for pair in pairs
         )
-        self.linears_only = None if noisy else layers_of(self.layers, (*["relu"] * len(hidden), "none"))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden if layer_norm)
+        self.linears_only = None if noisy else layers_of(self.layers, (*["relu"] * len(hidden), "none"), self.norms)
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
         if self.linears_only:
             return self.linears_only(x)
         for index, layer in enumerate(self.layers):
+            x = self.norms[index - 1](x) if index and self.norms else x
             x = layer(F.relu(x) if index else x, noisy)
         return x
 
     def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for blocks of rows."""
         layers = [_layer_on_numpy(layer) for layer in self.layers]
+        norms = [numpy_inference.layer_norm(norm.weight, norm.bias) for norm in self.norms]  # type: ignore[arg-type]
 
         def forward(x: np.ndarray, noisy: np.ndarray) -> np.ndarray:
             for index, layer in enumerate(layers):
+                x = norms[index - 1](x) if index and norms else x
                 x = layer(np.maximum(x, 0) if index else x, noisy)
             return x
 
@@ -256,8 +260,8 @@ class QNetwork(QModel):
         self.trunk = Trunk(observation_space, action_space, config)
         self.uses_previous = config.feed_back or config.memory != "none"
         self.n_actions, self.n_atoms = int(action_space.n), n_atoms
-        self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy)
-        self.value = Stream(self.trunk.size, hidden, n_atoms, noisy) if dueling else None
+        self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy, config.layer_norm)
+        self.value = Stream(self.trunk.size, hidden, n_atoms, noisy, config.layer_norm) if dueling else None
         trunk, head = self.trunk.layers, self.advantage.linears_only
         # A network of linear layers alone is evaluated as one autograd node:
         self._linear_network = trunk.then(head) if trunk and head and not dueling else None

@@ -39,12 +39,18 @@ class FeatureMlp(nn.Module):
     """Hidden layers and a head, as an Mlp whose features, the head's input, are needed when acting."""
 
     def __init__(
-        self, in_size: int, hidden: Sequence[int], activation: str, make_head: Callable[[int], nn.Module]
+        self,
+        in_size: int,
+        hidden: Sequence[int],
+        activation: str,
+        make_head: Callable[[int], nn.Module],
+        layer_norm: bool = False,
     ) -> None:
         """`make_head`: from the number of features to the head."""
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise([in_size, *hidden]))
-        self.layers = layers_of(self.linears, (activation,) * len(hidden))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden if layer_norm)
+        self.layers = layers_of(self.linears, (activation,) * len(hidden), self.norms)
         self.size = hidden[-1] if hidden else in_size
         self.head = make_head(self.size)
 

@@ -242,10 +242,17 @@ def test_actions_that_no_policy_serves_are_refused_with_the_remedy(policy: Any, 
     [
         ({"memory": "lstm"}, r"model.memory=none \(with memory: algo=ppo"),
         ({"feed_back": True, "shared": True}, "model.feed_back=false and model.shared=false"),
-        ({"squash": True}, r"model.squash=false \(they always squash\)"),
+        ({"distribution": "squashed_gaussian"}, "model.distribution=squashed_gaussian is for Gaussian policies"),
+        ({"state_dependent_std": True}, "model.state_dependent_std=true is for Gaussian policies"),
         ({"log_std": -1.0}, "model.log_std=-1 is for Gaussian policies"),
     ],
 )
 def test_models_that_would_not_be_used_are_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         agent_for(Deterministic, BOX, **model)
+
+
+def test_a_policy_that_squashes_takes_no_other_distribution() -> None:
+    agent_for(SquashedGaussian, BOX, distribution="squashed_gaussian", state_dependent_std=True)
+    with pytest.raises(ConfigError, match=r"model.distribution=auto \(they always squash\)"):
+        agent_for(SquashedGaussian, BOX, distribution="gaussian")

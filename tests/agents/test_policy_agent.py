@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from gymnasium import Space, spaces
 
 from rlframe.agents.base import NoiseBuffer
 from rlframe.algos.on_policy import values
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
+from rlframe.core.types import AgentInputs
 from rlframe.envs import debug_envs
 from rlframe.kernels.mlp import plain_networks
+from rlframe.models import ModelConfig
 from tests.samplers.made import agent_for, sampler_for
 
 MODELS: list[dict[str, Any]] = [
@@ -20,6 +23,8 @@ MODELS: list[dict[str, Any]] = [
     {"model_feed_back": True, "model_shared": True},
     {"model_memory": "lstm", "model_feed_back": True},
     {"model_memory": "gru", "model_shared": True, "model_normalize_observation": True},
+    {"model_memory": "transformer", "model_memory_window": 4, "model_memory_layers": 2},
+    {"model_layer_norm": True, "model_state_dependent_std": True},
 ]
 
 
@@ -39,8 +44,9 @@ def test_training_sees_what_acting_saw(env: Any, model: dict[str, Any]) -> None:
 
 
 def test_a_squashed_policy_that_saturates_is_trained_on_the_log_prob_it_acted_with() -> None:
-    agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), squash=True)
-    sampler, agent = sampler_for(debug_envs.identity, action="box", T=20, B=4, model_squash=True, model_log_std=1.5)
+    agent = agent_for(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), distribution="squashed_gaussian")
+    squashed = {"model_distribution": "squashed_gaussian", "model_log_std": 1.5}
+    sampler, agent = sampler_for(debug_envs.identity, action="box", T=20, B=4, **squashed)
     samples = sampler.collect()
     assert (samples.action.abs() > 0.999_99).any(), "nothing saturates"
     with torch.no_grad():
@@ -132,3 +138,29 @@ def test_a_loss_that_leaves_something_out_gives_it_no_gradient() -> None:
     agent.evaluate(samples.inputs[:-1], samples.state, samples.action)[2].sum().backward()
     for name, parameter in agent.named_parameters():
         assert (parameter.grad is not None) == ("value" in name or "critic" in name), name
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Dict({"a": spaces.Box(-1, 1, (2,))})], ids=str)
+def test_a_standard_deviation_that_depends_on_the_state_is_learned(space: Space) -> None:
+    """Actions whose log standard deviation is -2 where the observation is -1, and 0 where it is 1; it starts at -1."""
+    agent = agent_for(spaces.Box(-1, 1, (1,)), space, state_dependent_std=True, log_std=-1.0)
+    observation = torch.tensor([[-1.0], [1.0]]).repeat(200, 1)
+    nothing = torch.zeros(400)
+    inputs = AgentInputs(observation, nothing, nothing, nothing.bool())
+    assert torch.allclose(agent(inputs, ())[0].chunk(2, -1)[1], torch.tensor(-1.0), atol=0.05)
+    noise = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    action = (observation - 1).exp() * noise
+    optimizer = torch.optim.Adam(agent.parameters(), 2e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        log_prob, _, _ = agent.evaluate(inputs, (), action if isinstance(space, spaces.Box) else {"a": action})
+        (-log_prob.mean()).backward()
+        optimizer.step()
+    log_std = agent(inputs, ())[0].chunk(2, -1)[1]
+    torch.testing.assert_close(log_std[:2], torch.tensor([[-2.0] * 2, [0.0] * 2]), rtol=0, atol=0.2)
+
+
+def test_keys_of_gaussian_policies_are_refused_with_another_distribution() -> None:
+    for key in ({"log_std": -1.0}, {"state_dependent_std": True}):
+        with pytest.raises(ConfigError, match=r"are for Gaussian policies; leave them out with .*=a.b:Own"):
+            ModelConfig(distribution="a.b:Own", **key)  # type: ignore[arg-type]

@@ -59,14 +59,14 @@ def test_the_others_name_what_they_see(module: Any, settings: dict[str, Any], ac
 
 
 @pytest.mark.slow
-def test_a_squashed_policy_learns_too() -> None:
-    _, score = trained(
-        ppo, {**PPO, "discount": 0.0}, debug_envs.identity, 30, action="box", length=8, model_squash=True
-    )
+@pytest.mark.parametrize(("distribution", "n_batches"), [("squashed_gaussian", 30), ("beta", 60)])
+def test_policies_with_other_distributions_learn_too(distribution: str, n_batches: int) -> None:
+    kwargs = {"action": "box", "length": 8, "model_distribution": distribution}
+    _, score = trained(ppo, {**PPO, "discount": 0.0}, debug_envs.identity, n_batches, **kwargs)
     assert score > 0.85 * 8
 
 
-@pytest.mark.parametrize("memory", [pytest.param("lstm", marks=SLOW), "gru"])
+@pytest.mark.parametrize("memory", [pytest.param("lstm", marks=SLOW), "gru", pytest.param("transformer", marks=SLOW)])
 def test_ppo_with_memory_remembers(memory: str) -> None:
     _, score = trained(ppo, PPO, debug_envs.memory, 25, T=15, delay=4, model_memory=memory, model_memory_size=16)
     assert score > 0.95

@@ -29,12 +29,14 @@ def sequences(algo: Any, n: int = 8) -> Any:
 
 
 def test_a_memory_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"use model.memory=lstm or gru, or algo=dqn"):
+    with pytest.raises(ConfigError, match=r"use model.memory=lstm, gru or transformer, or algo=dqn"):
         run(debug_envs.memory, 1, module=r2d1, learn_T=8)
 
 
-def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values() -> None:
+@pytest.mark.parametrize("memory", ["lstm", "transformer"])
+def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values(memory: str) -> None:
     settings = {**MEMORY, "burn_in": 0, "learn_T": 8, "learn_from": 10_000, "prioritized": False}
+    settings |= {"model_memory": memory, "model_memory_window": 4}
     algo, agent, batches = run(debug_envs.memory, 6, **settings)
     batch = sequences(algo, 32)
     values, _ = agent.model(batch.inputs[:-1], batch.state.memory)
@@ -118,8 +120,10 @@ def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
     torch.testing.assert_close(priority, expected)
 
 
-def test_r2d1_learns_what_needs_memory() -> None:
+@pytest.mark.parametrize("memory", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
+def test_r2d1_learns_what_needs_memory(memory: str) -> None:
     settings = {**MEMORY, "learning_rate": 5e-3, "burn_in": 0, "learn_T": 16, "replay_ratio": 16.0}
+    settings |= {"model_memory": memory}
     _, agent, _ = run(debug_envs.memory, 60, delay=3, **settings)
     assert score(agent, debug_envs.memory, delay=3) > 0.95  # chance is 0.5
 

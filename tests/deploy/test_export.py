@@ -23,11 +23,17 @@ PROBE = "env=rlframe.envs.debug_envs:identity"
 MASKED = "env=rlframe.envs.debug_envs:masked"
 SEQUENCES = ["algo.learn_from=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
 TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
+TRANSFORMER = ["model.memory=transformer", "model.memory_size=8", "model.memory_window=5"]
 RUNS = {
     "ppo": [*PPO, "env=CartPole-v1"],
     "normalised": [*PPO, "env=Pendulum-v1", "model.normalize_observation=true"],
-    "squashed": [*PPO, "env=Pendulum-v1", "model.squash=true"],
+    "squashed": [*PPO, "env=Pendulum-v1", "model.distribution=squashed_gaussian"],
+    "beta": [*PPO, "env=Pendulum-v1", "model.distribution=beta"],
     "lstm": [*PPO, "env=CartPole-v1", "model.memory=lstm", "model.memory_size=8", "model.feed_back=true"],
+    "transformer": [*PPO, "env=CartPole-v1", *TRANSFORMER, "model.memory_layers=2", "model.feed_back=true"],
+    "r2d1_transformer": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", *TRANSFORMER],
+    "layer_norm": [*PPO, "env=Pendulum-v1", "model.layer_norm=true", "model.state_dependent_std=true"],
+    "sac_layer_norm": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.layer_norm=true"],
     "dict": [*PPO, PROBE, "env_kwargs.action=dict", "env_kwargs.length=5", "model.feed_back=true"],
     "shifted": [*PPO, PROBE, "env_kwargs.action=discrete_start", "env_kwargs.length=5"],
     "bits": [*PPO, PROBE, "env_kwargs.action=tuple", "env_kwargs.length=5"],
@@ -42,7 +48,7 @@ RUNS = {
     "ddpg_parameter_noise": ["algo=ddpg", *REPLAY, "env=Pendulum-v1", "explore=parameter_noise"],
     "r2d1": ["algo=r2d1", *SEQUENCES, "env=CartPole-v1", "model.memory=gru", "model.memory_size=8"],
 }
-FAST = ("ppo", "lstm", "dqn", "sac", "shifted")
+FAST = ("ppo", "lstm", "transformer", "dqn", "sac", "shifted")
 IMAGES = {  # slow to trace
     "pictures": [*PPO, *TRUSTED, "model.memory=gru", "model.memory_size=8"],
     "dqn_pictures": ["algo=dqn", *REPLAY, *TRUSTED],
@@ -78,7 +84,7 @@ def test_an_exported_program_acts_as_the_agent(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(name, marks=SLOW) for name in ("normalised", "lstm", "dqn", "sac"))]
+    "name", ["ppo", *(pytest.param(name, marks=SLOW) for name in ("normalised", "lstm", "transformer", "dqn", "sac"))]
 )
 def test_an_onnx_file_acts_as_the_agent(
     runs: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributions as td
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlframe.distributions import (
     Bernoulli,
+    Beta,
     Categorical,
     DiagonalGaussian,
     Distribution,
@@ -33,6 +35,12 @@ def tanh_gaussian(params: Tensor, shape: tuple[int, ...]) -> td.Distribution:
     return td.TransformedDistribution(base, [td.TanhTransform()])
 
 
+def beta(params: Tensor, shape: tuple[int, ...]) -> td.Distribution:
+    alpha, beta = (1 + F.softplus(params)).reshape(*params.shape[:-1], 2, *shape).unbind(params.dim() - 1)
+    scaled = td.TransformedDistribution(td.Beta(alpha, beta), [td.AffineTransform(-1.0, 2.0)], validate_args=False)
+    return td.Independent(scaled, len(shape))
+
+
 def bernoulli(params: Tensor, shape: tuple[int, ...]) -> td.Distribution:
     return td.Independent(td.Bernoulli(logits=params.reshape(*params.shape[:-1], *shape)), len(shape))
 
@@ -41,6 +49,7 @@ CASES: list[Any] = [
     pytest.param(Categorical(4), lambda p: td.Categorical(logits=p), id="categorical"),
     *[pytest.param(DiagonalGaussian(s), lambda p, s=s: gaussian(p, s), id=f"gaussian{s}") for s in SHAPES],
     *[pytest.param(TanhGaussian(s), lambda p, s=s: tanh_gaussian(p, s), id=f"tanh{s}") for s in SHAPES],
+    *[pytest.param(Beta(s), lambda p, s=s: beta(p, s), id=f"beta{s}") for s in SHAPES],
     *[pytest.param(Bernoulli(s), lambda p, s=s: bernoulli(p, s), id=f"bernoulli{s}") for s in SHAPES[1:]],
 ]
 
@@ -64,10 +73,17 @@ def test_log_prob_matches_torch(dist: Distribution, reference: Any, lead: tuple[
 
 
 @pytest.mark.parametrize("lead", LEADS)
-@pytest.mark.parametrize(("dist", "reference"), [case for case in CASES if "tanh" not in case.id])
+@pytest.mark.parametrize(("dist", "reference"), [case for case in CASES if not case.id.startswith(("tanh", "beta"))])
 def test_entropy_matches_torch(dist: Distribution, reference: Any, lead: tuple[int, ...]) -> None:
     params, _ = drawn(dist, lead)
     torch.testing.assert_close(dist.entropy(params), reference(params).entropy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_entropy_of_a_beta_is_torchs_on_an_interval_twice_as_long() -> None:
+    params, _ = drawn(Beta((3,)), (5,))
+    alpha, other = (1 + F.softplus(params)).chunk(2, -1)
+    expected = td.Beta(alpha, other).entropy().sum(-1) + 3 * np.log(2)
+    torch.testing.assert_close(Beta((3,)).entropy(params), expected.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("lead", LEADS)

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.distributions import (
     Bernoulli,
+    Beta,
     Categorical,
     DiagonalGaussian,
     Distribution,
@@ -66,6 +69,7 @@ def test_gaussian_samples_have_the_right_mean_and_deviation() -> None:
         (DiagonalGaussian((2,)), [0.3, 7.0, 1.0, 1.0], [0.3, 7.0]),
         (DiagonalGaussian(()), [0.3, 1.0], 0.3),
         (TanhGaussian((2,)), [0.0, 1.0, 1.0, 1.0], [0.0, math.tanh(1.0)]),
+        (Beta((2,)), [math.log(math.e - 1), 20.0, math.log(math.e**3 - 1), 20.0], [-0.5, 0.0]),  # alpha 2, beta 4
     ],
 )
 def test_zero_noise_is_the_mode(dist: Distribution, params: list[float], mode: Any) -> None:
@@ -74,13 +78,36 @@ def test_zero_noise_is_the_mode(dist: Distribution, params: list[float], mode: A
     torch.testing.assert_close(action[0], torch.tensor(mode).to(action.dtype))
 
 
-@pytest.mark.parametrize("dist", [Categorical(3), MultiCategorical((2, 3)), Bernoulli((2,)), DiagonalGaussian((2,))])
+NOISY = [Categorical(3), MultiCategorical((2, 3)), Bernoulli((2,)), DiagonalGaussian((2,)), Beta((2,))]
+
+
+@pytest.mark.parametrize("dist", NOISY)
 def test_noise_is_the_same_drawn_at_once_or_in_parts(dist: Distribution) -> None:
     one, other = np.random.default_rng(5), np.random.default_rng(5)
     whole = dist.noise(one, (5,))
     pieces = np.concatenate([dist.noise(other, (2,)), dist.noise(other, (3,))])
     np.testing.assert_array_equal(whole, pieces)
     assert whole.dtype == np.float32
+
+
+@pytest.mark.parametrize("raw", [(-9.0, -9.0), (0.5, 0.5), (5.0, 0.0), (60.0, 80.0)], ids=str)
+def test_samples_of_a_beta_have_its_moments(raw: tuple[float, float]) -> None:
+    actions = many(Beta((1,)), list(raw))
+    alpha, beta = (1 + F.softplus(torch.tensor(raw))).tolist()
+    variance = 4 * alpha * beta / ((alpha + beta) ** 2 * (alpha + beta + 1))
+    mean = 2 * alpha / (alpha + beta) - 1
+    assert actions.mean().item() == pytest.approx(mean, abs=4 * (variance / N) ** 0.5)
+    assert actions.var().item() == pytest.approx(variance, rel=0.05)
+    assert actions.abs().max() < 1
+
+
+def test_a_beta_is_finite_at_any_parameters_and_actions() -> None:
+    params = torch.tensor([[-1e4, -1e4], [1e4, 1e4], [1e4, -1e4]], requires_grad=True)
+    for edge in (-1.0, 1.0):
+        log_prob = Beta((1,)).log_prob(params, torch.full((3, 1), edge))
+        (gradient,) = torch.autograd.grad(log_prob.sum() + Beta((1,)).entropy(params).sum(), params)
+        assert log_prob.isfinite().all()
+        assert gradient.isfinite().all()
 
 
 def test_the_log_prob_is_that_of_the_unclipped_sample() -> None:
@@ -159,17 +186,39 @@ def _parts(space: Space) -> list[Any]:
     return [space]
 
 
-def test_squash_applies_to_every_box_only() -> None:
+def test_a_distribution_by_name_is_that_of_every_box_only() -> None:
     space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))})
-    dist = make_distribution(space, squash=True)
+    dist = make_distribution(space, "squashed_gaussian")
     assert isinstance(dist, Joint)
     assert [type(part) for part in dist.parts] == [Categorical, TanhGaussian]
 
 
 @pytest.mark.parametrize("box", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, np.inf, (2,))])
-def test_squash_of_an_unbounded_box_raises_an_error_with_the_remedy(box: spaces.Box) -> None:
-    with pytest.raises(ValueError, match=r"squash=true needs finite action bounds.*use squash=false"):
-        make_distribution(box, squash=True)
+def test_squashing_an_unbounded_box_raises_an_error_with_the_remedy(box: spaces.Box) -> None:
+    with pytest.raises(ConfigError, match=r"model.distribution=squashed_gaussian needs finite .*; use gaussian"):
+        make_distribution(box, "squashed_gaussian")
+
+
+class Own(DiagonalGaussian):
+    """A distribution of a user's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gausian", "not one of auto, gaussian, .*; did you mean gaussian"),
+        ("tests.distributions.test_sampling:Owm", "has no Owm; did you mean Own"),
+        ("tests.distributions.test_sampling:np", "not a subclass of rlframe.distributions.Distribution"),
+        ("nowhere:Own", "No module named 'nowhere'"),
+    ],
+)
+def test_a_distribution_of_ones_own_is_found_and_wrong_names_are_refused(name: str, message: str) -> None:
+    space = spaces.Tuple((spaces.Box(-1, 1, (2, 3)), spaces.Discrete(2)))
+    found = make_distribution(space, "tests.distributions.test_sampling:Own")
+    assert isinstance(found, Joint)
+    assert (found.parts[0].shape, found.parts[0].param_size) == ((2, 3), 12)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=message):
+        make_distribution(space, name)
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.MultiDiscrete([[2, 3]])])
@@ -178,10 +227,10 @@ def test_an_unsupported_space_raises_an_error(space: Space) -> None:
         make_distribution(space)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("name", ["gaussian", "squashed_gaussian", "beta"])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-def test_act_and_log_prob_agree(shape: tuple[int, ...], squash: bool) -> None:
-    dist = make_distribution(spaces.Box(-1, 1, shape), squash=squash)
+def test_act_and_log_prob_agree(shape: tuple[int, ...], name: str) -> None:
+    dist = make_distribution(spaces.Box(-1, 1, shape), name)
     rng = np.random.default_rng(0)
     params = torch.from_numpy(rng.standard_normal((50, dist.param_size)).astype(np.float32))
     noise = torch.from_numpy(dist.noise(rng, (50,)))

@@ -93,13 +93,22 @@ def test_every_activation_acts_as_in_torch(activation: str) -> None:
     check_steps(VECTOR, ACTIONS["discrete"], 8, activation=activation, hidden=(16, 16))
 
 
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_layer_normalisation_acts_as_in_torch(memory: str) -> None:
+    check_steps(VECTOR, ACTIONS["dict"], 8, layer_norm=True, hidden=(16, 8), memory=memory)
+
+
+def test_a_standard_deviation_that_depends_on_the_state_acts_as_in_torch() -> None:
+    check_steps(VECTOR, ACTIONS["dict"], 8, state_dependent_std=True, log_std=-1.0)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
 def test_any_number_of_rows_acts_as_in_torch(n: int) -> None:
     check_steps(VECTOR, ACTIONS["discrete"], n, memory="lstm")
 
 
 def test_a_squashed_policy_acts_as_in_torch() -> None:
-    check_steps(VECTOR, ACTIONS["box"], 4, squash=True)
+    check_steps(VECTOR, ACTIONS["box"], 4, distribution="squashed_gaussian")
 
 
 def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:
@@ -154,9 +163,13 @@ def test_parameters_changed_in_place_are_seen() -> None:
 def test_an_image_acts_as_in_torch(space: Space) -> None:
     check_steps(space, ACTIONS["discrete"], 1, memory="gru", image_hidden=(16,))
     check_steps(space, ACTIONS["discrete"], 1, image_hidden=())
+    check_steps(space, ACTIONS["discrete"], 1, image_hidden=(), channels=(4, 6), kernels=(5, 3), strides=(3, 2))
 
 
-def test_several_images_the_residual_encoder_and_encoders_of_ones_own_stay_with_torch() -> None:
+def test_several_images_other_encoders_and_transformers_stay_with_torch() -> None:
     assert agent_for(IMAGE, ACTIONS["discrete"]).numpy_step(2) is None
     assert agent_for(IMAGE, ACTIONS["discrete"], encoder="impala").numpy_step(1) is None
+    pooled = {"channels": (4,), "kernels": (5,), "strides": (3,), "pools": (2,)}
+    assert agent_for(IMAGE, ACTIONS["discrete"], **pooled).numpy_step(1) is None
+    assert agent_for(VECTOR, ACTIONS["discrete"], memory="transformer").numpy_step(4) is None
     assert numpy_inference.encoder(torch.nn.Linear(2, 2), 1) is None

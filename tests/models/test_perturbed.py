@@ -10,17 +10,19 @@ from rlframe.models.mlp import Mlp
 from rlframe.models.perturbed import Perturbation, adapted
 
 
-def made(activation: str = "relu") -> tuple[Mlp, Perturbation]:
+def made(activation: str = "relu", layer_norm: bool = False) -> tuple[Mlp, Perturbation]:
     torch.manual_seed(0)
-    mlp = Mlp(3, (8, 6), 2, activation)
+    mlp = Mlp(3, (8, 6), 2, activation, layer_norm)
     perturbation = Perturbation(mlp.layers)
     perturbation.resample(np.random.default_rng(0))
     return mlp, perturbation
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
-def test_each_row_sees_the_parameters_perturbed_by_its_scale(activation: str) -> None:
-    mlp, perturbation = made(activation)
+@pytest.mark.parametrize(
+    ("activation", "layer_norm"), [("tanh", True), ("relu", False), ("elu", True)]
+)
+def test_each_row_sees_the_parameters_perturbed_by_its_scale(activation: str, layer_norm: bool) -> None:
+    mlp, perturbation = made(activation, layer_norm)
     x, scales = torch.randn(4, 3), [0.0, 0.1, 0.5, 2.0]
     with torch.inference_mode():
         found = perturbation(mlp.layers, x, torch.tensor(scales).unsqueeze(-1))
@@ -54,8 +56,9 @@ def test_noise_is_standard_normal_in_every_parameter() -> None:
     assert drawn.std().item() == pytest.approx(1.0, rel=0.03)
 
 
-def test_numpy_evaluates_as_torch() -> None:
-    mlp, perturbation = made()
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_numpy_evaluates_as_torch(layer_norm: bool) -> None:
+    mlp, perturbation = made(layer_norm=layer_norm)
     x, scale = torch.randn(4, 3), torch.tensor([[0.0], [0.1], [0.2], [0.3]])
     with torch.inference_mode():
         expected = perturbation(mlp.layers, x, scale)
