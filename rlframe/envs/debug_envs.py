@@ -194,6 +194,49 @@ class Masked(gymnasium.Env):
         return self._observation(), float(done) - 0.1, done, self._time >= 50, {}
 
 
+class HiddenActions(gymnasium.Wrapper):
+    """Hides the two actions of an environment among `n` candidates, in a new random order at every step.
+
+    The observation is {"available_actions" [n, size], "observation"}. The two are fixed vectors of ±1, the others
+    uniform in [-1, 1]; choosing one of these takes one of the two actions at random. With `masked`, an entry
+    `action_mask` forbids them, and choosing one raises.
+    """
+
+    def __init__(self, env: gymnasium.Env, n: int = 20, size: int = 8, masked: bool = False) -> None:
+        if n < 2 or size < 2:
+            raise ConfigError(f"env_kwargs.n={n} and env_kwargs.size={size} must be at least 2")
+        super().__init__(env)
+        places = np.arange(size)
+        self._true = np.stack([1 - 2 * (places % 2), 1 - 2 * (places // 2 % 2)]).astype(np.float32)  # left and right
+        self._order, self._masked = np.arange(n), masked  # 0 and 1 of the order are the two
+        entries: dict[str, Space] = {"observation": env.observation_space}
+        entries["available_actions"] = spaces.Box(-1.0, 1.0, (n, size), np.float32)
+        if masked:
+            entries["action_mask"] = spaces.MultiBinary(n)
+        self.observation_space, self.action_space = spaces.Dict(entries), spaces.Discrete(n)
+
+    def reset(self, **kwargs: Any) -> tuple[Tree, Info]:
+        observation, info = self.env.reset(**kwargs)
+        return self._with_candidates(observation), info
+
+    def step(self, action: Any) -> tuple[Tree, Any, bool, bool, Info]:
+        hidden = int(self._order[action])
+        if hidden > 1:
+            if self._masked:
+                raise ValueError(f"action {action} is forbidden; {np.flatnonzero(self._order < 2)} are allowed")
+            hidden = int(self.np_random.integers(2))
+        observation, *rest = self.env.step(hidden)
+        return self._with_candidates(observation), *rest
+
+    def _with_candidates(self, observation: Any) -> Tree:
+        self._order = self.np_random.permutation(len(self._order))
+        features = self.np_random.uniform(-1.0, 1.0, (len(self._order), self._true.shape[1])).astype(np.float32)
+        is_true = self._order < 2
+        features[is_true] = self._true[self._order[is_true]]
+        entries = {"observation": observation, "available_actions": features}
+        return entries | {"action_mask": is_true.astype(np.int8)} if self._masked else entries
+
+
 FAULTS = ("raise", "nan", "inf", "shape", "dtype", "info", "reward_nan", "reward_inf", "reward_type", "reset")
 
 
@@ -233,9 +276,21 @@ class Faulty(gymnasium.Env):
         return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, info
 
 
+def _cartpole(**kwargs: Any) -> gymnasium.Env:
+    """CartPole-v1 without its time limit."""
+    return gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
+
+
+def hidden_cartpole(
+    n: int = 20, size: int = 8, masked: bool = False, max_episode_steps: int = 500, **kwargs: Any
+) -> gymnasium.Env:
+    """CartPole-v1 whose two actions are hidden among `n` candidates (see HiddenActions)."""
+    return gymnasium.wrappers.TimeLimit(HiddenActions(_cartpole(**kwargs), n, size, masked), max_episode_steps)
+
+
 def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.Env:
     """CartPole-v1 without velocities: [cart position, pole angle]. Needs memory."""
-    env = gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
+    env = _cartpole(**kwargs)
     whole = env.observation_space
     assert isinstance(whole, spaces.Box)
     positions = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)

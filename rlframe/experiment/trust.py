@@ -172,7 +172,10 @@ def _count_weights(config: Mapping[str, Any]) -> int:
     memory = _widths(config.get("model.memory_size", 0)) if n_gates else [0]
     layers = [_widths(config.get(key, ())) for key in _LAYERS]
     products = [a * b for widths in layers for a, b in pairwise(widths)]
-    return sum(products) + sum(map(sum, layers)) + sum(n_gates * width * width for width in memory)
+    squares = sum(n_gates * width**2 for width in memory) + sum(
+        width**2 for width in _widths(config.get("model.action_embedding", 0))
+    )
+    return sum(products) + sum(map(sum, layers)) + squares
 
 
 def _widths(value: Any) -> list[int]:

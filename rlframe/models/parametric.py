@@ -1,0 +1,156 @@
+"""Parametric actions: networks for actions that the observation describes, and the choice among all networks.
+
+The entry `available_actions` [A, d] of an observation describes each action by d numbers, which may change from row to
+row (see core.spaces). With an embedding u(s) of the state and w(a) of each action, both of width E, Q(s, a) or the
+logit of a is the inner product of u(s) and w(a) (He et al. 2016, arXiv 1511.04636, DRRN). The value of a policy is that
+of the state alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import ACTION_MASK, AVAILABLE_ACTIONS, action_features, mask_parts, without
+from rlframe.core.struct import Tree
+from rlframe.core.types import AgentInputs
+from rlframe.distributions import Categorical, Distribution
+from rlframe.models import numpy_inference
+from rlframe.models.actor_critic import ActorCritic
+from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
+from rlframe.models.masks import MaskedPolicy, MaskedQ, split, split_inputs
+from rlframe.models.mlp import Mlp
+from rlframe.models.q_network import NumpyQ, QModel, QNetwork
+
+
+def _products(actions: Mlp) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Inner products [n, A, k] in NumPy, of the embeddings of actions [n, A, d] and of states [n, E, k]."""
+    embed = numpy_inference.mlp(actions.layers)
+    return lambda available, state: np.matmul(embed(available.astype(np.float32, copy=False)), state)
+
+
+class ParametricPolicy(PolicyModel):
+    """The logits are inner products of the parameters that `model` gives, and of the embeddings of actions."""
+
+    def __init__(self, model: PolicyModel, actions: Mlp) -> None:
+        super().__init__()
+        self.model, self.actions, self.uses_previous = model, actions, model.uses_previous
+
+    def initial_state(self, n: int) -> Tree:
+        return self.model.initial_state(n)
+
+    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+        embedding, value, state = self.model(inputs, state)
+        return (self.actions(available.float()) @ embedding.unsqueeze(-1)).squeeze(-1), value, state
+
+    def numpy_forward(self, n: int) -> NumpyForward | None:
+        forward, products = self.model.numpy_forward(n), _products(self.actions)
+        if forward is None:
+            return None
+
+        def parametric(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
+            inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+            embedding, value, state = forward(inputs, state)
+            return products(available, embedding[..., None])[..., 0], value, state
+
+        return parametric
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(split(observation, AVAILABLE_ACTIONS)[0])
+
+
+class ParametricQ(QModel):
+    """The values [..., A, n_atoms] are inner products of those that `model` gives [..., E, n_atoms], and of actions."""
+
+    def __init__(self, model: QModel, actions: Mlp) -> None:
+        super().__init__()
+        self.model, self.actions, self.uses_previous = model, actions, model.uses_previous
+
+    def initial_state(self, n: int) -> Tree:
+        return self.model.initial_state(n)
+
+    def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
+        inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+        embedding, state = self.model(inputs, state, noisy)
+        return self.actions(available.float()) @ embedding, state
+
+    def resample(self, generator: torch.Generator) -> None:
+        self.model.resample(generator)
+
+    def numpy_forward(self, n: int) -> NumpyQ | None:
+        forward, products = self.model.numpy_forward(n), _products(self.actions)
+        if forward is None:
+            return None
+
+        def parametric(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
+            inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+            embedding, state = forward(inputs, state, noisy)
+            return products(available, embedding), state
+
+        return parametric
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(split(observation, AVAILABLE_ACTIONS)[0])
+
+
+def _action_embedding(observation_space: Space, action_space: Space, config: ModelConfig) -> Mlp:
+    """w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
+    size = config.action_embedding
+    return Mlp(action_features(observation_space, action_space), (size,), size, config.activation)
+
+
+def _check(observation_space: Space, action_space: Space, config: ModelConfig) -> None:
+    if not config.action_embedding:
+        return
+    action_features(observation_space, action_space)
+    if config.feed_back:
+        raise ConfigError(
+            "model.feed_back=true feeds an action's number, not its features; use false, or action_embedding=0"
+        )
+
+
+def make_policy_model(
+    observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
+) -> PolicyModel:
+    """The network of a policy for these spaces, with action mask and available actions.
+
+    Raises:
+        ConfigError, ValueError: `config` does not fit the spaces.
+    """
+    _check(observation_space, action_space, config)
+    if mask_parts(observation_space, action_space):
+        seen = without(observation_space, ACTION_MASK)
+        return MaskedPolicy(make_policy_model(seen, action_space, distribution, config))
+    if not config.action_embedding:
+        return ActorCritic(observation_space, action_space, distribution, config)
+    seen, embedding = without(observation_space, AVAILABLE_ACTIONS), Categorical(config.action_embedding)
+    model = ActorCritic(seen, action_space, embedding, config)
+    return ParametricPolicy(model, _action_embedding(observation_space, action_space, config))
+
+
+def make_q_model(
+    observation_space: Space,
+    action_space: spaces.Discrete,
+    n_atoms: int,
+    config: ModelConfig,
+    dueling: bool = False,
+    noisy: bool = False,
+) -> QModel:
+    """As `make_policy_model`, a Q-network."""
+    _check(observation_space, action_space, config)
+    if mask_parts(observation_space, action_space):
+        seen = without(observation_space, ACTION_MASK)
+        return MaskedQ(make_q_model(seen, action_space, n_atoms, config, dueling, noisy))
+    if not config.action_embedding:
+        return QNetwork(observation_space, action_space, n_atoms, config, dueling, noisy)
+    if dueling:
+        raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
+    seen, embedding = without(observation_space, AVAILABLE_ACTIONS), spaces.Discrete(config.action_embedding)
+    model = QNetwork(seen, embedding, n_atoms, config, noisy=noisy)
+    return ParametricQ(model, _action_embedding(observation_space, action_space, config))
