@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import check_action_space, check_observation_space
+from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts, without_mask
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import Distribution, make_distribution
 from rlframe.models import ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
+from rlframe.models.masks import MaskedPolicy
 from rlframe.models.parametric import make_policy_model
 
 
@@ -83,9 +84,11 @@ def make_policy_agent(observation_space: Space, action_space: Space, config: Mod
     check_observation_space(observation_space)
     check_action_space(action_space)
     distribution = make_distribution(action_space, config.squash)
+    masked = bool(mask_parts(observation_space, action_space))
+    seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = make_policy_model(observation_space, action_space, distribution, config)
-    agent = PolicyAgent(model, distribution)
+        model = make_policy_model(seen, action_space, distribution, config)
+    agent = PolicyAgent(MaskedPolicy(model) if masked else model, distribution)
     agent.model_config = config
     return agent

@@ -17,12 +17,12 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Curve
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
+from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts, without_mask
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
-from rlframe.models.masks import allowed, best_allowed, nth_allowed
+from rlframe.models.masks import MaskedQ, allowed, best_allowed, nth_allowed
 from rlframe.models.parametric import make_q_model
 from rlframe.models.q_network import QModel, QValue
 
@@ -181,9 +181,11 @@ def make_q_agent(
         raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use sac, td3 or ppo")
+    masked = bool(mask_parts(observation_space, action_space))
+    seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = make_q_model(observation_space, action_space, kind.n_atoms, config, dueling, noisy)
-    agent = QAgent(model, kind, observation_space, action_space)
+        model = make_q_model(seen, action_space, kind.n_atoms, config, dueling, noisy)
+    agent = QAgent(MaskedQ(model) if masked else model, kind, observation_space, action_space)
     agent.model_config = config
     return agent

@@ -125,7 +125,12 @@ def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]
     return parts
 
 
-def without(observation_space: Space, entry: str = ACTION_MASK) -> Space:
+def without_mask(observation_space: Space) -> Space:
+    """What networks see of observations with a mask."""
+    return without(observation_space, ACTION_MASK)
+
+
+def without(observation_space: Space, entry: str) -> Space:
     """A Dict of the other entries of a Dict of observations, or the only other one."""
     assert isinstance(observation_space, spaces.Dict)
     others = {key: sub for key, sub in observation_space.spaces.items() if key != entry}
@@ -143,7 +148,8 @@ def action_features(observation_space: Space, action_space: Space) -> int:
     entries = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {}
     if AVAILABLE_ACTIONS not in entries:
         raise ValueError(
-            f"model.action_embedding needs an entry 'available_actions' of a Dict observation, got {observation_space}"
+            f"model.action_embedding needs a Dict observation of 'available_actions' and the state, got "
+            f"{observation_space}"
         )
     box, n = entries[AVAILABLE_ACTIONS], int(action_space.n)
     is_float = isinstance(box, spaces.Box) and box.dtype.kind == "f"
@@ -152,7 +158,7 @@ def action_features(observation_space: Space, action_space: Space) -> int:
             f"observation['available_actions'] must be a Box of floats of shape ({n}, d), d features for each action "
             f"of {action_space}, got {box}"
         )
-    if entries.keys() <= {AVAILABLE_ACTIONS, ACTION_MASK}:
+    if len(entries) == 1:
         raise ValueError("the observation is available_actions alone; add the state that the policy is to see")
     return int(box.shape[1])  # type: ignore[index]
 

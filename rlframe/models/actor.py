@@ -11,12 +11,12 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, without
+from rlframe.core.spaces import ACTION_MASK, without_mask
 from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
-from rlframe.models.masks import masked_logits, masked_logits_numpy, split
+from rlframe.models.masks import masked_logits, masked_logits_numpy, split_mask
 from rlframe.models.mlp import Mlp
 from rlframe.models.normalize import ObservationNorm
 
@@ -30,7 +30,7 @@ class Actor(nn.Module):
         """`masked`: the parameters are logits of actions, and observations have an action mask (see models.masks)."""
         super().__init__()
         self.masked = masked
-        observation_space = without(observation_space) if masked else observation_space
+        observation_space = without_mask(observation_space) if masked else observation_space
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.encoder = make_features(observation_space, config)
         self.mlp = Mlp(feature_size(self.encoder), config.hidden, param_size, config.activation)
@@ -38,14 +38,14 @@ class Actor(nn.Module):
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
         if self.masked:
-            rest, mask = split(observation)
+            rest, mask = split_mask(observation)
             return {"observation": self.norm(rest) if self.norm else rest, ACTION_MASK: mask}
         return self.norm(observation) if self.norm else observation
 
     def params(self, normalized: Tree) -> Tensor:
         """The policy's parameters [n, param_size] for normalised observations."""
         if self.masked:
-            rest, mask = split(normalized)
+            rest, mask = split_mask(normalized)
             return masked_logits(self.mlp(self.encoder(rest)), mask)
         return self.mlp(self.encoder(normalized))
 
@@ -66,7 +66,7 @@ class Actor(nn.Module):
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]."""
         if self.norm:
-            self.norm.update(split(observation)[0] if self.masked else observation)
+            self.norm.update(split_mask(observation)[0] if self.masked else observation)
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
@@ -81,7 +81,7 @@ class Actor(nn.Module):
             return body(encode(norm(observation) if norm else observation)).reshape(n, -1)
 
         def masked(observation: Tree) -> np.ndarray:
-            rest, mask = split(observation)
+            rest, mask = split_mask(observation)
             return masked_logits_numpy(forward(rest), mask)
 
         return masked if self.masked else forward
@@ -97,8 +97,8 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,
-        "model.squash=false (they always squash)": config.squash,
         "model.action_embedding=0": config.action_embedding > 0,
+        "model.squash=false (they always squash)": config.squash,
     }
     remedies = [remedy for remedy, wrong in unsupported.items() if wrong]
     if remedies:

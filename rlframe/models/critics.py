@@ -11,13 +11,13 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import mask_parts, without
+from rlframe.core.spaces import mask_parts, without_mask
 from rlframe.core.struct import Tree
 from rlframe.kernels.mlp import is_plain
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, feature_size, has_images
-from rlframe.models.masks import split
+from rlframe.models.masks import split_mask
 from rlframe.models.mlp import Mlp, Mlps
 
 
@@ -69,7 +69,7 @@ class DiscreteCritics(nn.Module):
         """`masked`: observations have an action mask, which is not looked at."""
         super().__init__()
         self.masked = masked
-        observation_space = without(observation_space) if masked else observation_space
+        observation_space = without_mask(observation_space) if masked else observation_space
         encoders = [make_features(observation_space, config) for _ in range(n)]
         self.networks = nn.ModuleList(
             nn.Sequential(encoder, Mlp(feature_size(encoder), config.hidden, n_actions, config.activation))
@@ -78,7 +78,7 @@ class DiscreteCritics(nn.Module):
 
     def forward(self, observation: Tree) -> Tensor:
         """Q(s, .) [n, rows, n_actions]."""
-        observation = split(observation)[0] if self.masked else observation
+        observation = split_mask(observation)[0] if self.masked else observation
         return torch.stack([network(observation) for network in self.networks])
 
 

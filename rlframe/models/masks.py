@@ -23,13 +23,18 @@ from rlframe.models.q_network import NumpyQ, QModel
 FORBIDDEN = -1e9
 
 
-def split(observation: Tree, entry: str = ACTION_MASK) -> tuple[Tree, Any]:
+def split_mask(observation: Tree) -> tuple[Tree, Any]:
+    """What networks see of an observation with a mask, and the mask."""
+    return split(observation, ACTION_MASK)
+
+
+def split(observation: Tree, entry: str) -> tuple[Tree, Any]:
     """An observation without an entry (see core.spaces.without), and the entry."""
     rest = {key: x for key, x in observation.items() if key != entry}
     return next(iter(rest.values())) if len(rest) == 1 else rest, observation[entry]
 
 
-def split_inputs(inputs: AgentInputs, entry: str = ACTION_MASK) -> tuple[AgentInputs, Any]:
+def split_inputs(inputs: AgentInputs, entry: str) -> tuple[AgentInputs, Any]:
     """Inputs without an entry of their observation, and the entry."""
     rest, found = split(inputs.observation, entry)
     return AgentInputs(rest, inputs.prev_action, inputs.prev_reward, inputs.first), found
@@ -74,7 +79,7 @@ class MaskedPolicy(PolicyModel):
         return self.model.initial_state(n)
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
-        inputs, mask = split_inputs(inputs)
+        inputs, mask = split_inputs(inputs, ACTION_MASK)
         params, value, state = self.model(inputs, state)
         return masked_logits(params, mask), value, state
 
@@ -84,14 +89,14 @@ class MaskedPolicy(PolicyModel):
             return None
 
         def masked(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
-            inputs, mask = split_inputs(inputs)
+            inputs, mask = split_inputs(inputs, ACTION_MASK)
             params, value, state = forward(inputs, state)
             return masked_logits_numpy(params, mask), value, state
 
         return masked
 
     def observe(self, observation: Tree) -> None:
-        self.model.observe(split(observation)[0])
+        self.model.observe(split_mask(observation)[0])
 
 
 class MaskedQ(QModel):
@@ -106,7 +111,7 @@ class MaskedQ(QModel):
         return self.model.initial_state(n)
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
-        return self.model(split_inputs(inputs)[0], state, noisy)
+        return self.model(split_inputs(inputs, ACTION_MASK)[0], state, noisy)
 
     def resample(self, generator: torch.Generator) -> None:
         self.model.resample(generator)
@@ -115,7 +120,7 @@ class MaskedQ(QModel):
         forward = self.model.numpy_forward(n)
         if forward is None:
             return None
-        return lambda inputs, state, noisy: forward(split_inputs(inputs)[0], state, noisy)
+        return lambda inputs, state, noisy: forward(split_inputs(inputs, ACTION_MASK)[0], state, noisy)
 
     def observe(self, observation: Tree) -> None:
-        self.model.observe(split(observation)[0])
+        self.model.observe(split_mask(observation)[0])

@@ -1,4 +1,4 @@
-"""Parametric actions: networks for actions that the observation describes, and the choice among all networks.
+"""Parametric actions: Q-values and logits of actions that the observation describes.
 
 The entry `available_actions` [A, d] of an observation describes each action by d numbers, which may change from row to
 row (see core.spaces). With an embedding u(s) of the state and w(a) of each action, both of width E, Q(s, a) or the
@@ -16,14 +16,14 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, AVAILABLE_ACTIONS, action_features, mask_parts, without
+from rlframe.core.spaces import AVAILABLE_ACTIONS, action_features, without
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Categorical, Distribution
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import ActorCritic
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
-from rlframe.models.masks import MaskedPolicy, MaskedQ, split, split_inputs
+from rlframe.models.masks import split, split_inputs
 from rlframe.models.mlp import Mlp
 from rlframe.models.q_network import NumpyQ, QModel, QNetwork
 
@@ -99,39 +99,28 @@ class ParametricQ(QModel):
         self.model.observe(split(observation, AVAILABLE_ACTIONS)[0])
 
 
-def _action_embedding(observation_space: Space, action_space: Space, config: ModelConfig) -> Mlp:
-    """w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
-    size = config.action_embedding
-    return Mlp(action_features(observation_space, action_space), (size,), size, config.activation)
-
-
-def _check(observation_space: Space, action_space: Space, config: ModelConfig) -> None:
-    if not config.action_embedding:
-        return
-    action_features(observation_space, action_space)
+def _embeddings(observation_space: Space, action_space: Space, config: ModelConfig) -> tuple[Space, Mlp]:
+    """The space of the state, and w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
+    d, size = action_features(observation_space, action_space), config.action_embedding
     if config.feed_back:
-        raise ConfigError(
-            "model.feed_back=true feeds an action's number, not its features; use false, or action_embedding=0"
-        )
+        raise ConfigError("model.feed_back=true feeds an action's number, not its features; use action_embedding=0")
+    return without(observation_space, AVAILABLE_ACTIONS), Mlp(d, (size,), size, config.activation)
 
 
 def make_policy_model(
     observation_space: Space, action_space: Space, distribution: Distribution, config: ModelConfig
 ) -> PolicyModel:
-    """The network of a policy for these spaces, with action mask and available actions.
+    """The network of a policy, with action embeddings if `config` says so.
 
     Raises:
         ConfigError, ValueError: `config` does not fit the spaces.
     """
-    _check(observation_space, action_space, config)
-    if mask_parts(observation_space, action_space):
-        seen = without(observation_space, ACTION_MASK)
-        return MaskedPolicy(make_policy_model(seen, action_space, distribution, config))
     if not config.action_embedding:
         return ActorCritic(observation_space, action_space, distribution, config)
-    seen, embedding = without(observation_space, AVAILABLE_ACTIONS), Categorical(config.action_embedding)
-    model = ActorCritic(seen, action_space, embedding, config)
-    return ParametricPolicy(model, _action_embedding(observation_space, action_space, config))
+    state_space, actions = _embeddings(observation_space, action_space, config)
+    return ParametricPolicy(
+        ActorCritic(state_space, action_space, Categorical(config.action_embedding), config), actions
+    )
 
 
 def make_q_model(
@@ -143,14 +132,10 @@ def make_q_model(
     noisy: bool = False,
 ) -> QModel:
     """As `make_policy_model`, a Q-network."""
-    _check(observation_space, action_space, config)
-    if mask_parts(observation_space, action_space):
-        seen = without(observation_space, ACTION_MASK)
-        return MaskedQ(make_q_model(seen, action_space, n_atoms, config, dueling, noisy))
     if not config.action_embedding:
         return QNetwork(observation_space, action_space, n_atoms, config, dueling, noisy)
     if dueling:
         raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
-    seen, embedding = without(observation_space, AVAILABLE_ACTIONS), spaces.Discrete(config.action_embedding)
-    model = QNetwork(seen, embedding, n_atoms, config, noisy=noisy)
-    return ParametricQ(model, _action_embedding(observation_space, action_space, config))
+    state_space, actions = _embeddings(observation_space, action_space, config)
+    state = QNetwork(state_space, spaces.Discrete(config.action_embedding), n_atoms, config, noisy=noisy)
+    return ParametricQ(state, actions)

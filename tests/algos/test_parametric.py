@@ -170,13 +170,13 @@ FEEDS_BACK, EMBEDS = {"feed_back": True, "action_embedding": 4}, {"action_embedd
 @pytest.mark.parametrize(
     ("observation", "action", "model", "message"),
     [
-        (STATE, ACTIONS, EMBEDS, "needs an entry 'available_actions' of a Dict observation"),
-        (spaces.Dict({"state": STATE}), ACTIONS, EMBEDS, "needs an entry 'available_actions'"),
+        (STATE, ACTIONS, EMBEDS, "needs a Dict observation of 'available_actions'"),
+        (spaces.Dict({"state": STATE}), ACTIONS, EMBEDS, "needs a Dict observation of 'available_actions'"),
         (SPACE, spaces.Discrete(5), EMBEDS, r"must be a Box of floats of shape \(5, d\)"),
         (spaces.Dict({**ENTRIES, "available_actions": STATE}), ACTIONS, EMBEDS, r"of shape \(4, d\)"),
         (spaces.Dict({**ENTRIES, "available_actions": spaces.MultiBinary((A, D))}), ACTIONS, EMBEDS, "Box of floats"),
         (spaces.Dict({"available_actions": ENTRIES["available_actions"]}), ACTIONS, EMBEDS, "available_actions alone"),
-        (spaces.Dict({k: v for k, v in MASKED_ENTRIES.items() if k != "state"}), ACTIONS, EMBEDS, "alone"),
+        (spaces.Dict({k: v for k, v in MASKED_ENTRIES.items() if k != "state"}), ACTIONS, EMBEDS, "and the state, got"),
         (SPACE, spaces.Box(-1, 1, (A,), np.float32), EMBEDS, "needs Discrete actions"),
         (SPACE, spaces.MultiDiscrete([A]), EMBEDS, "needs Discrete actions"),
         (SPACE, ACTIONS, FEEDS_BACK, "model.feed_back=true"),
@@ -209,7 +209,7 @@ SAC = f"algo=sac {HIDDEN} {SMALL} algo.learn_from=32"
     [
         (f"{DQN} algo.dueling=true", "algo.dueling=true"),
         (f"{SAC}", "model.action_embedding=0"),
-        (f"{DQN} env=CartPole-v1 env_kwargs={{}}", "needs an entry 'available_actions'"),
+        (f"{DQN} env=CartPole-v1 env_kwargs={{}}", "needs a Dict observation of 'available_actions'"),
         (f"{DQN} env_kwargs.n=1", "env_kwargs.n=1"),
         (f"{DQN} model.action_embedding=-1", "model.action_embedding=-1"),
     ],
