@@ -170,12 +170,9 @@ def _count_weights(config: Mapping[str, Any]) -> int:
     """A lower bound on the number of weights of the network that a config describes."""
     n_gates = {"lstm": 4, "gru": 3}.get(str(config.get("model.memory")), 0)
     memory = _widths(config.get("model.memory_size", 0)) if n_gates else [0]
-    layers = [_widths(config.get(key, ())) for key in _LAYERS]
+    layers = [*(_widths(config.get(key, ())) for key in _LAYERS), 2 * _widths(config.get("model.action_embedding", 0))]
     products = [a * b for widths in layers for a, b in pairwise(widths)]
-    squares = sum(n_gates * width**2 for width in memory) + sum(
-        width**2 for width in _widths(config.get("model.action_embedding", 0))
-    )
-    return sum(products) + sum(map(sum, layers)) + squares
+    return sum(products) + sum(map(sum, layers)) + sum(n_gates * width * width for width in memory)
 
 
 def _widths(value: Any) -> list[int]:

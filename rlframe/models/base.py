@@ -114,9 +114,9 @@ class ModelConfig:
     memory_size: int = count(64, "width of the recurrent layer")
     feed_back: bool = option(False, "also feed the previous action and reward to the network")
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
-    normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
-    squash: bool = option(False, "tanh-squashed Gaussian instead of plain, for bounded Box actions; sac always does")
     action_embedding: int = count(
         0, "width of the embeddings of state and available_actions, whose products are Q-values or logits; 0: none"
     )
+    normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
+    squash: bool = option(False, "tanh-squashed Gaussian instead of plain, for bounded Box actions; sac always does")
     log_std: float = number(0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-math.inf)

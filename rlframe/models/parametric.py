@@ -99,12 +99,15 @@ class ParametricQ(QModel):
         self.model.observe(split(observation, AVAILABLE_ACTIONS)[0])
 
 
-def _embeddings(observation_space: Space, action_space: Space, config: ModelConfig) -> tuple[Space, Mlp]:
-    """The space of the state, and w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
-    d, size = action_features(observation_space, action_space), config.action_embedding
+def _action_features(observation_space: Space, action_space: Space, config: ModelConfig) -> int:
     if config.feed_back:
         raise ConfigError("model.feed_back=true feeds an action's number, not its features; use action_embedding=0")
-    return without(observation_space, AVAILABLE_ACTIONS), Mlp(d, (size,), size, config.activation)
+    return action_features(observation_space, action_space)
+
+
+def _embedding(d: int, config: ModelConfig) -> Mlp:
+    """w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
+    return Mlp(d, (config.action_embedding,), config.action_embedding, config.activation)
 
 
 def make_policy_model(
@@ -117,10 +120,10 @@ def make_policy_model(
     """
     if not config.action_embedding:
         return ActorCritic(observation_space, action_space, distribution, config)
-    state_space, actions = _embeddings(observation_space, action_space, config)
-    return ParametricPolicy(
-        ActorCritic(state_space, action_space, Categorical(config.action_embedding), config), actions
-    )
+    d = _action_features(observation_space, action_space, config)
+    state_space = without(observation_space, AVAILABLE_ACTIONS)
+    state = ActorCritic(state_space, action_space, Categorical(config.action_embedding), config)
+    return ParametricPolicy(state, _embedding(d, config))
 
 
 def make_q_model(
@@ -136,6 +139,7 @@ def make_q_model(
         return QNetwork(observation_space, action_space, n_atoms, config, dueling, noisy)
     if dueling:
         raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
-    state_space, actions = _embeddings(observation_space, action_space, config)
+    d = _action_features(observation_space, action_space, config)
+    state_space = without(observation_space, AVAILABLE_ACTIONS)
     state = QNetwork(state_space, spaces.Discrete(config.action_embedding), n_atoms, config, noisy=noisy)
-    return ParametricQ(state, actions)
+    return ParametricQ(state, _embedding(d, config))
