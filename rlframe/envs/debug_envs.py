@@ -149,6 +149,18 @@ class DelayedReward(gymnasium.Env):
         return self._time, float(over and self._first == self.right), over, False, {}
 
 
+def _grid(size: int, n: int, shuffled: bool) -> np.ndarray:
+    """The cell [size * size, n] that each of n actions leads to from each cell, -1 where it is forbidden."""
+    rng, last = np.random.default_rng(0), size - 1
+    found = np.full((size * size, n), -1)
+    for cell, of_cell in enumerate(found):
+        y, x = divmod(cell, size)
+        moves = [(y > 0, cell - size), (y < last, cell + size), (x > 0, cell - 1), (x < last, cell + 1)]
+        places = rng.permutation(n)[:4] if shuffled else np.arange(4)
+        of_cell[places] = [to if allowed else -1 for allowed, to in moves]
+    return found
+
+
 class Masked(gymnasium.Env):
     """A square grid to cross from one corner to the other, where each cell allows some moves only; others raise.
 
@@ -198,16 +210,43 @@ class Masked(gymnasium.Env):
         return self._observation(), float(done) - 0.1, done, self._time >= 50, {}
 
 
-def _grid(size: int, n: int, shuffled: bool) -> np.ndarray:
-    """The cell [size * size, n] that each of n actions leads to from each cell, -1 where it is forbidden."""
-    rng, last = np.random.default_rng(0), size - 1
-    found = np.full((size * size, n), -1)
-    for cell, of_cell in enumerate(found):
-        y, x = divmod(cell, size)
-        moves = [(y > 0, cell - size), (y < last, cell + size), (x > 0, cell - 1), (x < last, cell + 1)]
-        places = rng.permutation(n)[:4] if shuffled else np.arange(4)
-        of_cell[places] = [to if allowed else -1 for allowed, to in moves]
-    return found
+FAULTS = ("raise", "nan", "inf", "shape", "dtype", "info", "reward_nan", "reward_inf", "reward_type", "reset")
+
+
+class Faulty(gymnasium.Env):
+    """Behaves correctly until step `at` of an episode, then shows one of FAULTS; "reset" raises in the next reset."""
+
+    def __init__(self, fault: str = "raise", at: int = 3) -> None:
+        if fault not in FAULTS:
+            raise ConfigError(f"env_kwargs.fault={fault!r} is not one of {', '.join(FAULTS)}{nearest(fault, FAULTS)}")
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._fault, self._at, self._time, self._broken = fault, at, 0, False
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
+        super().reset(seed=seed)
+        if self._broken:
+            raise RuntimeError("the simulator did not come back")
+        self._time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, Info]:
+        self._time += 1
+        observation: np.ndarray = np.zeros(2, np.float32)
+        if self._time < self._at:
+            return observation, 0.0, False, False, {}
+        self._broken = self._fault == "reset"
+        if self._fault == "raise":
+            raise RuntimeError("the simulator diverged")
+        observations: dict[str, np.ndarray] = {
+            "nan": np.array([0, np.nan], np.float32),
+            "inf": np.array([np.inf, 0], np.float32),
+            "shape": np.zeros(3, np.float32),
+            "dtype": np.zeros(2, np.complex64),
+        }
+        rewards: Info = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
+        info: Any = None if self._fault == "info" else {}
+        return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, info
 
 
 class HiddenActions(gymnasium.Wrapper):
@@ -251,45 +290,6 @@ class HiddenActions(gymnasium.Wrapper):
         features[is_true] = self._true[self._order[is_true]]
         entries = {"observation": observation, "available_actions": features}
         return entries | {"action_mask": is_true.astype(np.int8)} if self._masked else entries
-
-
-FAULTS = ("raise", "nan", "inf", "shape", "dtype", "info", "reward_nan", "reward_inf", "reward_type", "reset")
-
-
-class Faulty(gymnasium.Env):
-    """Behaves correctly until step `at` of an episode, then shows one of FAULTS; "reset" raises in the next reset."""
-
-    def __init__(self, fault: str = "raise", at: int = 3) -> None:
-        if fault not in FAULTS:
-            raise ConfigError(f"env_kwargs.fault={fault!r} is not one of {', '.join(FAULTS)}{nearest(fault, FAULTS)}")
-        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = spaces.Discrete(2)
-        self._fault, self._at, self._time, self._broken = fault, at, 0, False
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
-        super().reset(seed=seed)
-        if self._broken:
-            raise RuntimeError("the simulator did not come back")
-        self._time = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, Info]:
-        self._time += 1
-        observation: np.ndarray = np.zeros(2, np.float32)
-        if self._time < self._at:
-            return observation, 0.0, False, False, {}
-        self._broken = self._fault == "reset"
-        if self._fault == "raise":
-            raise RuntimeError("the simulator diverged")
-        observations: dict[str, np.ndarray] = {
-            "nan": np.array([0, np.nan], np.float32),
-            "inf": np.array([np.inf, 0], np.float32),
-            "shape": np.zeros(3, np.float32),
-            "dtype": np.zeros(2, np.complex64),
-        }
-        rewards: Info = {"reward_nan": float("nan"), "reward_inf": float("inf"), "reward_type": "a lot"}
-        info: Any = None if self._fault == "info" else {}
-        return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, info
 
 
 def _cartpole(**kwargs: Any) -> gymnasium.Env:
