@@ -2,7 +2,8 @@
 
 https://arxiv.org/abs/1509.02971
 
-With two options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step and prioritized.
+With two options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step and prioritized; and with those of TD3,
+each on its own.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
-from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, priorities, soft_update
+from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, priorities, smoothed, soft_update, turns
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
+from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
@@ -49,7 +52,13 @@ class Config:
     )
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critic takes over")
-    tau: Scheduled = scheduled(0.001, "how far targets move to the online networks at each update", high=1)
+    tau: Scheduled = scheduled(0.001, "how far targets move to the online networks at each of their moves", high=1)
+    n_critics: int = count(1, "critics; the target takes the least of their values (2 in TD3)")
+    policy_interval: int = count(1, "updates of the critic for each of the actor")
+    target_interval: int = count(1, "updates of the critic for each move of the targets")
+    target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critic's targets; inf: any", above=True)
+    target_noise: Scheduled = scheduled(0.0, "standard deviation of noise on the target's actions (0.2 in TD3)")
+    target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     batch_size: int = count(64, "rows of an update")
     replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
@@ -65,14 +74,15 @@ class Config:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
-        critic = make_critics(agent.observation_space, agent.action_space, agent.network, 1, seed)
-        return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), n_steps, self)
+        critic = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
+        return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
 
 
 class DDPG(OffPolicy):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    saved = (*OffPolicy.saved, "critic", "target_critic", "target_actor", "optimizer", "critic_optimizer")
+    networks = ("critic", "target_critic", "target_actor")
+    saved = (*OffPolicy.saved, *networks, "optimizer", "critic_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(
@@ -82,9 +92,10 @@ class DDPG(OffPolicy):
         replay: Replay[Transitions],
         n_steps: int,
         config: Config | None = None,
+        seed: int = 0,
     ) -> None:
         """Args:
-            critic: maps (observation [n, *obs], action [n, *act]) to Q [1, n].
+            critic: maps (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
             n_steps: env_steps of the run, over which schedules go.
         Raises:
             TypeError: the agent's policy is not deterministic.    ValueError: a number of `config` is out of range.
@@ -108,7 +119,9 @@ class DDPG(OffPolicy):
             for module, rate in ((agent, "learning_rate"), (critic, "critic_learning_rate"))
         )
         self.exploration, self.beta = self.schedules.of("exploration"), self.schedules.of("beta")
-        self.learn = graphed(self._learn, self.device, [self.critic_optimizer, self.optimizer])
+        self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
+        steps = self.critic_optimizer, [self.optimizer]
+        self.learn = graphed_by_turn(self._learn, self.device, *steps, [self.generator] if c.target_noise != 0 else [])
         self.explore()
 
     def explore(self) -> None:
@@ -119,38 +132,47 @@ class DDPG(OffPolicy):
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
-        metrics, error = self.learn(batch)
+        metrics, error = self.learn(batch, *turns(self.progress.updates, self.config))
         self.progress.updates += 1
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(error.abs()))
+            self.replay.update_priorities(batch.index, priorities(error.abs().mean(0)))
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, batch: Transitions) -> tuple[dict[str, Tensor], Tensor]:
-        """One step each of critic and actor, then of their targets; also returns the errors Q - y [n]."""
+    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        """One step of the critic, and those that are due of the actor and the targets; also Q_i - y [critics, n]."""
         normalized = self.agent.model.normalized
         observation, next_observation = (normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
         metrics, error = self._update_critic(batch, observation, next_observation)
-        metrics |= self._update_actor(observation)
-        soft_update(self.targets, self.online, self.now.tau)
+        if policy:
+            metrics |= self._update_actor(observation)
+        if targets:
+            soft_update(self.targets, self.online, self.now.tau)
         return metrics, error
 
     def _update_critic(
         self, batch: Transitions, observation: Tree, next_observation: Tree
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Descend mean w (Q(s, a) - y)²,  y = r + γ Q'(s', μ'(s'))   (algorithm 1); without priorities, w is 1."""
+        """Descend mean w (Q(s, a) - y)²,  y = r + γ Q'(s', μ'(s'))   (algorithm 1); without priorities, w is 1.
+
+        With several critics, the sum of theirs, y with the least Q'; with target noise, μ' is smoothed.
+        """
+        c = self.now
         with torch.no_grad():
             next_action = self.policy.action(self.target_actor.params(next_observation))
+            if self.config.target_noise != 0:
+                next_action = smoothed(next_action, c.target_noise, c.target_noise_clip, self.generator)
         q, next_q = with_target(
             self.critic, self.target_critic, observation, batch.action, next_observation, next_action
         )
-        error = q[0] - (batch.return_ + batch.bootstrap * next_q[0])
-        loss = (batch.weight * error.square()).mean()
+        error = q - clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), c.target_clip)
+        squares = batch.weight * error.square()
+        loss = squares.mean() if len(squares) == 1 else squares.mean(1).sum()
         self.critic_optimizer.minimize(loss, batch)
         return {"loss": loss.detach(), "q": q.detach().mean()}, error.detach()
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
-        """Ascend mean Q(s, μ(s)), along mean ∇_a Q(s, a) ∇μ(s)   (eq. 6)."""
+        """Ascend mean Q_1(s, μ(s)), along mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
         action = self.policy.action(self.agent.model.params(observation))
         with frozen(self.critic_optimizer.parameters):
             loss = -first(self.critic, observation, action).mean()

@@ -25,6 +25,7 @@ from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.prefetch import Prefetch
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, fraction, number, option, positive
+from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -52,7 +53,9 @@ class Config:
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learn_from: int = count(50_000, "env_steps before the first update", low=0)
-    target_interval: int = count(10_000, "updates between copies to the target network")
+    huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
+    target_interval: int = count(10_000, "updates between moves of the target network")
+    target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
     epsilon: Scheduled = scheduled("linear(1,0.1,0.02)", "probability of a random action", high=1)
     epsilon_last: Scheduled = scheduled(
         0.0, "the same of the last environment, others spaced logarithmically; 0: as all", high=1
@@ -68,6 +71,17 @@ class Config:
     prioritized: bool = option(False, "replay chooses by TD error")
     alpha: float = fraction(0.5, "exponent of the priorities")
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
+    initial_priority: str = choice("max", ("max", "td"), "of new rows: the highest so far, or the TD error of acting")
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.value == "categorical" and self.huber_delta != 1:
+            raise ConfigError(f"algo.huber_delta={self.huber_delta:g} is not for algo.value=categorical; leave it out")
+        if self.initial_priority == "td" and not (self.prioritized and self.value != "categorical"):
+            raise ConfigError(
+                "algo.initial_priority=td needs algo.prioritized=true and algo.value=expected or quantile, whose "
+                "priorities are TD errors; use max"
+            )
 
     def kind(self) -> QValue:
         """What the network's head says."""
@@ -75,15 +89,16 @@ class Config:
             case "categorical":
                 return Categorical(self.n_atoms, self.v_min, self.v_max)
             case "quantile":
-                return Quantile(self.n_atoms)
-        return Expected()
+                return Quantile(self.n_atoms, self.huber_delta)
+        return Expected(self.huber_delta)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
         check_feedforward(model, "dqn", "r2d1")
         return make_q_agent(observation_space, action_space, model, self.kind(), seed, self.dueling, self.noisy)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
-        return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
+        alpha = self.alpha if self.prioritized else 0.0
+        return n_step_replay(self, agent, batch_spec, seed, alpha, self.initial_priority == "td")
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> EpsilonSchedule:
         first, last = curve(self.epsilon, n_steps), curve(self.epsilon_last or self.epsilon, n_steps)
@@ -101,7 +116,7 @@ class Config:
 
 
 class DQN(OffPolicy):
-    """Q-learning from replay, towards a target network that is copied every `target_interval` updates."""
+    """Q-learning from replay, towards a target network that is moved every `target_interval` updates."""
 
     saved = (*OffPolicy.saved, "optimizer", "target", "generator")
     agent: QAgent
@@ -127,7 +142,7 @@ class DQN(OffPolicy):
         unused = () if c.prioritized else ("beta",)
         self.schedules = Schedules(c, n_steps, self.progress, agent.epsilon.device, unused)
         self.now = self.schedules.now
-        self.beta = self.schedules.of("beta")
+        self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
@@ -182,7 +197,7 @@ class DQN(OffPolicy):
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(found["error"]))
         if self.progress.updates % self.config.target_interval == 0:
-            copy_into(self.target, self.agent.model)
+            copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
         self.ratio.count_update()
         metrics = {name: x for name, x in found.items() if name != "error"}
         epsilon = self.exploration.first(self.progress.env_steps)

@@ -19,9 +19,9 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
 from rlframe.replay import NStep, StoredReplay, Transitions, make_replay
 from rlframe.replay.base import Replay
+from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
-PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
 
 
 class ReplayRatio:
@@ -149,15 +149,15 @@ class OffPolicy(Algorithm):
 
 
 def n_step_replay(
-    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0
+    config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, td_priorities: bool = False
 ) -> StoredReplay[Transitions]:
-    """Replay of config.n_step transitions, made from config.replay, on the agent's device."""
+    """Replay of config.n_step transitions, made from config.replay, on the agent's device (see NStep)."""
     return make_replay(
         config.replay,
         agent.observation_space,
         agent.action_space,
         batch_spec,
-        NStep(config.discount, config.n_step),
+        NStep(config.discount, config.n_step, td_priorities),
         alpha=alpha,
         previous=agent.model.uses_previous,
         device=next(agent.parameters()).device,
@@ -171,9 +171,17 @@ def priorities(error: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_into(target: nn.Module, online: nn.Module) -> None:
-    """Make a target network equal to the online one, statistics and noise included."""
-    torch._foreach_copy_([*target.parameters(), *target.buffers()], [*online.parameters(), *online.buffers()])
+def copy_into(target: nn.Module, online: nn.Module, tau: float = 1.0) -> None:
+    """Make a target network equal to the online one, statistics and noise included.
+
+    With tau < 1 the parameters move only that far: target <- (1 - tau) target + tau online.
+    """
+    if tau < 1:
+        soft_update([*target.parameters()], [*online.parameters()], tau)
+        for place, buffer in zip(target.buffers(), online.buffers(), strict=True):
+            place.copy_(buffer)
+    else:
+        torch._foreach_copy_([*target.parameters(), *target.buffers()], [*online.parameters(), *online.buffers()])
 
 
 @torch.no_grad()
@@ -184,6 +192,20 @@ def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tenso
         torch._foreach_add_(targets, moves)
     else:
         torch._foreach_lerp_(targets, onlines, tau)
+
+
+def turns(updates: int, config: Any) -> tuple[bool, bool]:
+    """Whether the policy, and the targets, have their turn at the update that follows so many."""
+    return (updates + 1) % config.policy_interval == 0, (updates + 1) % config.target_interval == 0
+
+
+def smoothed(action: Tensor, noise: Any, clip: Any, generator: torch.Generator) -> Tensor:
+    """clip(a + clip(ε, -c, c), -1, 1) in place of a,  ε ~ N(0, σ)   (Fujimoto et al. 2018, algorithm 1).
+
+    `noise` σ and `clip` c are numbers or tensors [].
+    """
+    drawn = torch.empty_like(action).normal_(generator=generator).mul_(noise)
+    return action.add_(drawn.clamp_(-clip, clip)).clamp_(-1, 1)
 
 
 def check_feedforward(model: ModelConfig, algo: str, other: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chz
@@ -19,7 +20,7 @@ from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.ops.fused import fused
-from rlframe.ops.masked import explained_variance, masked_normalize
+from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlframe.ops.policy_gradient import clipped_surrogate, clipped_value_error, kl_from_ratio, ppo_closed_form
 from rlframe.ops.returns import generalized_advantage
 
@@ -39,7 +40,16 @@ class Config(OnPolicyConfig):
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)
     gae_lambda: Scheduled = scheduled(0.95, "lambda of GAE", high=1)
-    clip: Scheduled = scheduled(0.1, "epsilon: the ratio stays within 1 ± clip", above=True, ends_at_low=True)
+    clip: Scheduled = scheduled(
+        0.1, "epsilon: the ratio stays within 1 ± clip; inf: anywhere", above=True, infinite=True, ends_at_low=True
+    )
+    kl_coef: Scheduled = scheduled(0.0, "beta, at first: weight of a penalty on the KL from the policy that acted")
+    kl_coef_target: Scheduled = scheduled(
+        0.01,
+        "nats: beta doubles after a KL above 1.5 times this, and halves below 1/1.5; inf: it stays",
+        above=True,
+        infinite=True,
+    )
     value_clip: Scheduled = scheduled(
         math.inf, "largest move of the value from that when acting, in units of return; inf: none", above=True
     )
@@ -77,10 +87,33 @@ def ppo_loss(
 _loss = fused(ppo_loss, ppo_closed_form, on_cpu_only=True, n_constant=3)
 
 
+class KlPenalty:
+    """β KL[π_old, π], whose β follows the KL that the updates of a batch come to (section 4).
+
+    β is `kl_coef` times a power of two, which is the state, equal on all ranks.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.factor = torch.ones((), device=device)  # in place: CUDA graphs read it
+
+    def adapt(self, kl: Tensor, target: Any) -> None:
+        """β <- 2 β if kl > 1.5 target, β / 2 if kl < target / 1.5, within 2^±30 of the first."""
+        change = torch.where(kl > 1.5 * target, 2.0, torch.where(kl < target / 1.5, 0.5, 1.0))
+        self.factor.mul_(change).clamp_(2.0**-30, 2.0**30)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The factor of β."""
+        return {"factor": self.factor.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state."""
+        self.factor.copy_(state["factor"])
+
+
 class PPO(OnPolicy):
     """Clipped surrogate objective, value loss and entropy bonus, in epochs of minibatches over each batch."""
 
-    saved = ("progress", "optimizer", "rng")
+    saved = ("progress", "optimizer", "rng", "penalty")
     config: Config
 
     def __init__(
@@ -96,6 +129,7 @@ class PPO(OnPolicy):
         check_minibatches(c.minibatches, batch_spec, agent.recurrent)
         super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
+        self.penalty = KlPenalty(self.optimizer.device)
         looks = agent.recurrent or c.target_kl != math.inf  # at where episodes begin, or at the KL
         self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
 
@@ -110,8 +144,9 @@ class PPO(OnPolicy):
                     batch = self._advantages(samples, self.agent(samples.inputs, samples.state)[1])
             if not self._epoch(batch, samples.state, steps):
                 break
+        penalty = self._adapt_penalty(samples) if self.config.kl_coef != 0 else {}
         self.agent.observe(samples.observation)  # only now: acting and learning saw the same statistics
-        return {**self._means(steps), "explained_variance": fit, "learning_rate": self.optimizer.rate}
+        return {**self._means(steps), **penalty, "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     def _advantages(self, samples: Samples, value: Tensor) -> Batch:
         c, ends = self.now, (samples.terminated, samples.truncated, samples.valid)
@@ -148,7 +183,21 @@ class PPO(OnPolicy):
         """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
         loss, surrogate, error, log_ratio = _loss(log_prob, entropy, value, batch, self.now)
+        if self.config.kl_coef != 0:  # eq. 8, with the KL by samples
+            kl = kl_from_ratio(torch.where(batch.valid, log_prob - batch.log_prob, 0.0))
+            loss = loss + self.now.kl_coef * self.penalty.factor * (batch.weight * kl).sum()
         return loss, Rows(surrogate, error, entropy.detach(), log_ratio, batch.weight)
+
+    @torch.no_grad()
+    def _adapt_penalty(self, samples: Samples) -> dict[str, Tensor]:
+        """The β of this batch; then that of the next, by the mean KL that the updates came to, over ranks."""
+        coef = self.now.kl_coef * self.penalty.factor
+        if self.config.kl_coef_target != math.inf:
+            log_prob, _, _ = self.agent.evaluate(samples.inputs[:-1], samples.state, samples.action)
+            log_ratio = torch.where(samples.valid, log_prob - samples.info.log_prob, 0.0)  # type: ignore[attr-defined]
+            kl, ranks = masked_mean(kl_from_ratio(log_ratio), samples.valid), self.progress.ranks
+            self.penalty.adapt(ranks.sum_tensor(kl) / ranks.world_size, self.now.kl_coef_target)
+        return {"kl_coef": coef}
 
     def _moved_too_far(self, rows: Rows) -> bool:
         """Whether the mean KL over ranks, which stop together, passes the target."""

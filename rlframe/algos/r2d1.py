@@ -54,7 +54,10 @@ class Config:
         1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
     )
     learn_from: int = count(50_000, "env_steps before the first update", low=0)
-    target_interval: int = count(2_500, "updates between copies to the target network")
+    state_interval: int = count(0, "env steps between stored states, where sequences start; 0: sampler.batch_T")
+    huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
+    target_interval: int = count(2_500, "updates between moves of the target network")
+    target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
     epsilon: Scheduled = scheduled(
         "linear(1,0.4,0.02)", "probability of a random action, of the first environment", high=1
     )
@@ -84,7 +87,7 @@ class Config:
             agent.observation_space,
             agent.action_space,
             batch_spec,
-            FixedSequence(self.burn_in + self.learn_T),
+            FixedSequence(self.burn_in + self.learn_T, self.state_interval),
             alpha=self.alpha if self.prioritized else 0.0,
             state=agent.initial_state(range(batch_spec.B)),
             previous=True,
@@ -124,7 +127,8 @@ class R2D1(OffPolicy):
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
         self.schedules = Schedules(c, n_steps, self.progress)
-        self.now, self.beta = self.schedules.now, self.schedules.of("beta")
+        self.now = self.schedules.now
+        self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.explore()
@@ -149,7 +153,7 @@ class R2D1(OffPolicy):
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
         if self.progress.updates % self.config.target_interval == 0:
-            copy_into(self.target, self.agent.model)
+            copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
         self.ratio.count_update()
         return {
             "loss": loss.detach().mean(),
@@ -174,7 +178,7 @@ class R2D1(OffPolicy):
             target = return_ + bootstrap * (unscale(next_q) if c.rescale else next_q)
             target = rescale(target) if c.rescale else target
         q = values[:-1].gather(-1, batch.action[learned].unsqueeze(-1)).squeeze(-1)
-        loss, error = td_loss(q, target)
+        loss, error = td_loss(q, target, c.huber_delta)
         valid = batch.valid[learned]
         n_valid = valid.sum(0).clamp(min=1)
         error = error * valid

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
-from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
+from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update, turns
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import count, fraction, option, positive
+from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
@@ -37,6 +37,7 @@ from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import make_critics, make_discrete_critics, with_target
 from rlframe.models.masks import FORBIDDEN
 from rlframe.ops.fused import soft_objective, squared_error
+from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
@@ -55,7 +56,14 @@ class Config:
     )
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
-    tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each update", high=1)
+    tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each move", high=1)
+    n_critics: int = count(2, "critics; targets and policy take the least of their values")
+    policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
+    target_interval: int = count(1, "updates of the critics for each move of their targets")
+    target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
+    action_prior: str = choice(
+        "uniform", ("uniform", "gaussian"), "of actions in [-1, 1], where the policy is drawn to"
+    )
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(10_000, "env_steps of random actions before the first update", low=0)
@@ -74,6 +82,8 @@ class Config:
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         is_choice = isinstance(action_space, spaces.Discrete)
+        if is_choice and self.action_prior == "gaussian":
+            raise ConfigError("algo.action_prior=gaussian is for Box actions, and these are Discrete; use uniform")
         masked = bool(mask_parts(observation_space, action_space))
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, seed)
@@ -83,7 +93,7 @@ class Config:
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
         make = make_discrete_critics if isinstance(agent.policy, Choice) else make_critics
-        critics = make(agent.observation_space, agent.action_space, agent.network, 2, seed)
+        critics = make(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
         return SAC(agent, critics, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
 
 
@@ -93,8 +103,9 @@ Pair = tuple[Any, Any]
 class SoftValue(ABC):
     """V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)], whose expectation depends on the kind of actions."""
 
-    def __init__(self, critics: nn.Module) -> None:
-        self.critics, self.parameters = critics, list(critics.parameters())
+    def __init__(self, critics: nn.Module, config: Any) -> None:
+        """`config` has the numbers now: see Schedules."""
+        self.critics, self.parameters, self.config = critics, list(critics.parameters()), config
         self.target_critics = copy.deepcopy(critics).requires_grad_(False)
 
     @abstractmethod
@@ -113,8 +124,8 @@ class SoftValue(ABC):
 class Continuous(SoftValue):
     """The expectation is one sample, a function of the policy by its noise (Haarnoja et al. 2018, eq. 11-13)."""
 
-    def __init__(self, critics: nn.Module, policy: SquashedGaussian, generator: torch.Generator) -> None:
-        super().__init__(critics)
+    def __init__(self, critics: nn.Module, config: Any, policy: SquashedGaussian, generator: torch.Generator) -> None:
+        super().__init__(critics, config)
         self.policy, self.generator = policy, generator
 
     def draw(self, params: Tensor, next_params: Tensor) -> Pair:
@@ -127,13 +138,16 @@ class Continuous(SoftValue):
             self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
         )
         target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
-        return squared_error(q, target_q)[0], q
+        return squared_error(q, clip_target(target_q, self.config.target_clip))[0], q
 
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = drawn
         with frozen(self.parameters):
             q = self.critics(observation, action)
-        return soft_objective(q, log_prob, temperature)
+        loss, mean_log_prob = soft_objective(q, log_prob, temperature)
+        if self.config.action_prior == "gaussian":  # - log p(a), of a standard normal p
+            loss = loss + 0.5 * (action.flatten(1).square().sum(-1).mean() + self.policy.size * math.log(2 * math.pi))
+        return loss, mean_log_prob
 
 
 class Discrete(SoftValue):
@@ -148,7 +162,7 @@ class Discrete(SoftValue):
             next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1)
         q_all = self.critics(observations[0])  # [2, n, A]
         q = q_all.gather(-1, batch.action.expand(len(q_all), -1).unsqueeze(-1)).squeeze(-1)
-        target_q = batch.return_ + batch.bootstrap * next_value
+        target_q = clip_target(batch.return_ + batch.bootstrap * next_value, self.config.target_clip)
         return squared_error(q, target_q)[0], q
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,11 +208,11 @@ class SAC(OffPolicy):
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
+        self.schedules = Schedules(c, n_steps, self.progress, self.device)
+        self.now = self.schedules.now
         self.soft_value, default_entropy = self._soft_value(with_modes(critics).to(self.device))
         self.critics, self.target_critics = critics, self.soft_value.target_critics
         self.online, self.targets = averaged(critics), averaged(self.target_critics)
-        self.schedules = Schedules(c, n_steps, self.progress, self.device)
-        self.now = self.schedules.now
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
         self.default_entropy = default_entropy
         rates = ((critics, "critic_learning_rate"), (agent, "learning_rate"), (self.temperature, "learning_rate"))
@@ -207,16 +221,16 @@ class SAC(OffPolicy):
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
             make_step(module.parameters(), self.schedules, rate) for module, rate in rates
         ]
-        self.learn = graphed(self._learn, self.device, steps, [self.generator])
+        self.learn = graphed_by_turn(self._learn, self.device, steps[0], steps[1:], [self.generator])
         self.explore()
 
     def _soft_value(self, critics: nn.Module) -> tuple[SoftValue, float]:
         """The soft value of the agent's actions, and the default target entropy in nats."""
         policy = self.agent.policy
         if isinstance(policy, SquashedGaussian):
-            return Continuous(critics, policy, self.generator), -float(policy.size)
+            return Continuous(critics, self.now, policy, self.generator), -float(policy.size)
         if isinstance(policy, Choice):
-            return Discrete(critics), self.config.target_entropy_fraction * math.log(policy.param_size)
+            return Discrete(critics, self.now), self.config.target_entropy_fraction * math.log(policy.param_size)
         raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
 
     @property
@@ -239,24 +253,28 @@ class SAC(OffPolicy):
         if isinstance(self.config.temperature, Schedule):
             temperature = self.schedules.of("temperature")(self.progress.scheduled)
             fill(self.temperature.log.detach(), math.log(temperature))
-        metrics = self.learn(self.replay.sample(self.config.batch_size))
+        batch = self.replay.sample(self.config.batch_size)
+        metrics = self.learn(batch, *turns(self.progress.updates, self.config))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, batch: Transitions) -> dict[str, Tensor]:
-        """One step each of the critics, the policy and the temperature, then of the target critics."""
+    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
+        """One step of the critics, then those of the policy with the temperature and the targets that are due."""
         model, temperature = self.agent.model, self.temperature.log.detach().exp()
         observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
         drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations))
 
         loss, q = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)
-        policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
-        self.optimizer.minimize(policy_loss, batch)
-        if self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up while the entropy is too low
+        found = {"loss": loss, "q": q.mean()}
+        if policy:
+            policy_loss, log_prob = self.soft_value.policy_loss(observations[0], drawn, temperature)
+            self.optimizer.minimize(policy_loss, batch)
+            found |= {"policy_loss": policy_loss, "entropy": -log_prob}
+        if policy and self.config.learn_temperature:  # eq. 18, in log α as in the authors' code: up below the target
             temperature_loss = self.temperature.log * (-log_prob.detach() - self._target_entropy(drawn))
             self.temperature_optimizer.minimize(temperature_loss)
-        soft_update(self.targets, self.online, self.now.tau)
-        found = {"loss": loss, "q": q.mean(), "policy_loss": policy_loss, "entropy": -log_prob}
+        if targets:
+            soft_update(self.targets, self.online, self.now.tau)
         return {**{name: x.detach() for name, x in found.items()}, "temperature": temperature}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
-from rlframe.algos.cuda_graph import graphed
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, soft_update
+from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, smoothed, soft_update, turns
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count, fraction, positive
@@ -29,6 +29,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
 from rlframe.ops.fused import squared_error
+from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
@@ -47,16 +48,17 @@ class Config:
     )
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
-    tau: Scheduled = scheduled(
-        0.005, "how far targets move to the online networks at each of the actor's updates", high=1
-    )
+    tau: Scheduled = scheduled(0.005, "how far targets move to the online networks at each of their moves", high=1)
+    n_critics: int = count(2, "critics; targets take the least of their values")
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
     learn_from: int = count(25_000, "env_steps of random actions before the first update", low=0)
     exploration: Scheduled = scheduled(0.1, "standard deviation of the noise on actions in [-1, 1]")
     target_noise: Scheduled = scheduled(0.2, "standard deviation of the noise that smooths the target policy")
     target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
-    policy_delay: int = count(2, "updates of the critics for each of the actor and the targets")
+    policy_interval: int = count(2, "updates of the critics for each of the actor")
+    target_interval: int = count(2, "updates of the critics for each move of the targets")
+    target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)
 
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, seed)
@@ -65,7 +67,7 @@ class Config:
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> TD3:
-        critics = make_critics(agent.observation_space, agent.action_space, agent.network, 2, seed)
+        critics = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
         return TD3(agent, critics, self.make_replay(agent, batch_spec, seed), n_steps, self, seed)
 
 
@@ -118,9 +120,8 @@ class TD3(OffPolicy):
         )
         self.exploration = self.schedules.of("exploration")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        steps, noise = [self.critic_optimizer, self.optimizer], [self.generator]
-        self.learn_critics = graphed(self._learn_critics, self.device, steps[:1], noise)
-        self.learn_all = graphed(self._learn_all, self.device, steps, noise)
+        steps = self.critic_optimizer, [self.optimizer]
+        self.learn = graphed_by_turn(self._learn, self.device, *steps, [self.generator])
         self.explore()
 
     def explore(self) -> None:
@@ -129,21 +130,19 @@ class TD3(OffPolicy):
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(self.config.batch_size)
-        delayed = (self.progress.updates + 1) % self.config.policy_delay != 0
-        metrics = self.learn_critics(batch) if delayed else self.learn_all(batch)
+        metrics = self.learn(batch, *turns(self.progress.updates, self.config))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn_critics(self, batch: Transitions) -> dict[str, Tensor]:
-        """One step of the critics; the policy and the targets wait."""
-        return self._update_critics(batch, self.agent.model.normalized(batch.inputs.observation))
-
-    def _learn_all(self, batch: Transitions) -> dict[str, Tensor]:
-        """One step of the critics, then one of the policy, then of the targets."""
+    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
+        """One step of the critics, then those of the policy and the targets that are due."""
         observation = self.agent.model.normalized(batch.inputs.observation)
-        metrics = self._update_critics(batch, observation) | self._update_actor(observation)
-        soft_update(self.targets, self.online, self.now.tau)
+        metrics = self._update_critics(batch, observation)
+        if policy:
+            metrics |= self._update_actor(observation)
+        if targets:
+            soft_update(self.targets, self.online, self.now.tau)
         return metrics
 
     def _update_critics(self, batch: Transitions, observation: Tree) -> dict[str, Tensor]:
@@ -157,7 +156,7 @@ class TD3(OffPolicy):
             next_observation,
             self._smoothed_action(next_observation),
         )
-        target_q = batch.return_ + batch.bootstrap * next_q.amin(0)
+        target_q = clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), self.now.target_clip)
         loss = 2 * squared_error(q, target_q)[0]
         self.critic_optimizer.minimize(loss, batch)
         return {"loss": loss.detach(), "q": q.detach().mean()}
@@ -166,8 +165,7 @@ class TD3(OffPolicy):
     def _smoothed_action(self, next_observation: Tree) -> Tensor:
         """a~ = clip(π'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ)   (algorithm 1)."""
         action, c = self.policy.action(self.target_actor.params(next_observation)), self.now
-        noise = torch.empty_like(action).normal_(generator=self.generator).mul_(c.target_noise)
-        return action.add_(noise.clamp_(-c.target_noise_clip, c.target_noise_clip)).clamp_(-1, 1)
+        return smoothed(action, c.target_noise, c.target_noise_clip, self.generator)
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q_1(s, π(s)): the deterministic policy gradient, mean ∇_a Q_1(s, a) ∇π(s)."""

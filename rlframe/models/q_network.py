@@ -70,6 +70,10 @@ class Expected(QValue):
 
     n_atoms = 1
 
+    def __init__(self, huber_delta: float = 1.0) -> None:
+        """`huber_delta`: |error| above which the loss is linear."""
+        self.huber_delta = huber_delta
+
     def q(self, values: Tensor) -> Tensor:
         return values.squeeze(-1)
 
@@ -82,7 +86,7 @@ class Expected(QValue):
     def loss(
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return expected_loss(values, action, target.squeeze(-1), return_, bootstrap)
+        return expected_loss(values, action, target.squeeze(-1), return_, bootstrap, self.huber_delta)
 
 
 class Categorical(QValue):
@@ -121,10 +125,10 @@ class Categorical(QValue):
 class Quantile(QValue):
     """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
 
-    def __init__(self, n_atoms: int) -> None:
+    def __init__(self, n_atoms: int, huber_delta: float = 1.0) -> None:
         if n_atoms < 1:
             raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
-        self.n_atoms = n_atoms
+        self.n_atoms, self.huber_delta = n_atoms, huber_delta
 
     def q(self, values: Tensor) -> Tensor:
         return values.mean(-1)
@@ -136,7 +140,8 @@ class Quantile(QValue):
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         taken = of_actions(values, action)
-        return *quantile_loss(taken, target, return_, bootstrap), self.q(taken.detach())
+        losses = quantile_loss(taken, target, return_, bootstrap, self.huber_delta)
+        return *losses, self.q(taken.detach())
 
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]

@@ -23,7 +23,6 @@ from rlframe.kernels.mlp import as_node, is_plain
 Tensors = tuple[Tensor, ...]
 Backward = Callable[..., tuple[Any, ...]]  # dL/d results to dL/d arguments, the last ones left out if constants
 _LOG_SQRT_TWO_PI = 0.5 * math.log(2 * math.pi)
-_ONE = np.float32(1)
 
 
 def fused(
@@ -191,9 +190,9 @@ soft_objective = fused(_soft_objective, _soft_objective_closed, on_cpu_only=True
 """
 
 
-def _quantile_huber(theta: Tensor, target: Tensor) -> tuple[Tensor]:
+def _quantile_huber(theta: Tensor, target: Tensor, delta: float = 1.0) -> tuple[Tensor]:
     u, weight = _quantile_errors(theta, target)
-    return ((weight * F.huber_loss(u, torch.zeros_like(u), reduction="none")).mean(-1).sum(-1),)
+    return ((weight * F.huber_loss(u, torch.zeros_like(u), reduction="none", delta=delta)).mean(-1).sum(-1),)
 
 
 def _quantile_errors(theta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,31 +203,32 @@ def _quantile_errors(theta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return u, (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
 
 
-def _quantile_huber_closed(theta: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
+def _quantile_huber_closed(theta: Tensor, target: Tensor, delta: float = 1.0) -> tuple[Tensors, Backward]:
     u, weight = _quantile_errors(theta, target)
-    clipped = u.clamp(-1, 1)
+    clipped = u.clamp(-delta, delta)
     loss = (weight * clipped * (u - clipped / 2)).mean(-1).sum(-1)
     return (loss,), lambda of_loss: (-of_loss.unsqueeze(-1) * (weight * clipped).mean(-1),)
 
 
 quantile_huber = fused(_quantile_huber, _quantile_huber_closed)
-"""(theta [n, N], target [n, N'] constant) to the loss ([n],): Σ_i mean_j ρ_τi(target_j - theta_i), κ = 1.
+"""(theta [n, N], target [n, N'] constant, κ) to the loss ([n],): Σ_i mean_j ρ_τi(target_j - theta_i).
 
-ρ_τ(u) = |τ - 1{u < 0}| L_1(u),  τ_i = (2i + 1) / 2N   (Dabney et al. 2018, arXiv 1710.10044, eq. 10)
+ρ_τ(u) = |τ - 1{u < 0}| L_κ(u),  τ_i = (2i + 1) / 2N   (Dabney et al. 2018, arXiv 1710.10044, eq. 10)
 """
 
 
-def _td_huber(values: Tensor, action: Tensor, target: Tensor) -> Tensors:
+def _td_huber(values: Tensor, action: Tensor, target: Tensor, delta: float = 1.0) -> Tensors:
     q = values.flatten(1).gather(1, action.unsqueeze(1)).squeeze(1)
-    return F.huber_loss(q, target, reduction="none"), (target - q.detach()).abs(), q.detach()
+    return F.huber_loss(q, target, reduction="none", delta=delta), (target - q.detach()).abs(), q.detach()
 
 
-def _td_huber_closed(values: Tensor, action: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
+def _td_huber_closed(values: Tensor, action: Tensor, target: Tensor, delta: float = 1.0) -> tuple[Tensors, Backward]:
     every = values.detach().numpy().reshape(-1)
     taken = np.arange(0, every.size, values.shape[1]) + action.numpy()  # places in the flat array
     q = every[taken]
     error = q - target.numpy()
-    clipped = np.minimum(np.maximum(error, -_ONE), _ONE)
+    bound = np.float32(delta)
+    clipped = np.minimum(np.maximum(error, -bound), bound)
 
     def backward(of_loss: Tensor, *_: Tensor) -> tuple[Tensor]:
         found = np.zeros(every.shape, np.float32)
@@ -240,7 +240,7 @@ def _td_huber_closed(values: Tensor, action: Tensor, target: Tensor) -> tuple[Te
 
 
 td_huber = fused(_td_huber, _td_huber_closed, on_cpu_only=True, n_constant=2)
-"""(Q [n, A] or [n, A, 1], action [n] int64, target [n] constant) to the Huber loss of δ, |δ| and Q(s, a), [n] each.
+"""(Q [n, A] or [n, A, 1], action [n] int64, target [n] constant, κ) to the Huber loss of δ, |δ| and Q(s, a), [n] each.
 
-δ = target - Q(s, a); the loss's gradient is the error clipped to ±1 (Mnih et al. 2015, methods).
+δ = target - Q(s, a); the loss's gradient is the error clipped to ±κ (Mnih et al. 2015, methods, with κ = 1).
 """

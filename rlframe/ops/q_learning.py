@@ -4,6 +4,9 @@ The losses share: `return_` [n], the n-step return; `bootstrap` [n], the factor 
 termination. Targets are constants. Each returns the loss [n] and the error [n] >= 0, for prioritized replay.
 """
 
+import math
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,21 +15,28 @@ from rlframe.ops.fused import quantile_huber, td_huber
 
 
 def expected_loss(
-    q: Tensor, action: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor
+    q: Tensor, action: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor, huber_delta: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Huber loss of the TD error δ, whose gradient is the error clipped to ±1; the error |δ|; and Q(s, a).
+    """Huber loss of the TD error δ, whose gradient is the error clipped to ±huber_delta; the error |δ|; and Q(s, a).
 
     δ = G + γ^k Q'(s', a') - Q(s, a)   (Mnih et al. 2015, methods)
 
     Args:
         q: [n, A] or [n, A, 1] of all actions.    action: [n] int64.    target_q: [n] of the next action.
     """
-    return td_huber(q, action, torch.addcmul(return_, bootstrap, target_q.detach()))
+    return td_huber(q, action, torch.addcmul(return_, bootstrap, target_q.detach()), huber_delta)
 
 
-def td_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Huber loss with δ = 1, and |target - q|, for `q` and `target` of the same shape."""
-    return F.huber_loss(q, target, reduction="none"), (target - q.detach()).abs()
+def td_loss(q: Tensor, target: Tensor, huber_delta: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Huber loss, quadratic up to `huber_delta`, and |target - q|, for `q` and `target` of the same shape."""
+    return F.huber_loss(q, target, reduction="none", delta=huber_delta), (target - q.detach()).abs()
+
+
+def clip_target(target: Tensor, clip: Any) -> Tensor:
+    """The targets within ±clip, a number or a tensor []; number inf: as they are."""
+    if not isinstance(clip, Tensor) and clip == math.inf:
+        return target
+    return target.clamp(-clip, clip)
 
 
 def categorical_loss(
@@ -68,17 +78,19 @@ def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: floa
     return projected.scatter_add_(-1, index + 1, probability * share)
 
 
-def quantile_loss(theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantile Huber loss with κ = 1, summed over quantiles, averaged over target samples; the error is |mean δ|.
+def quantile_loss(
+    theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor, huber_delta: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Quantile Huber loss, summed over quantiles, averaged over target samples; the error is |mean δ|.
 
-    ρ_τ(u) = |τ - 1{u < 0}| L_1(u),   u_ij = G + γ^k θ'_j - θ_i,   τ_i = (2i + 1) / 2N
+    ρ_τ(u) = |τ - 1{u < 0}| L_κ(u),   u_ij = G + γ^k θ'_j - θ_i,   τ_i = (2i + 1) / 2N
     (Dabney et al. 2018, arXiv 1710.10044, eq. 10 and algorithm 1)
 
     Args:
-        theta, target_theta: [n, N] quantiles.
+        theta, target_theta: [n, N] quantiles.    huber_delta: κ; inf: half the squared error.
     """
     target = return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach()
-    (loss,) = quantile_huber(theta, target)
+    (loss,) = quantile_huber(theta, target, huber_delta)
     return loss, (target.mean(-1) - theta.detach().mean(-1)).abs()
 
 

@@ -80,6 +80,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/value_loss": "value part of the loss, before its coefficient",
         "algo/entropy": "mean entropy of the policy (nats)",
         "algo/kl": "approximate KL divergence from the sampling policy to the updated one (nats)",
+        "algo/kl_coef": "current weight of PPO's KL penalty",
         "algo/clip_fraction": "share of rows whose probability ratio was clipped (0 to 1)",
         "algo/explained_variance": "1 - Var[return - value] / Var[return]: 1 is perfect, 0 no better than the mean",
         "algo/grad_norm": "norm of the gradient over all parameters, before clipping",

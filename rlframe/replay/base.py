@@ -84,7 +84,10 @@ class StoredReplay(Replay[Batch_co], Protocol[Batch_co]):
     """What the replays of this package offer besides."""
 
     def newest(self) -> np.ndarray:
-        """The index [n] of the rows that the last `append` made available; they have the highest priority so far."""
+        """The index [n] of the rows that the last `append` made available; their priority is the highest so far.
+
+        With NStep's `td_priorities`, it is their TD error.
+        """
 
     def read(self, index: np.ndarray) -> Batch_co:
         """The rows with this `index` [n], which must still be stored; weights are 1."""

@@ -44,6 +44,9 @@ class ReplayBuffer(Generic[Batch]):
         start = self._storage.append(samples)
         removed = self._reader.append(samples, start)
         self._selector.update_candidates(self._reader.candidates, removed)
+        numbers, priority = self._reader.priorities
+        if len(numbers):
+            self._selector.set_priorities(self._reader.candidates, numbers, priority)
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
         """Sample n transitions or sequences (see `Replay.sample`); raises ValueError if there are none yet."""
@@ -89,7 +92,10 @@ class ReplayBuffer(Generic[Batch]):
         return self._reader.read(np.zeros(n, np.int64), self._ones_of(n))
 
     def newest(self) -> np.ndarray:
-        """The index [n] of the rows that the last `append` made available; they have the highest priority so far."""
+        """The index [n] of the rows that the last `append` made available.
+
+        Their priority is the highest so far, or what the reader knows of it.
+        """
         return self._reader.to_index(self._reader.candidates.newest)
 
     def state_dict(self) -> dict[str, Any]:

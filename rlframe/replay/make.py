@@ -75,7 +75,8 @@ def make_replay(
         previous: whether the model reads prev_action, prev_reward and first; else they are null.
         device: the learner's device.    seed: the run's root seed.
     Raises:
-        ValueError: it does not fit into memory, or size is too small for the batches, frames and reader.
+        ValueError: it does not fit into memory, size is too small for the batches, frames and reader, or an interval
+            of sequences does not fit the batches.
         ConfigError: compress without lz4, or without stacks of frames.
     """
     (T, B), ranks = batch_spec, current_ranks()
@@ -83,13 +84,15 @@ def make_replay(
         config = ReplayConfig(size=min(config.size, small_size(batch_spec)))
     memory = _memory(config, device)
     ring = Ring(-(-config.size // B), B)
-    size = _checked_size(config, observation_space, action_space, ring, memory, alpha)
+    example_state, spacing = map_tree(as_numpy, state), reader.spacing(T)
+    state_bytes = -(-sum(x.nbytes for x in leaves(example_state)) // (B * spacing))  # of a row, on average
+    size = _checked_size(config, observation_space, action_space, ring, memory, alpha, state_bytes)
     zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
     example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
     observation = _observation_storage(config, observation_space, ring, memory)
     storage = Storage(ring, memory, observation, example, previous)
-    live_reader = reader.make_reader(storage, T, map_tree(as_numpy, state))
-    least = T + 2 * storage.rows_before + live_reader.n_rows + 2
+    live_reader = reader.make_reader(storage, T, example_state)
+    least = max(T, spacing) + 2 * storage.rows_before + live_reader.n_rows + 2
     if least > ring.L:
         raise ValueError(
             f"algo.replay.size={config.size} holds {ring.L} time steps of {B} environments, but batches of {T} time "
@@ -122,7 +125,13 @@ def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory:
 
 
 def _checked_size(
-    config: ReplayConfig, observation_space: Space, action_space: Space, ring: Ring, memory: Memory, alpha: float
+    config: ReplayConfig,
+    observation_space: Space,
+    action_space: Space,
+    ring: Ring,
+    memory: Memory,
+    alpha: float,
+    state_bytes: int,
 ) -> str:
     """The size as text; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
     parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
@@ -131,7 +140,7 @@ def _checked_size(
         raise ConfigError(f"algo.replay.compress=true needs stacks of frames, but {observation_space} has none")
     rows = sum(n_bytes for part, n_bytes in parts if not isinstance(part, FrameStack))
     rows += sum(x.nbytes for x in leaves(spaces.zeros(action_space)))
-    in_columns = rows + sum(stacks) // (_COMPRESSION if config.compress else 1)
+    in_columns = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compress else 1)
     other = _ROW_BYTES + (_PRIORITY_BYTES if alpha else 0)
     n, in_memory = ring.n_slots, config.memory == "cpu"
     size = _gigabytes(n * (in_columns + other))

@@ -10,6 +10,7 @@ from rlframe.replay.columns import Candidates
 
 WIDTH = 64  # children per node
 _ROOT = 1024  # children of the root at most: one cumulative sum of them serves a whole batch
+PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
 _MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 
 

@@ -134,8 +134,7 @@ def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "with_target", spy)
         with torch.enable_grad():
-            copied_algo = copy.deepcopy(algo)
-            copied_algo._learn(batch) if hasattr(algo, "_learn") else copied_algo._learn_critics(batch)
+            copy.deepcopy(algo)._learn(batch)
     return seen[0]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlframe.algos.cuda_graph import Graph, Graphed
+from rlframe.algos.cuda_graph import Graph, Graphed, GraphedByTurn
 from rlframe.core.struct import Tree
 
 LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # at values, for which a GPU stops
@@ -109,15 +109,19 @@ def launch(algo: Any) -> None:
         step.waits = False
 
 
-def play(algo: Any) -> dict[str, Graphed]:
-    """Let its functions be graphs, as they are on a GPU, and schedules be read from tensors; by name."""
+def play(algo: Any) -> None:
+    """Let its updates be graphs, as they are on a GPU, and schedules be read from tensors."""
     launch(algo)
     algo.schedules.place("cpu")
-    of = {"learn_critics": ["critic_optimizer"]}
-    found = {}
-    for name in ("learn", "learn_critics", "learn_all"):
-        if name in vars(algo):
-            steps = [getattr(algo, each) for each in of[name]] if name in of else steps_of(algo)
-            found[name] = Graphed(getattr(algo, f"_{name}"), steps, PlayedGraph())
-            setattr(algo, name, found[name])
-    return found
+    if "critic_optimizer" in vars(algo):
+        steps = [step for step in steps_of(algo) if step is not algo.critic_optimizer]
+        algo.learn = GraphedByTurn(algo._learn, algo.critic_optimizer, steps, PlayedGraph)
+    else:
+        algo.learn = Graphed(algo._learn, steps_of(algo), PlayedGraph())
+
+
+def graphs_of(algo: Any) -> list[Any]:
+    """Those of its updates so far; empty where there are none."""
+    if isinstance(algo.learn, GraphedByTurn):
+        return list(algo.learn.graphs.values())
+    return [algo.learn] if isinstance(algo.learn, Graphed) else []

@@ -25,7 +25,7 @@ REPLAY: dict[str, Any] = {"batch_size": 4, "replay_ratio": 4.0, "learn_from": 0,
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
     "a2c": (a2c, "CartPole-v1", {}),
-    "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "minibatches": 2}),
+    "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "kl_coef": 0.5, "minibatches": 2}),
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
     "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "epsilon_last": 0.1}),

@@ -53,7 +53,7 @@ def test_the_critics_descend_the_squared_error_of_both() -> None:
 
 
 def test_the_actor_ascends_the_first_critic() -> None:
-    algo = by_hand(policy_delay=1, critic_learning_rate=0.0)
+    algo = by_hand(policy_interval=1, target_interval=1, critic_learning_rate=0.0)
     metrics = updated(algo, two_rows())
     a, b = math.tanh(0.5), math.tanh(1.0)
     assert metrics["policy_loss"] == pytest.approx(-(1 + 2 * a + 0.5 + 2 + 2 * b + 0.5) / 2, rel=1e-5)
@@ -65,7 +65,7 @@ def test_the_actor_ascends_the_first_critic() -> None:
 
 
 def test_actor_and_targets_wait_for_their_turn() -> None:
-    algo = by_hand(policy_delay=3)
+    algo = by_hand(policy_interval=3, target_interval=3)
     before = algo.agent.model.mlp.layers.flat[0].item()
     target = algo.target_critics.mlps.joined[1][0]
     for update in range(1, 7):
@@ -77,7 +77,7 @@ def test_actor_and_targets_wait_for_their_turn() -> None:
 
 
 def test_targets_move_by_tau() -> None:
-    algo = by_hand(policy_delay=1, critic_learning_rate=0.0, learning_rate=0.0)
+    algo = by_hand(policy_interval=1, target_interval=1, critic_learning_rate=0.0, learning_rate=0.0)
     updated(algo, two_rows())
     assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((10 + 0.5) / 2)
     assert algo.target_critics.mlps.joined[0][1].tolist()[0] == pytest.approx([1.0, 2.0])

@@ -22,7 +22,15 @@ from rlframe.experiment.config import Experiment, from_flat
 BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
 ALIKE = ["-nan", "-inf", "-1e-9", "-1e300", "1e999", "0x10", "1,5", "None"]
 SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
-INFINITE = {"max_grad_norm", "rho_clip", "c_clip", "interval_steps"}  # inf: never
+INFINITE = {
+    "max_grad_norm",
+    "rho_clip",
+    "c_clip",
+    "interval_steps",
+    "clip",
+    "kl_coef_target",
+    "huber_delta",
+}  # inf: never
 WITH_AUTO = {"threads", "learners", "n_workers"}  # -1 is what auto is in params.json
 
 
@@ -96,7 +104,7 @@ def test_a_number_that_means_nothing_is_refused_with_its_key(bad: str) -> None:
         ("appo", "clip"),
         ("dqn", "batch_size"),
         ("sac", "temperature"),
-        ("td3", "policy_delay"),
+        ("td3", "policy_interval"),
     ],
 )
 def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> None:

@@ -35,8 +35,8 @@ def batch(*shape: int) -> Batch:
     return Batch(AgentInputs((), (), (), ()), (), *rows, valid, weight)
 
 
-def ppo_arguments(*shape: int, value_clip: float = float("inf")) -> tuple[Any, ...]:
-    config = ppo.Config(clip=0.2, value_clip=value_clip, entropy_coef=0.03)
+def ppo_arguments(*shape: int, value_clip: float = float("inf"), clip: float = 0.2) -> tuple[Any, ...]:
+    config = ppo.Config(clip=clip, value_clip=value_clip, entropy_coef=0.03)
     return -torch.rand(shape), torch.rand(shape), randn(*shape), batch(*shape), config
 
 
@@ -52,9 +52,13 @@ CASES: dict[str, tuple[Any, Any, int]] = {  # function, arguments, how many of t
     "soft objective": (soft_objective, lambda: (randn(3, N), randn(N), torch.tensor(0.3)), 2),
     "quantiles": (quantile_huber, lambda: (randn(N, 7), 3 * randn(N, 5)), 1),
     "huber": (td_huber, lambda: (3 * randn(N, 4), torch.randint(0, 4, (N,)), randn(N)), 1),
+    "quantiles squared": (quantile_huber, lambda: (randn(N, 7), 3 * randn(N, 5), float("inf")), 1),
+    "wide huber": (td_huber, lambda: (3 * randn(N, 4), torch.randint(0, 4, (N,)), randn(N), 2.5), 1),
+    "squared": (td_huber, lambda: (3 * randn(N, 4), torch.randint(0, 4, (N,)), randn(N), float("inf")), 1),
     "huber of one atom": (td_huber, lambda: (3 * randn(N, 4, 1), torch.randint(0, 4, (N,)), randn(N)), 1),
     "ppo": (ppo._loss, lambda: ppo_arguments(N), 3),
     "ppo with value clip": (ppo._loss, lambda: ppo_arguments(N, value_clip=0.3), 3),
+    "ppo without clip": (ppo._loss, lambda: ppo_arguments(N, clip=float("inf")), 3),
     "ppo of sequences": (ppo._loss, lambda: ppo_arguments(5, 6), 3),
 }
 

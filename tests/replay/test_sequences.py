@@ -127,3 +127,52 @@ def test_batches_of_another_length_raise_an_error() -> None:
 def test_length_0_raises_an_error() -> None:
     with pytest.raises(ValueError, match="length=0"):
         FixedSequence(0)
+
+
+def spaced(interval: int, n_batches: int) -> tuple[ReplayBuffer[Sequences], History]:
+    history = History(2, ends=0.0)
+    replay = replay_for(history, FixedSequence(6, interval), T=4, L=40, previous=True)
+    for _ in range(n_batches):
+        replay.append(history.batch(4))
+    return replay, history
+
+
+def test_sequences_start_every_interval_with_the_state_stored_there() -> None:
+    replay, history = spaced(12, 6)  # 24 rows
+    found = replay.sample(100)
+    time, env = np.divmod(found.index, 2)
+    assert set((time - 1).tolist()) == {0, 12}
+    np.testing.assert_array_equal(found.state[0][:, 0], time - 1 + env / 8)
+    for _ in range(10):  # once around: 64 rows, of which 40 are held
+        replay.append(history.batch(4))
+    assert starts(replay) == {36, 48}
+    assert replay.newest().tolist() == []
+    replay.update_priorities(np.array([2, 74, 75]), np.ones(3))  # 2 is overwritten
+
+
+def test_the_size_counts_the_states() -> None:
+    texts = {interval: str(spaced(interval, 0)[0]) for interval in (4, 8)}  # states of two floats
+    n_bytes = {interval: int(text.split(" rows of ")[1].split()[0]) for interval, text in texts.items()}
+    assert n_bytes[4] - n_bytes[8] == 8 / 4 - 8 / 8
+
+
+def test_an_interval_of_a_batch_is_the_default_and_a_longer_one_stores_fewer_states() -> None:
+    n_bytes = {}
+    for interval in (0, 4, 8, 12):
+        replay, _ = spaced(interval, 16)
+        n_bytes[interval] = sum(column._slots.nbytes for column in replay._reader._state)  # type: ignore[attr-defined]
+        if interval <= 4:
+            assert starts(replay) == {28, 32, 36, 40, 44, 48, 52, 56}
+    assert n_bytes == {0: 12 * 16, 4: 12 * 16, 8: 7 * 16, 12: 5 * 16}  # of two environments, two floats each
+
+
+@pytest.mark.parametrize(("interval", "remedy"), [(1, 4), (6, 8), (13, 16)])
+def test_an_interval_that_is_no_multiple_of_a_batch_is_refused(interval: int, remedy: int) -> None:
+    message = rf"algo.state_interval={interval} must be a multiple of sampler.batch_T=4; use {remedy}$"
+    with pytest.raises(ValueError, match=message):
+        spaced(interval, 0)
+
+
+def test_an_interval_too_long_for_the_ring_is_refused_with_the_size_that_is_not() -> None:
+    with pytest.raises(ValueError, match=r"algo.replay.size=80 holds 40 time steps .*; use algo.replay.size=100"):
+        spaced(40, 0)
