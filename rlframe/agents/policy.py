@@ -23,6 +23,7 @@ from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
 from rlframe.models.masks import MaskedPolicy
 from rlframe.models.mlp import policy_layer
+from rlframe.models.parametric import make_policy_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +157,8 @@ def make_policy_agent(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = ActorCritic(seen, action_space, distribution, config, make_head if part.needs_features else None)
+        head = make_head if part.needs_features else None
+        model = make_policy_model(seen, action_space, distribution, config, head)
     exploration: Any = part.make_for(model, size, seed) if part.needs_features else None
     agent = PolicyAgent(MaskedPolicy(model) if masked else model, distribution, exploration)
     agent.model_config = config

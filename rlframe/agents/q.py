@@ -22,7 +22,8 @@ from rlframe.exploration import ExploreConfig, ExploreState, QExploration, confi
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.masks import MaskedQ, allowed, best_allowed
-from rlframe.models.q_network import QModel, QNetwork, QValue
+from rlframe.models.parametric import make_q_model
+from rlframe.models.q_network import QModel, QValue
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def make_q_agent(
     seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = QNetwork(seen, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
+        model = make_q_model(seen, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
     exploration = part.make_q(int(action_space.n), masked)
     agent = QAgent(MaskedQ(model) if masked else model, kind, exploration, observation_space, action_space)
     agent.model_config = config

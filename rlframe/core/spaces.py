@@ -13,7 +13,8 @@ from gymnasium.spaces import Space
 
 from rlframe.core.struct import Tree
 
-ACTION_MASK = "action_mask"  # the key of a Dict observation under which an environment says which actions it allows
+# Keys of Dict observations that say which actions an environment allows, and what each action is:
+ACTION_MASK, AVAILABLE_ACTIONS = "action_mask", "available_actions"
 
 
 class FrameStack(spaces.Box):
@@ -125,10 +126,41 @@ def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]
 
 
 def without_mask(observation_space: Space) -> Space:
-    """What networks see of observations with a mask: the only other entry, or a Dict of the others."""
+    """What networks see of observations with a mask."""
+    return without(observation_space, ACTION_MASK)
+
+
+def without(observation_space: Space, entry: str) -> Space:
+    """A Dict of the other entries of a Dict of observations, or the only other one."""
     assert isinstance(observation_space, spaces.Dict)
-    others = {key: sub for key, sub in observation_space.spaces.items() if key != ACTION_MASK}
+    others = {key: sub for key, sub in observation_space.spaces.items() if key != entry}
     return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
+
+
+def action_features(observation_space: Space, action_space: Space) -> int:
+    """The number d of features of each action in the entry `available_actions` [A, d] of a Dict observation.
+
+    Raises:
+        ValueError: there is none, it does not fit the actions, or there is nothing else to observe.
+    """
+    if not isinstance(action_space, spaces.Discrete):
+        raise ValueError(f"model.action_embedding needs Discrete actions, got {action_space}")
+    entries = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {}
+    if AVAILABLE_ACTIONS not in entries:
+        raise ValueError(
+            f"model.action_embedding needs a Dict observation of 'available_actions' and the state, got "
+            f"{observation_space}"
+        )
+    box, n = entries[AVAILABLE_ACTIONS], int(action_space.n)
+    is_float = isinstance(box, spaces.Box) and box.dtype.kind == "f"
+    if not is_float or len(box.shape or ()) != 2 or box.shape[0] != n:  # type: ignore[index]
+        raise ValueError(
+            f"observation['available_actions'] must be a Box of floats of shape ({n}, d), d features for each action "
+            f"of {action_space}, got {box}"
+        )
+    if len(entries) == 1:
+        raise ValueError("the observation is available_actions alone; add the state that the policy is to see")
+    return int(box.shape[1])  # type: ignore[index]
 
 
 def random_allowed(

@@ -149,23 +149,44 @@ class DelayedReward(gymnasium.Env):
         return self._time, float(over and self._first == self.right), over, False, {}
 
 
+def _grid(size: int, n: int, shuffled: bool) -> np.ndarray:
+    """The cell [size * size, n] that each of n actions leads to from each cell, -1 where it is forbidden."""
+    rng, last = np.random.default_rng(0), size - 1
+    found = np.full((size * size, n), -1)
+    for cell, of_cell in enumerate(found):
+        y, x = divmod(cell, size)
+        moves = [(y > 0, cell - size), (y < last, cell + size), (x > 0, cell - 1), (x < last, cell + 1)]
+        places = rng.permutation(n)[:4] if shuffled else np.arange(4)
+        of_cell[places] = [to if allowed else -1 for allowed, to in moves]
+    return found
+
+
 class Masked(gymnasium.Env):
     """A square grid to cross from one corner to the other, where each cell allows some moves only; others raise.
 
     The observation is {"observation": cell one-hot, "action_mask"}. Moves: up, down, left, right, and `n_traps` more,
-    never allowed. `kind` multi_discrete: two moves at once, with half a mask each. A step costs 0.1, the goal gives 1.
-    With `penalty`, a forbidden move ends the episode with a reward of -1 instead of an error, and there is no mask.
+    never allowed; `shuffled`: which actions are the moves differs from cell to cell. `kind` multi_discrete: two moves
+    at once, with half a mask each. A step costs 0.1, the goal gives 1. With `penalty`, a forbidden move ends the
+    episode with a reward of -1 instead of an error, and there is no mask.
     """
 
-    def __init__(self, size: int = 4, n_traps: int = 4, kind: str = "discrete", penalty: bool = False) -> None:
+    def __init__(
+        self,
+        size: int = 4,
+        n_traps: int = 4,
+        kind: str = "discrete",
+        penalty: bool = False,
+        shuffled: bool = False,
+    ) -> None:
         if kind not in ("discrete", "multi_discrete"):
             raise ConfigError(f"env_kwargs.kind={kind!r} is not one of discrete, multi_discrete")
-        n = 4 + n_traps
-        self._parts = 2 if kind == "multi_discrete" else 1
-        self.action_space = spaces.MultiDiscrete([n, n]) if self._parts == 2 else spaces.Discrete(n)
-        cell, mask = spaces.Box(0.0, 1.0, (size * size,), np.float32), spaces.MultiBinary(n * self._parts)
+        n, n_parts = 4 + n_traps, 2 if kind == "multi_discrete" else 1
+        self.action_space = spaces.MultiDiscrete([n, n]) if n_parts == 2 else spaces.Discrete(n)
+        cell, mask = spaces.Box(0.0, 1.0, (size * size,), np.float32), spaces.MultiBinary(n * n_parts)
         self.observation_space = cell if penalty else spaces.Dict({"observation": cell, "action_mask": mask})
-        self._size, self._n, self._penalty = size, n, penalty
+        self._next = _grid(size, n, shuffled)
+        self._masks = np.tile(self._next >= 0, n_parts).astype(np.int8)
+        self._cells, self._penalty = np.eye(size * size, dtype=np.float32), penalty
         self._at = self._time = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Tree, Info]:
@@ -173,24 +194,19 @@ class Masked(gymnasium.Env):
         self._at = self._time = 0
         return self._observation(), {}
 
-    def _allowed(self) -> np.ndarray:
-        y, x = divmod(self._at, self._size)
-        last = self._size - 1
-        return np.array([y > 0, y < last, x > 0, x < last, *[False] * (self._n - 4)], np.int8)
-
     def _observation(self) -> Tree:
-        cell = np.eye(self._size**2, dtype=np.float32)[self._at]
-        return cell if self._penalty else {"observation": cell, "action_mask": np.tile(self._allowed(), self._parts)}
+        cell = self._cells[self._at].copy()
+        return cell if self._penalty else {"observation": cell, "action_mask": self._masks[self._at].copy()}
 
     def step(self, action: Any) -> tuple[Tree, float, bool, bool, Info]:
-        moves, allowed = np.atleast_1d(action), self._allowed()
+        cells = self._next[self._at, action]
         self._time += 1
-        if not allowed[moves].all():
+        if np.min(cells) < 0:
             if not self._penalty:
-                raise ValueError(f"move {action} is forbidden in cell {self._at}, where {allowed} are allowed")
+                raise ValueError(f"move {action} is forbidden in cell {self._at}, which has {self._masks[self._at]}")
             return self._observation(), -1.0, True, False, {}
-        self._at += (-self._size, self._size, -1, 1)[int(moves[0])]
-        done = self._at == self._size**2 - 1
+        self._at = int(cells.flat[0])
+        done = self._at == len(self._cells) - 1
         return self._observation(), float(done) - 0.1, done, self._time >= 50, {}
 
 
@@ -233,9 +249,64 @@ class Faulty(gymnasium.Env):
         return observations.get(self._fault, observation), rewards.get(self._fault, 0.0), self._broken, False, info
 
 
+class HiddenActions(gymnasium.Wrapper):
+    """Hides the two actions of an environment among `n` candidates, in a new random order at every step.
+
+    The observation is {"available_actions" [n, size], "observation"}. The two are fixed vectors of ±1, the others
+    uniform in [-1, 1]; choosing one of these takes one of the two actions at random. With `masked`, an entry
+    `action_mask` forbids them, and choosing one raises.
+    """
+
+    def __init__(self, env: gymnasium.Env, n: int = 20, size: int = 8, masked: bool = False) -> None:
+        if n < 2 or size < 2:
+            raise ConfigError(f"env_kwargs.n={n} and env_kwargs.size={size} must be at least 2")
+        super().__init__(env)
+        places = np.arange(size)
+        self._true = np.stack([1 - 2 * (places % 2), 1 - 2 * (places // 2 % 2)]).astype(np.float32)  # left and right
+        self._order, self._masked = np.arange(n), masked  # 0 and 1 of the order are the two
+        entries: dict[str, Space] = {"observation": env.observation_space}
+        entries["available_actions"] = spaces.Box(-1.0, 1.0, (n, size), np.float32)
+        if masked:
+            entries["action_mask"] = spaces.MultiBinary(n)
+        self.observation_space, self.action_space = spaces.Dict(entries), spaces.Discrete(n)
+
+    def reset(self, **kwargs: Any) -> tuple[Tree, Info]:
+        observation, info = self.env.reset(**kwargs)
+        return self._with_candidates(observation), info
+
+    def step(self, action: Any) -> tuple[Tree, Any, bool, bool, Info]:
+        hidden = int(self._order[action])
+        if hidden > 1:
+            if self._masked:
+                raise ValueError(f"action {action} is forbidden; {np.flatnonzero(self._order < 2)} are allowed")
+            hidden = int(self.np_random.integers(2))
+        observation, *rest = self.env.step(hidden)
+        return self._with_candidates(observation), *rest
+
+    def _with_candidates(self, observation: Any) -> Tree:
+        self._order = self.np_random.permutation(len(self._order))
+        features = self.np_random.uniform(-1.0, 1.0, (len(self._order), self._true.shape[1])).astype(np.float32)
+        is_true = self._order < 2
+        features[is_true] = self._true[self._order[is_true]]
+        entries = {"observation": observation, "available_actions": features}
+        return entries | {"action_mask": is_true.astype(np.int8)} if self._masked else entries
+
+
+def _cartpole(**kwargs: Any) -> gymnasium.Env:
+    """CartPole-v1 without its time limit."""
+    return gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
+
+
+def hidden_cartpole(
+    n: int = 20, size: int = 8, masked: bool = False, max_episode_steps: int = 500, **kwargs: Any
+) -> gymnasium.Env:
+    """CartPole-v1 whose two actions are hidden among `n` candidates (see HiddenActions)."""
+    return gymnasium.wrappers.TimeLimit(HiddenActions(_cartpole(**kwargs), n, size, masked), max_episode_steps)
+
+
 def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.Env:
     """CartPole-v1 without velocities: [cart position, pole angle]. Needs memory."""
-    env = gymnasium.make("CartPole-v1", max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
+    env = _cartpole(**kwargs)
     whole = env.observation_space
     assert isinstance(whole, spaces.Box)
     positions = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)

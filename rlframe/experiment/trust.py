@@ -173,7 +173,7 @@ def _count_weights(config: Mapping[str, Any]) -> int:
     blocks = sum(_widths(config.get("model.memory_layers", 0)))
     n_gates = {"lstm": 4, "gru": 3, "transformer": 12 * blocks}.get(str(config.get("model.memory")), 0)
     memory = _widths(config.get("model.memory_size", 0)) if n_gates else [0]
-    layers = [_widths(config.get(key, ())) for key in _LAYERS]
+    layers = [*(_widths(config.get(key, ())) for key in _LAYERS), 2 * _widths(config.get("model.action_embedding", 0))]
     products = [a * b for widths in layers for a, b in pairwise(widths)]
     channels = _widths(config.get("model.channels", ()))
     kernels = _widths(config.get("model.kernels", ())) or [3] * len(channels)

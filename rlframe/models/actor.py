@@ -163,6 +163,7 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
         ConfigError: the model has memory or another part that these networks do not support.
     """
     unsupported = {
+        "model.action_embedding=0": config.action_embedding > 0,
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import chz
@@ -59,6 +60,18 @@ def averaged(*networks: nn.Module) -> list[Tensor]:
     return [x for network in networks for x in (*network.parameters(), *statistics(network))]
 
 
+def nameless(module: nn.Module, child: str) -> None:
+    """Leave the name of a child out of the names in the module's state_dict."""
+    module.register_state_dict_post_hook(partial(_rename, f"{child}.", ""))
+    module.register_load_state_dict_pre_hook(partial(_rename, "", f"{child}."))
+
+
+def _rename(old: str, new: str, module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Give names that begin with `prefix` and `old` the beginning `prefix` and `new`."""
+    for name in [name for name in state if name.startswith(prefix + old)]:
+        state[prefix + new + name.removeprefix(prefix + old)] = state.pop(name)
+
+
 class Model(nn.Module, ABC):
     """A network that an agent acts with."""
 
@@ -110,6 +123,9 @@ class ModelConfig:
     memory_layers: int = count(1, "blocks of a transformer", high=2**10)
     feed_back: bool = option(False, "also feed the previous action and reward to the network")
     shared: bool = option(False, "one encoder and memory for policy and value; images always share")
+    action_embedding: int = count(
+        0, "width of the embeddings of state and available_actions, whose products are Q-values or logits; 0: none"
+    )
     normalize_observation: bool = option(False, "running mean and variance of float vectors, saved with the model")
     distribution: str = option(
         "auto", "of Box actions: auto | gaussian | squashed_gaussian (tanh; as sac) | beta | module:Class, your own"

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
-from rlframe.models.base import NumpyForward, PolicyModel
+from rlframe.models.base import NumpyForward, PolicyModel, nameless
 from rlframe.models.q_network import NumpyQ, QModel
 
 # Finite, so that p log p is 0 and not NaN. Added noise disappears in it, so logits that are all forbidden are equal.
@@ -24,15 +24,20 @@ FORBIDDEN = -1e9
 
 
 def split_mask(observation: Tree) -> tuple[Tree, Any]:
-    """What networks see of an observation (see core.spaces.without_mask), and its mask."""
-    rest = {key: x for key, x in observation.items() if key != ACTION_MASK}
-    return next(iter(rest.values())) if len(rest) == 1 else rest, observation[ACTION_MASK]
+    """What networks see of an observation with a mask, and the mask."""
+    return split(observation, ACTION_MASK)
 
 
-def unmasked(inputs: AgentInputs) -> tuple[AgentInputs, Any]:
-    """Inputs as networks see them, and the mask."""
-    rest, mask = split_mask(inputs.observation)
-    return AgentInputs(rest, inputs.prev_action, inputs.prev_reward, inputs.first), mask
+def split(observation: Tree, entry: str) -> tuple[Tree, Any]:
+    """An observation without an entry (see core.spaces.without), and the entry."""
+    rest = {key: x for key, x in observation.items() if key != entry}
+    return next(iter(rest.values())) if len(rest) == 1 else rest, observation[entry]
+
+
+def split_inputs(inputs: AgentInputs, entry: str) -> tuple[AgentInputs, Any]:
+    """Inputs without an entry of their observation, and the entry."""
+    rest, found = split(inputs.observation, entry)
+    return AgentInputs(rest, inputs.prev_action, inputs.prev_reward, inputs.first), found
 
 
 def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
@@ -68,12 +73,13 @@ class MaskedPolicy(PolicyModel):
     def __init__(self, model: PolicyModel) -> None:
         super().__init__()
         self.model, self.uses_previous = model, model.uses_previous
+        nameless(self, "model")
 
     def initial_state(self, n: int) -> Tree:
         return self.model.initial_state(n)
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
-        inputs, mask = unmasked(inputs)
+        inputs, mask = split_inputs(inputs, ACTION_MASK)
         params, value, state = self.model(inputs, state)
         return masked_logits(params, mask), value, state
 
@@ -83,7 +89,7 @@ class MaskedPolicy(PolicyModel):
             return None
 
         def masked(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
-            inputs, mask = unmasked(inputs)
+            inputs, mask = split_inputs(inputs, ACTION_MASK)
             params, value, state = forward(inputs, state)
             return masked_logits_numpy(params, mask), value, state
 
@@ -99,12 +105,13 @@ class MaskedQ(QModel):
     def __init__(self, model: QModel) -> None:
         super().__init__()
         self.model, self.uses_previous = model, model.uses_previous
+        nameless(self, "model")
 
     def initial_state(self, n: int) -> Tree:
         return self.model.initial_state(n)
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
-        return self.model(unmasked(inputs)[0], state, noisy)
+        return self.model(split_inputs(inputs, ACTION_MASK)[0], state, noisy)
 
     def resample(self, generator: torch.Generator) -> None:
         self.model.resample(generator)
@@ -113,7 +120,7 @@ class MaskedQ(QModel):
         forward = self.model.numpy_forward(n)
         if forward is None:
             return None
-        return lambda inputs, state, noisy: forward(unmasked(inputs)[0], state, noisy)
+        return lambda inputs, state, noisy: forward(split_inputs(inputs, ACTION_MASK)[0], state, noisy)
 
     def observe(self, observation: Tree) -> None:
         self.model.observe(split_mask(observation)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -312,14 +313,16 @@ def make_timing_handler(context: WorkerContext) -> Handler:
         write(action, spaces.random_action(envs.action_space, rng, envs.n))
     envs.reset(steps[-1])
     parts = spaces.mask_parts(envs.observation_space, envs.action_space)
+    rows_in_turn = itertools.cycle(range(_N_ROWS))  # over all commands: the mask is in the row before
 
     def handle(command: int, argument: int) -> Any:
         n, start, deadline = 0, time.perf_counter(), time.perf_counter() + command / 1e3
         while n == 0 or time.perf_counter() < deadline:
+            row = next(rows_in_turn)
             if parts:
-                mask = steps[(n - 1) % _N_ROWS].observation[spaces.ACTION_MASK]
-                write(actions[n % _N_ROWS], spaces.random_allowed(envs.action_space, parts, mask, [rng] * envs.n))
-            envs.step(actions[n % _N_ROWS], steps[n % _N_ROWS])
+                mask = steps[row - 1].observation[spaces.ACTION_MASK]
+                write(actions[row], spaces.random_allowed(envs.action_space, parts, mask, [rng] * envs.n))
+            envs.step(actions[row], steps[row])
             n += 1
             context.parent.control[PROGRESS] = n  # a heartbeat
         return (time.perf_counter() - start) / n

@@ -77,11 +77,19 @@ def run(name: str, n_steps: int, numpy: bool = True, T: int = 32, B: int = 32, w
     return agent
 
 
-@pytest.mark.parametrize("n_steps", [8_192, pytest.param(1_000_000, marks=SLOW)])
 @pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
 @pytest.mark.parametrize("name", RUNS)
-def test_no_forbidden_action_is_ever_taken(name: str, numpy: bool, n_steps: int) -> None:
-    run(name, n_steps, numpy)
+def test_no_forbidden_action_is_ever_taken(name: str, numpy: bool) -> None:
+    run(name, 8_192, numpy)
+
+
+@SLOW
+@pytest.mark.parametrize("name", RUNS)
+def test_no_forbidden_action_is_ever_taken_in_a_million_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, settings, model, kwargs = RUNS[name]
+    seldom = {"replay_ratio": 0.02, "replay": ReplayConfig(size=16_384)} if "replay" in settings else {}
+    monkeypatch.setitem(RUNS, name, (module, settings | seldom, model, kwargs))
+    run(name, 1_000_000, numpy=name != "ppo_lstm", B=256)
 
 
 def test_workers_take_no_forbidden_action() -> None:

@@ -21,6 +21,7 @@ PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
 REPLAY = ["algo.learn_from=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
 PROBE = "env=rlframe.envs.debug_envs:identity"
 MASKED = "env=rlframe.envs.debug_envs:masked"
+PARAMETRIC = ["env=rlframe.envs.debug_envs:hidden_cartpole", "env_kwargs.n=5", "model.action_embedding=4"]
 SEQUENCES = ["algo.learn_from=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
 TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
 TRANSFORMER = ["model.memory=transformer", "model.memory_size=8", "model.memory_window=5"]
@@ -41,6 +42,8 @@ RUNS = {
     "sac": ["algo=sac", *REPLAY, "env=Pendulum-v1", "model.normalize_observation=true"],
     "masked": [*PPO, MASKED],
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
+    "parametric": [*PPO, *PARAMETRIC, "env_kwargs.masked=true", "model.memory=lstm", "model.memory_size=8"],
+    "parametric_dqn": ["algo=dqn", *REPLAY, *PARAMETRIC, "algo.noisy=true", "algo.value=categorical"],
     "masked_sac": ["algo=sac", *REPLAY, MASKED],
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
     "ppo_gsde": [*PPO, "env=Pendulum-v1", "explore=gsde", "model.memory=gru", "model.memory_size=8"],

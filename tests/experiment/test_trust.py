@@ -45,6 +45,7 @@ EVIL: list[dict[str, Any]] = [
     {"model__hidden": [100_000, 100_000]},
     {"model__hidden": "[100000,100000]"},
     {"model__memory": "lstm", "model__memory_size": 10**6},
+    {"model__action_embedding": 10**6},
     {"model__hidden": [1] * 1_000},
     {"model__memory": "transformer", "model__memory_size": 10**4},
     {"model__memory": "transformer", "model__memory_layers": 10**6},

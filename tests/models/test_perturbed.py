@@ -18,9 +18,7 @@ def made(activation: str = "relu", layer_norm: bool = False) -> tuple[Mlp, Pertu
     return mlp, perturbation
 
 
-@pytest.mark.parametrize(
-    ("activation", "layer_norm"), [("tanh", True), ("relu", False), ("elu", True)]
-)
+@pytest.mark.parametrize(("activation", "layer_norm"), [("tanh", True), ("relu", False), ("elu", True)])
 def test_each_row_sees_the_parameters_perturbed_by_its_scale(activation: str, layer_norm: bool) -> None:
     mlp, perturbation = made(activation, layer_norm)
     x, scales = torch.randn(4, 3), [0.0, 0.1, 0.5, 2.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlframe.envs import EnvConfig, EnvError, debug_envs
+from rlframe.envs import EnvConfig, EnvError, debug_envs, make_envs
 from rlframe.envs.make import can_split, steps_on_threads
+from rlframe.rollout.stepper import make_timing_handler
 from rlframe.samplers import auto, cpu, gpu, serial
 from tests.samplers.made import agent_for
 
@@ -152,6 +154,13 @@ def test_the_time_of_an_environments_step_is_measured() -> None:
     assert 0.004 <= found.env_s < 0.02
     assert set(found.policy_s) == {4, 8}
     assert 0 < found.policy_s[8] < 0.1
+
+
+def test_the_timed_actions_are_allowed_ones_also_after_the_first_measurement() -> None:
+    envs = make_envs(EnvConfig(debug_envs.masked, backend="python"), 8, range(8))
+    context: Any = SimpleNamespace(envs=envs, parent=SimpleNamespace(control=np.zeros(9, np.int64)))
+    handle = make_timing_handler(context)
+    assert all(handle(1, 0) > 0 for _ in range(40)), "a forbidden action raises"
 
 
 def test_an_environment_that_fails_is_an_error_before_the_run_starts() -> None:

@@ -1,0 +1,149 @@
+"""Parametric actions: Q-values and logits of actions that the observation describes.
+
+The entry `available_actions` [A, d] of an observation describes each action by d numbers, which may change from row to
+row (see core.spaces). With an embedding u(s) of the state and w(a) of each action, both of width E, Q(s, a) or the
+logit of a is the inner product of u(s) and w(a) (He et al. 2016, arXiv 1511.04636, DRRN). The value of a policy is that
+of the state alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import AVAILABLE_ACTIONS, action_features, without
+from rlframe.core.struct import Tree
+from rlframe.core.types import AgentInputs
+from rlframe.distributions import Categorical, Distribution
+from rlframe.models import numpy_inference
+from rlframe.models.actor_critic import ActorCritic
+from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
+from rlframe.models.masks import split, split_inputs
+from rlframe.models.mlp import Mlp
+from rlframe.models.q_network import NumpyQ, QModel, QNetwork
+
+
+def _products(actions: Mlp) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Inner products [n, A, k] in NumPy, of the embeddings of actions [n, A, d] and of states [n, E, k]."""
+    embed = numpy_inference.mlp(actions.layers)
+    return lambda available, state: np.matmul(embed(available.astype(np.float32, copy=False)), state)
+
+
+class ParametricPolicy(PolicyModel):
+    """The logits are inner products of the parameters that `model` gives, and of the embeddings of actions."""
+
+    def __init__(self, model: PolicyModel, actions: Mlp) -> None:
+        super().__init__()
+        self.model, self.actions, self.uses_previous = model, actions, model.uses_previous
+
+    def initial_state(self, n: int) -> Tree:
+        return self.model.initial_state(n)
+
+    def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
+        inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+        embedding, value, state = self.model(inputs, state)
+        return (self.actions(available.float()) @ embedding.unsqueeze(-1)).squeeze(-1), value, state
+
+    def numpy_forward(self, n: int) -> NumpyForward | None:
+        forward, products = self.model.numpy_forward(n), _products(self.actions)
+        if forward is None:
+            return None
+
+        def parametric(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
+            inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+            embedding, value, state = forward(inputs, state)
+            return products(available, embedding[..., None])[..., 0], value, state
+
+        return parametric
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(split(observation, AVAILABLE_ACTIONS)[0])
+
+
+class ParametricQ(QModel):
+    """The values [..., A, n_atoms] are inner products of those that `model` gives [..., E, n_atoms], and of actions."""
+
+    def __init__(self, model: QModel, actions: Mlp) -> None:
+        super().__init__()
+        self.model, self.actions, self.uses_previous = model, actions, model.uses_previous
+
+    def initial_state(self, n: int) -> Tree:
+        return self.model.initial_state(n)
+
+    def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
+        inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+        embedding, state = self.model(inputs, state, noisy)
+        return self.actions(available.float()) @ embedding, state
+
+    def resample(self, generator: torch.Generator) -> None:
+        self.model.resample(generator)
+
+    def numpy_forward(self, n: int) -> NumpyQ | None:
+        forward, products = self.model.numpy_forward(n), _products(self.actions)
+        if forward is None:
+            return None
+
+        def parametric(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
+            inputs, available = split_inputs(inputs, AVAILABLE_ACTIONS)
+            embedding, state = forward(inputs, state, noisy)
+            return products(available, embedding), state
+
+        return parametric
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(split(observation, AVAILABLE_ACTIONS)[0])
+
+
+def _action_features(observation_space: Space, action_space: Space, config: ModelConfig) -> int:
+    if config.feed_back:
+        raise ConfigError("model.feed_back=true feeds an action's number, not its features; use action_embedding=0")
+    return action_features(observation_space, action_space)
+
+
+def _embedding(d: int, config: ModelConfig) -> Mlp:
+    """w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
+    return Mlp(d, (config.action_embedding,), config.action_embedding, config.activation, config.layer_norm)
+
+
+def make_policy_model(
+    observation_space: Space,
+    action_space: Space,
+    distribution: Distribution,
+    config: ModelConfig,
+    make_head: Callable[[int], nn.Module] | None = None,
+) -> PolicyModel:
+    """The network of a policy, with action embeddings if `config` says so; `make_head`: see ActorCritic.
+
+    Raises:
+        ConfigError, ValueError: `config` does not fit the spaces.
+    """
+    if not config.action_embedding:
+        return ActorCritic(observation_space, action_space, distribution, config, make_head)
+    d = _action_features(observation_space, action_space, config)
+    state_space = without(observation_space, AVAILABLE_ACTIONS)
+    state = ActorCritic(state_space, action_space, Categorical(config.action_embedding), config)
+    return ParametricPolicy(state, _embedding(d, config))
+
+
+def make_q_model(
+    observation_space: Space,
+    action_space: spaces.Discrete,
+    n_atoms: int,
+    config: ModelConfig,
+    dueling: bool = False,
+    noisy: bool = False,
+) -> QModel:
+    """As `make_policy_model`, a Q-network."""
+    if not config.action_embedding:
+        return QNetwork(observation_space, action_space, n_atoms, config, dueling, noisy)
+    if dueling:
+        raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
+    d = _action_features(observation_space, action_space, config)
+    state_space = without(observation_space, AVAILABLE_ACTIONS)
+    state = QNetwork(state_space, spaces.Discrete(config.action_embedding), n_atoms, config, noisy=noisy)
+    return ParametricQ(state, _embedding(d, config))
