@@ -22,7 +22,15 @@ from rlframe.record import METRICS, metrics_table
 from rlframe.replay import ReplayConfig
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("algo", "sampler", "runner", "model", "eval", "env_options")  # keys of Experiment that have keys of their own
+PARTS = (
+    "algo",
+    "sampler",
+    "runner",
+    "model",
+    "eval",
+    "reward",
+    "env_options",
+)  # have keys of their own
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

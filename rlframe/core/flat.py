@@ -17,6 +17,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "algo.optimizer": "rlframe.optimizers",
         "sampler": "rlframe.samplers",
         "runner": "rlframe.runners",
+        "reward.bonus": "rlframe.bonuses",
     }
 )
 

@@ -22,6 +22,7 @@ class Role(IntEnum):
     CRITIC = 8
     RESTART = 9
     TORCH = 10
+    BONUS = 12
 
 
 # Roles with a separate stream per rank. Networks start equal on all ranks, and environments are keyed by their index

@@ -22,7 +22,7 @@ from rlframe.record.named_writers import WRITERS
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
 _FEW_WEIGHTS = 1 << 22  # never too many, whatever a snapshot holds
-_LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
+_LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden", "reward.bonus.hidden"), 100
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
     **dict.fromkeys(("sampler.n_workers", "eval.n_workers", "sampler.n_groups"), 1 << 10),
@@ -30,6 +30,8 @@ _MAX = {  # of fields that decide how much memory or how many processes a run ta
     **dict.fromkeys(("runner.n_slots", "algo.learn_T", "algo.burn_in"), 1 << 12),
     "env.frame_stack": 1 << 7,
     "algo.batch_size": 1 << 20,
+    "reward.bonus.batch_size": 1 << 20,
+    "reward.bonus.embedding": 1 << 13,
     "sampler.batch_T": 1 << 24,
 }
 _MAX_TEXT = 10_000  # characters of an environment's arguments
@@ -52,7 +54,7 @@ _TEXT = (
     "device",
     "affinity",
 )  # fields of free text
-_GROUPS = ("model", "eval", "env_options")  # they have fields, but no value
+_GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no value
 _KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs")
 
 
