@@ -48,7 +48,7 @@ class CuriosityConfig(BonusConfig):
     share: float = fraction(0.25, "part of the steps that each pass learns from, at random", above=True)
     learn_from: int = count(1000, "env_steps before the first bonus, in which only observations are normalised", low=0)
     normalize_observation: bool = option(True, "by the running mean and deviation of each number, images too")
-    clip: float = positive(5.0, "limit of normalised observations, in deviations", infinite=True)
+    clip: float = positive(5.0, "limit of normalised observations, in deviations")
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the layers of vectors, before the embedding")
     embedding: int = count(128, "numbers that a network makes of an observation; RND's paper has 512, ICM's 288")
 

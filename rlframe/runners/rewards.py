@@ -120,12 +120,17 @@ def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
         ConfigError: the agent reads previous rewards from a replay, which would hold other ones than it acted on.
     """
     normalized = sampler.env is not None and sampler.env.options.normalize_reward
-    changes = ["env.normalize_reward=true"] * normalized + ["reward.bonus"] * isinstance(algo, Curiosity)
-    if changes and hasattr(algo.unwrapped, "replay") and getattr(agent, "model", agent).uses_previous:
-        raise ConfigError(
-            f"{changes[0]} does not work with a replay and a model that sees the previous reward "
-            f"(model.memory, model.feed_back); leave one of them out"
-        )
+    reads_replayed = getattr(algo.unwrapped, "replay", None) is not None
+    reads_replayed = reads_replayed and getattr(agent, "model", agent).uses_previous
+    for key, changes, remedy in (
+        ("env.normalize_reward=true", normalized, "use env.reward_scale"),
+        ("reward.bonus", isinstance(algo, Curiosity), "use reward.bonus=none, or an algorithm without replay"),
+    ):
+        if changes and reads_replayed:
+            raise ConfigError(
+                f"{key} does not work with a replay and a model that sees the previous reward "
+                f"(model.memory, model.feed_back); {remedy}"
+            )
     if sampler.env is None or not normalized:
         return UnchangedRewards()
     ranks = current_ranks()

@@ -18,6 +18,7 @@ from rlframe.algos.base import AlgorithmWrapper
 from rlframe.bonuses import icm, none, rnd
 from rlframe.bonuses.base import Steps
 from rlframe.core.errors import ConfigError
+from rlframe.core.flat import flatten
 from rlframe.core.spaces import FrameStack, random_action, zeros
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Samples
@@ -116,6 +117,13 @@ def test_without_a_bonus_the_algorithm_is_the_one_that_was_given() -> None:
     sampler, algo, same = listened(none.Config())
     sampler.close()
     assert same is algo
+
+
+def test_the_bonus_is_recorded_with_the_algorithm() -> None:
+    sampler, _, curious = listened(rnd.Config(**SMALL, scale="linear(1,0)"))
+    sampler.close()
+    flat = flatten(**curious.configs())
+    assert (flat["algo"], flat["reward.bonus"], flat["reward.bonus.scale"]) == ("ppo", "rnd", "linear(1,0)")
 
 
 def test_first_env_steps_only_teach_the_normaliser() -> None:
@@ -241,7 +249,7 @@ def test_a_replay_with_previous_rewards_is_refused() -> None:
 
 
 def explored(bonus: Any, n_batches: int, seed: int = 0) -> tuple[float, float]:
-    """PPO's greedy return after batches of 1024 steps in a corridor of 30 cells, and the mean cell of the last batch."""
+    """PPO's greedy return after batches of 1024 steps in a corridor of 30 cells; the mean cell of the last batch."""
     sampler, agent = sampler_for(debug_envs.corridor, 128, 8, seed, length=30, model_hidden=(64,))
     n_steps, of = 1024 * n_batches, (sampler.envs.observation_space, sampler.envs.action_space)
     config = ppo.Config(learning_rate=1e-3, clip=0.2)
