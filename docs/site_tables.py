@@ -26,7 +26,15 @@ _GUIDES = {
     "optimizer": "[Optimizers](../guides/optimizers.md)",
     "explore": "[Exploration](../guides/exploration.md)",
 }
-PARTS = ("algo", "sampler", "runner", "model", "eval", "env_options")  # keys of Experiment that have keys of their own
+PARTS = (
+    "algo",
+    "sampler",
+    "runner",
+    "model",
+    "eval",
+    "reward",
+    "env_options",
+)  # they have keys of their own
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -30,7 +30,7 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch init=RUN_DIR env=...              a new run from trained weights
   python -m rlframe.launch algo=sac --help                   the keys of what is named, their values and meanings
   python -m rlframe.launch experiment=atari/ppo_pong --show  every key, its value, and where that comes from
-  python -m rlframe.launch --list algos                      or: optimizers envs presets samplers runners models ...
+  python -m rlframe.launch --list algos                      or: optimizers bonuses envs presets samplers runners ...
   python -m rlframe.launch repeats=3 sweep.algo.learning_rate=1e-3,3e-4 log_dir=DIR affinity=2cpr
                                                              a run for each combination, queued on slots of two cores;
                                                              the same command, or resume=DIR, continues the study

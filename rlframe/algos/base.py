@@ -99,6 +99,10 @@ class Algorithm(ABC):
         """The algorithm itself, if this one wraps another."""
         return self
 
+    def configs(self) -> dict[str, Any]:
+        """What it was made with, by key, to be recorded; a config of None is not."""
+        return {"algo": self.config}
+
     def prefetch(self) -> None:  # noqa: B027
         """Optional hook before sampling: start work on the next update. Not every runner calls it."""
 
@@ -144,6 +148,62 @@ class Algorithm(ABC):
         """Continue from a saved state."""
         for name in self.saved:
             _load(vars(self)[name], state[name])
+
+
+class AlgorithmWrapper(Algorithm):
+    """Base class of algorithms that change what another one does; what they do not define is the other's."""
+
+    def __init__(self, algo: Any) -> None:
+        """`algo`: an Algorithm."""
+        self.algo, self.progress = algo, algo.progress
+
+    @property
+    def unwrapped(self) -> Algorithm:
+        found: Algorithm = self.algo.unwrapped
+        return found
+
+    def configs(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.algo.configs()
+        return found
+
+    def prefetch(self) -> None:
+        self.algo.prefetch()
+
+    def receive(self, samples: Samples) -> None:
+        self.algo.receive(samples)
+
+    def updates_due(self) -> int:
+        due: int = self.algo.updates_due()
+        return due
+
+    def check_run(self, n_steps: int) -> None:
+        self.algo.check_run(n_steps)
+
+    def update(self) -> UpdateMetrics:
+        found: UpdateMetrics = self.algo.update()
+        return found
+
+    def drop_updates(self) -> None:
+        self.algo.drop_updates()
+
+    def greediest(self) -> range:
+        found: range = self.algo.greediest()
+        return found
+
+    def facts(self) -> dict[str, str]:
+        found: dict[str, str] = self.algo.facts()
+        return found
+
+    def counters(self) -> dict[str, float]:
+        found: dict[str, float] = self.algo.counters()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.algo.state_dict()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.algo.load_state_dict(state)
 
 
 def _state_of(part: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlframe.algos.base import Algorithm, UpdateMetrics
+from rlframe.algos.base import AlgorithmWrapper, UpdateMetrics
 from rlframe.core.types import Samples
 from rlframe.replay import StoredReplay, Transitions
 
@@ -25,7 +25,7 @@ class _Prefetched:
     undo: tuple[Callable[[], object], ...]  # restores the generators to their state before the draw
 
 
-class Prefetch(Algorithm):
+class Prefetch(AlgorithmWrapper):
     """Wraps an algorithm and computes the loss of its next update while the sampler collects.
 
     The networks do not change meanwhile, so the loss is the same as later, but the newest rows cannot be in its batch.
@@ -38,14 +38,10 @@ class Prefetch(Algorithm):
 
         Its `draw` uses `algo.generator` and that of replay, as in DQN.
         """
-        self.algo, self.replay, self.progress = algo, replay, algo.progress
+        super().__init__(algo)
+        self.replay = replay
         self._thread = OneThread()
         self._next: _Prefetched | None = None
-
-    @property
-    def unwrapped(self) -> Algorithm:
-        found: Algorithm = self.algo
-        return found
 
     def prefetch(self) -> None:
         if torch.get_num_threads() < 2 or not self.progress.updates or not self.replay.n_rows:
@@ -70,13 +66,10 @@ class Prefetch(Algorithm):
         self.algo.receive(samples)
 
     def updates_due(self) -> int:
-        due: int = self.algo.updates_due()
+        due = super().updates_due()
         if not due:
             self._discard()
         return due
-
-    def check_run(self, n_steps: int) -> None:
-        self.algo.check_run(n_steps)
 
     def update(self) -> UpdateMetrics:
         ready, self._next = self._next, None
@@ -85,24 +78,9 @@ class Prefetch(Algorithm):
         found = self.algo.descend(ready.batch, *ready.evaluated.result())
         return self.algo.finish(ready.batch, found)
 
-    def drop_updates(self) -> None:
-        self.algo.drop_updates()
-
-    def greediest(self) -> range:
-        return self.algo.greediest()
-
-    def facts(self) -> dict[str, str]:
-        return self.algo.facts()
-
-    def counters(self) -> dict[str, float]:
-        return self.algo.counters()
-
     def state_dict(self) -> dict[str, Any]:
         self._discard()
-        return self.algo.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.algo.load_state_dict(state)
+        return super().state_dict()
 
 
 class OneThread:

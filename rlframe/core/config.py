@@ -50,6 +50,7 @@ _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written 
 _MAX_NAME = 200
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
+    "rlframe.bonuses": "reward.bonus.",
     "rlframe.envs.options": "env.",
     "rlframe.exploration": "algo.explore.",
     "rlframe.models": "model.",
@@ -85,8 +86,9 @@ def within(
     `above`, `below`: not `low`, not `high` itself.
     """
     least = f"above {low:g}" if above else f"at least {low:g}"
-    text = "a number" if low == -math.inf else f"from {low:g} to {high:g}" if high < _LARGEST else least
-    text = f"{least} and below {high:g}" if below else text
+    span = f"{least} and below {high:g}" if below else f"from {low:g} to {high:g}"
+    span = f"{least} and at most {high:g}" if above else span
+    text = "a number" if low == -math.inf else span if high < _LARGEST else least
     text += "" if high <= _LARGEST else ", or inf" if infinite else ", or nan" if nan else " and finite"
 
     def check(config: Any, name: str) -> None:
@@ -176,9 +178,9 @@ def choice(default: str, choices: tuple[str, ...], doc: str) -> Any:
     return chz.field(meta_factory=plain_value(), default=default, doc=f"{' | '.join(choices)}: {doc}", validator=check)
 
 
-def fraction(default: float, doc: str) -> Any:
-    """A field for a number from 0 to 1."""
-    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1))
+def fraction(default: float, doc: str, above: bool = False) -> Any:
+    """A field for a number from 0 to 1; `above`: not 0 itself."""
+    return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=within(0, 1, above))
 
 
 def below_one(default: float, doc: str) -> Any:

@@ -18,6 +18,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "algo.explore": "rlframe.exploration",
         "sampler": "rlframe.samplers",
         "runner": "rlframe.runners",
+        "reward.bonus": "rlframe.bonuses",
     }
 )
 

@@ -22,6 +22,7 @@ class Role(IntEnum):
     CRITIC = 8
     RESTART = 9
     TORCH = 10
+    BONUS = 12
     PERTURBATION = 13
 
 

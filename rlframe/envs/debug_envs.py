@@ -210,6 +210,37 @@ class Masked(gymnasium.Env):
         return self._observation(), float(done) - 0.1, done, self._time >= 50, {}
 
 
+class Corridor(gymnasium.Env):
+    """Cells in a row, the observation is the cell one-hot; reaching the last one gives the only reward, 1, and ends.
+
+    In each cell one of two actions goes a cell on and the other a cell back, at the first it stays. Which is which was
+    drawn once for all corridors, so that no constant action leads on. An episode ends after `max_episode_steps`, by
+    default twice as many as cells; random actions reach the end of 60 cells in one of ten million episodes.
+    """
+
+    def __init__(self, length: int = 60, max_episode_steps: int = 0) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (length,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._on = np.random.default_rng(0).integers(2, size=length)  # the action that goes on
+        self._length, self._longest, self._at, self._time = length, max_episode_steps or 2 * length, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
+        super().reset(seed=seed)
+        self._at = self._time = 0
+        return self._observation(), {}
+
+    def _observation(self) -> np.ndarray:
+        observation = np.zeros(self._length, np.float32)
+        observation[self._at] = 1.0
+        return observation
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
+        self._at = max(self._at + (1 if action == self._on[self._at] else -1), 0)
+        self._time += 1
+        done = self._at == self._length - 1
+        return self._observation(), float(done), done, self._time >= self._longest, {}
+
+
 FAULTS = ("raise", "nan", "inf", "shape", "dtype", "info", "reward_nan", "reward_inf", "reward_type", "reset")
 
 
@@ -316,5 +347,5 @@ def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.En
 
 # Used as ids, for example env=rlframe.envs.debug_envs:identity
 identity, memory, time_limit, delayed_reward, faulty = Identity, Memory, TimeLimit, DelayedReward, Faulty
-masked = Masked
+masked, corridor = Masked, Corridor
 discrete_start = partial(Identity, "discrete_start")

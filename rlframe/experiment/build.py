@@ -109,6 +109,8 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             ranks = current_ranks()
             if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
                 raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
+            in_spaces = envs.observation_space, envs.action_space
+            algo = experiment.reward.bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
             evaluator = make_evaluator(experiment, agent, affinity, envs)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))

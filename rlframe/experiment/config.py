@@ -9,6 +9,7 @@ from typing import Any
 
 import chz
 
+from rlframe.bonuses import RewardConfig
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, names, nearest, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
@@ -62,6 +63,7 @@ class Experiment:
     env_options: EnvOptions
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
+    reward: RewardConfig
     sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "auto"), doc="how environments are stepped")
     runner: Any = chz.field(meta_factory=module_part(PARTS["runner"], "minibatch_rl_eval"), doc="the training loop")
     eval: EvalConfig
@@ -295,6 +297,9 @@ def check_parts(experiment: Experiment) -> None:
         raise ConfigError(f"algo={name} needs runner=evolution, not runner={part_name(runner, PARTS['runner'])}")
     if not runner.evolves:
         return
+    if (bonus := part_name(experiment.reward.bonus, PARTS["reward.bonus"])) != "none":
+        name = part_name(algo, PARTS["algo"])
+        raise ConfigError(f"reward.bonus={bonus} changes rewards step by step, but algo={name} learns from episodes")
     if not evolves:
         raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={part_name(algo, PARTS['algo'])}")
     workers = sampler.worker_count()

@@ -147,6 +147,7 @@ KINDS: Mapping[str, Callable[[], list[tuple[str, str]]]] = {
     "algos": lambda: _modules("algo"),
     "envs": registered_envs,
     "presets": _presets,
+    "bonuses": lambda: _modules("reward.bonus"),
     "optimizers": lambda: _modules("algo.optimizer"),
     "explorations": lambda: _modules("algo.explore"),
     "samplers": lambda: _modules("sampler"),

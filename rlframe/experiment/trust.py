@@ -22,7 +22,8 @@ from rlframe.record.named_writers import WRITERS
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
 _FEW_WEIGHTS = 1 << 22  # never too many, whatever a snapshot holds
-_LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden"), 100
+_BONUS_LAYERS = "reward.bonus.hidden"  # of no weights that a policy has
+_LAYERS, _MAX_LAYERS = ("model.hidden", "model.image_hidden", _BONUS_LAYERS), 100
 _LISTS = (*_LAYERS, "model.channels", "model.kernels", "model.strides", "model.pools")
 _MAX = {  # of fields that decide how much memory or how many processes a run takes
     **dict.fromkeys(("sampler.batch_B", "eval.n_envs", "algo.n_atoms"), 1 << 16),
@@ -32,6 +33,8 @@ _MAX = {  # of fields that decide how much memory or how many processes a run ta
     "model.memory_layers": _MAX_LAYERS,
     "env.frame_stack": 1 << 7,
     "algo.batch_size": 1 << 20,
+    "reward.bonus.batch_size": 1 << 20,
+    **dict.fromkeys(("reward.bonus.embedding", "reward.bonus.model_hidden"), 1 << 13),
     "sampler.batch_T": 1 << 24,
 }
 _MAX_TEXT = 10_000  # characters of an environment's arguments
@@ -54,7 +57,7 @@ _TEXT = (
     "device",
     "affinity",
 )  # fields of free text
-_GROUPS = ("model", "eval", "env_options")  # they have fields, but no value
+_GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no value
 _KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs", "algo.explore.kwargs")
 
 
@@ -91,7 +94,7 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
 def check_network(config: Mapping[str, Any], weights: Any, source: str) -> None:
     """Raise ConfigError if the config describes a network far larger than a snapshot's weights, before it is made."""
     held = sum(x.numel() for x in weights.values() if isinstance(x, Tensor)) if isinstance(weights, Mapping) else 0
-    n_weights = _count_weights(config)
+    n_weights = _count_weights({key: value for key, value in config.items() if key != _BONUS_LAYERS})
     if n_weights > max(held, _FEW_WEIGHTS):
         raise ConfigError(f"{source} holds another network: {held:,} weights, and the config at least {n_weights:,}")
 

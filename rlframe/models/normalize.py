@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ CLIP = 10.0  # standard deviations, the limit of normalised values
 
 
 class RunningNorm(nn.Module):
-    """(x - mean) / std of one vector, clipped to ±10, with the statistics of all batches given to `update`.
+    """(x - mean) / std of one vector, clipped to ±`clip`, with the statistics of all batches given to `update`.
 
     Batches are merged exactly (Chan, Golub & LeVeque 1979) in float64, across ranks in the order of ranks.
     """
@@ -26,16 +28,16 @@ class RunningNorm(nn.Module):
     variance: Tensor
     count: Tensor
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], clip: float = CLIP) -> None:
         super().__init__()
-        self.ndim = len(shape)
+        self.ndim, self.clip = len(shape), clip
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         scaled = (x - self.mean.float()) * (self.variance + EPSILON).rsqrt().float()
-        return scaled.clamp(-CLIP, CLIP)
+        return scaled.clamp(-self.clip, self.clip)
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
@@ -58,15 +60,19 @@ class RunningNorm(nn.Module):
         self.count.copy_(torch.where(finite, total, self.count))
 
 
-class ObservationNorm(nn.Module):
-    """Normalises float vectors of an observation; images, counts and classes pass through unchanged."""
+def is_float_vector(space: Space) -> bool:
+    """Whether a part of an observation is a vector of floats, not an image, counts or classes."""
+    return isinstance(space, spaces.Box) and space.dtype.kind == "f" and not is_image(space)
 
-    def __init__(self, space: Space) -> None:
+
+class ObservationNorm(nn.Module):
+    """Normalises some parts of an observation, by default float vectors; the others pass through unchanged."""
+
+    def __init__(self, space: Space, clip: float = CLIP, normalizes: Callable[[Space], bool] = is_float_vector) -> None:
         super().__init__()
         self.parts = nn.ModuleList()
         for _, sub in action_parts(space):
-            is_float_vector = isinstance(sub, spaces.Box) and sub.dtype.kind == "f" and not is_image(sub)
-            self.parts.append(RunningNorm(tuple(sub.shape or ())) if is_float_vector else nn.Identity())
+            self.parts.append(RunningNorm(tuple(sub.shape or ()), clip) if normalizes(sub) else nn.Identity())
 
     def forward(self, observation: Tree) -> Tree:
         parts = iter(self.parts)

@@ -88,6 +88,9 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "algo/clip_fraction": "share of rows whose probability ratio was clipped (0 to 1)",
         "algo/explained_variance": "1 - Var[return - value] / Var[return]: 1 is perfect, 0 no better than the mean",
         "algo/grad_norm": "norm of the gradient over all parameters, before clipping",
+        "algo/bonus_mean": "mean exploration bonus of a step, as it is added to the reward (docs/guides/curiosity.md)",
+        "algo/bonus_deviation": "standard deviation of its discounted sum, by which the bonus is divided",
+        "algo/bonus_loss": "loss of the bonus's networks",
         "algo/refused": "updates skipped so far because a loss or gradient was NaN or Inf (updates)",
         "algo/learning_rate": "current learning rate of the optimizer",
     }
@@ -217,9 +220,14 @@ def log(name: str, value: Tensor | float) -> None:
         ValueError: see `check_own_name`; or the value is not one number.
     """
     check_own_name(name)
+    add({name: value})
+
+
+def add(values: Mapping[str, Tensor | float]) -> None:
+    """`log` for rlframe's own metrics, in METRICS."""
     metrics = _collecting.get(None)
     if metrics is not None:
-        metrics.add({name: value})
+        metrics.add(values)
 
 
 PARTS = ("sampling", "learning", "evaluating", "recording")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def config_of(runner: Runner) -> dict[str, Any]:
     """The flat config of its parts; without those of the user's own that do not say what they were made with."""
     algo, sampler, evaluator, env = runner.algo, runner.sampler, runner.evaluator, runner.sampler.env
-    parts = {"algo": algo.config, "model": runner.agent.model_config, "sampler": sampler.config}
+    parts = {**algo.configs(), "model": runner.agent.model_config, "sampler": sampler.config}
     parts["runner"] = _options(runner)
     if env is not None:
         parts |= {"env": env_name(env.id), "env_kwargs": dict(env.kwargs), "env_backend": env.backend}

@@ -18,6 +18,7 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos.base import Algorithm
+from rlframe.bonuses.curiosity import Curiosity
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.struct import as_numpy
@@ -118,13 +119,20 @@ def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
     Raises:
         ConfigError: the agent reads previous rewards from a replay, which would hold other ones than it acted on.
     """
-    if sampler.env is None or not sampler.env.options.normalize_reward:
+    normalized = sampler.env is not None and sampler.env.options.normalize_reward
+    replays = getattr(algo.unwrapped, "replay", None) is not None
+    reads_replayed = replays and bool(getattr(agent, "model", agent).uses_previous)
+    for key, changes, remedy in (
+        ("env.normalize_reward=true", normalized, "use env.reward_scale"),
+        ("reward.bonus", isinstance(algo, Curiosity), "use reward.bonus=none, or an algorithm without replay"),
+    ):
+        if changes and reads_replayed:
+            raise ConfigError(
+                f"{key} does not work with a replay and a model that sees the previous reward "
+                f"(model.memory, model.feed_back); {remedy}"
+            )
+    if sampler.env is None or not normalized:
         return UnchangedRewards()
-    if getattr(algo, "replay", None) is not None and getattr(agent, "model", agent).uses_previous:
-        raise ConfigError(
-            "env.normalize_reward=true does not work with a replay and a model that sees the previous reward "
-            "(model.memory, model.feed_back); use env.reward_scale"
-        )
     ranks = current_ranks()
     n_envs = sampler.batch_spec.B if ranks.rank < ranks.n_samplers else 0
-    return NormalizedRewards(n_envs, getattr(algo.config, "discount", 1.0), sampler.env.options)
+    return NormalizedRewards(n_envs, getattr(algo.unwrapped.config, "discount", 1.0), sampler.env.options)

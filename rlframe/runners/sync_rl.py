@@ -59,7 +59,7 @@ def with_options_of(config: RunnerConfig) -> Config:
 
 def statistics_of(agent: Agent, algo: Algorithm) -> list[Tensor]:
     """Running statistics of all users' networks."""
-    networks = [agent, *(part for part in vars(algo).values() if isinstance(part, nn.Module))]
+    networks = [agent, *(part for part in vars(algo.unwrapped).values() if isinstance(part, nn.Module))]
     return [x for network in networks for x in statistics(network)]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rlframe.algos import a2c, ddpg, dqn, pg, ppo, r2d1, sac, td3
+from rlframe.bonuses import rnd
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
@@ -157,6 +158,22 @@ def normalized(B: int, n_batches: int = 5) -> dict[str, Any]:
     return {"reward": found, "statistics": (rewards.count, rewards.mean, rewards.squares)}
 
 
+def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
+    """Batches of B environments with a bonus that learns from all steps at once; its networks and statistics."""
+    config = rnd.Config(hidden=(8,), embedding=8, learn_from=8, batch_size=8 * B, share=1.0, learning_rate=1e-2)
+    envs = make_envs(CARTPOLE, B, env_seeds(4, Role.ENV, B))
+    agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 4)
+    with closing(SerialSampler(envs, agent, batch_T=8, seed=4)) as sampler:
+        algo = a2c.Config().make_algorithm(agent, sampler.batch_spec, 1000, 4)
+        algo = config.add_to(algo, envs.observation_space, envs.action_space, 1000, 4)
+        for _ in range(n_batches):
+            algo.receive(sampler.collect())
+            algo.update()
+        check_equal(learned(agent, algo), current_ranks())
+    own = algo.state_dict()["bonus"]
+    return {**own["networks"], **own["statistics"]}
+
+
 def stopped(n_steps: int = 10_000) -> dict[str, Any]:
     """A SyncRl that a callback of rank 1 stops, without evaluation; its env_steps and metrics."""
     envs = make_envs(CARTPOLE, 4, env_seeds(1, Role.ENV, 4))
@@ -225,6 +242,7 @@ def everything(place: RankInfo, folder: Path) -> None:
             "trained": trained(),
             "stopped": stopped(),
             "normalized": normalized(2),
+            "curious": curious(2),
             "skipped": {name: skipped(*each) for name, each in SKIPPED.items()},
         }
         torch.save(found, folder / f"{place.rank}.pt")

@@ -54,6 +54,13 @@ def test_two_ranks_normalize_rewards_as_one_with_all_environments_does(results: 
     torch.testing.assert_close(torch.cat([one["reward"], two["reward"]], 1), alone["reward"], rtol=1e-6, atol=0.0)
 
 
+def test_two_ranks_learn_the_bonus_that_one_with_all_environments_does(results: list[dict[str, Any]]) -> None:
+    one, two = (of_rank["curious"] for of_rank in results)
+    for name, value in jobs.curious(4).items():
+        assert torch.equal(one[name], two[name]), name
+        torch.testing.assert_close(one[name], value, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", jobs.ALGOS)
 def test_replay_algorithms_make_the_same_updates_on_every_rank(results: list[dict[str, Any]], name: str) -> None:
     one, two = (of_rank["off policy"][name] for of_rank in results)

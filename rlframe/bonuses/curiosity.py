@@ -1,0 +1,174 @@
+"""Curiosity: an algorithm whose rewards have a learned bonus added, and the keys that RND and ICM share."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import chz
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from rlframe.algos import Algorithm
+from rlframe.algos.base import AlgorithmWrapper
+from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.schedules import Schedules
+from rlframe.bonuses.base import Bonus, BonusConfig, Steps
+from rlframe.core.config import below_one, count, fraction, option, positive, sizes
+from rlframe.core.schedule import Scheduled, scheduled
+from rlframe.core.seeding import Role, generator, seed_int
+from rlframe.core.struct import as_numpy, leaves, map_tree
+from rlframe.core.types import Samples
+from rlframe.models.normalize import RunningNorm
+from rlframe.ops.masked import mean_weights
+from rlframe.optimizers.adam import Adam
+from rlframe.record import metrics
+
+_EPSILON = 1e-8  # of the variance
+_CPU = torch.device("cpu")
+
+
+@chz.chz
+class CuriosityConfig(BonusConfig):
+    """Base class of the Configs of learned bonuses. Defaults are those of RND's Atari runs, but for the sizes."""
+
+    scale: Scheduled = scheduled(1.0, "weight of the bonus, of deviation 1 in its return, beside the rewards")
+    learning_rate: Scheduled = scheduled(1e-4, "of Adam, for the bonus's networks")
+    max_grad_norm: Scheduled = scheduled(
+        math.inf, "global norm at which their gradients are clipped; inf: never", above=True, infinite=True
+    )
+    discount: float = below_one(0.99, "gamma of the bonus's return, by whose running deviation it is divided")
+    batch_size: int = count(256, "steps of a gradient step; smaller batches of the sampler are collected first")
+    epochs: int = count(4, "passes over each step")
+    share: float = fraction(0.25, "part of the steps that each pass learns from, at random", above=True)
+    learn_from: int = count(1000, "env_steps before the first bonus, in which only observations are normalised", low=0)
+    normalize_observation: bool = option(True, "by the running mean and deviation of each number, images too")
+    clip: float = positive(5.0, "limit of normalised observations, in deviations")
+    hidden: tuple[int, ...] = sizes((64, 64), "widths of the layers of vectors, before the embedding")
+    embedding: int = count(128, "numbers that a network makes of an observation; RND's paper has 512, ICM's 288")
+
+    @abstractmethod
+    def make_bonus(self, observation_space: Space, action_space: Space) -> Bonus:
+        """Networks with random weights of torch's generator."""
+
+    def add_to(
+        self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0
+    ) -> Algorithm:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_int(seed, Role.BONUS))
+            bonus = self.make_bonus(observation_space, action_space)
+        device = next((parameter.device for parameter in algo.progress.learned), _CPU)
+        return Curiosity(algo, bonus.to(device), n_steps, self, seed)
+
+
+class Curiosity(AlgorithmWrapper):
+    """Adds `scale * novelty / deviation` to the rewards of each batch, and then learns the bonus from its steps.
+
+    The deviation is that of the discounted sum of novelty in each environment, which goes on over the ends of episodes
+    (Burda et al. 2018, section 2.4), running over all environments and ranks. It counts one sum of 0 at the start, so
+    that the first bonus does not become huge.
+
+    Deviations from that paper: the bonus is part of the one reward, so its return ends with the episode and has the
+    algorithm's discount; there is no second value. A replay holds the reward with the bonus of the time when the row
+    was received, so that it works with any replay, n-step returns and priorities; bonuses of old rows do not decay.
+    Episodes are reported with the environment's own rewards, and the agent's previous rewards are without the bonus.
+    """
+
+    def __init__(self, algo: Algorithm, bonus: Bonus, n_steps: int, config: CuriosityConfig, seed: int = 0) -> None:
+        super().__init__(algo)
+        self.bonus, self.bonus_config = bonus, config
+        self.bonus_schedules = Schedules(config, n_steps, self.progress)
+        learned = [parameter for parameter in bonus.parameters() if parameter.requires_grad]
+        self.device = learned[0].device
+        self.bonus_optimizer = OptimizerStep(Adam(learned, (0.9, 0.999), 1e-8), self.bonus_schedules)
+        self.scale = self.bonus_schedules.of("scale")
+        self.rng = generator(seed, Role.BONUS)
+        self.sums = np.zeros(())  # of novelty in each environment, discounted
+        self.statistics = RunningNorm(())  # of all sums
+        self.statistics.variance.zero_()
+        self.statistics.count.fill_(1.0)
+        self.collected: list[tuple[Steps, Tensor]] = []  # steps to learn from, and whether each is valid
+
+    def receive(self, samples: Samples) -> None:
+        steps, env_steps = self.bonus.steps(samples), self.progress.env_steps
+        learns = env_steps >= self.bonus_config.learn_from
+        self.algo.receive(self._with_bonus(samples, steps, self.scale(env_steps)) if learns else samples)
+        self._collect(steps, samples.valid.flatten(), learns)
+
+    def _with_bonus(self, samples: Samples, steps: Steps, scale: float) -> Samples:
+        valid = as_numpy(samples.valid)
+        with torch.no_grad():
+            novelty = self.bonus.novelty(steps.to(self.device)).cpu().numpy().reshape(valid.shape)
+        self.statistics.update(torch.from_numpy(self._discounted(novelty, valid)[valid]))
+        deviation = math.sqrt(float(self.statistics.variance) + _EPSILON)
+        bonus = torch.from_numpy(np.where(valid, scale / deviation * novelty, 0.0).astype(np.float32))
+        if valid.any():
+            metrics.add({"algo/bonus_mean": bonus[samples.valid].mean(), "algo/bonus_deviation": deviation})
+        return replace(samples, reward=samples.reward + bonus)
+
+    def _discounted(self, novelty: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """The discounted sums [T, B] up to each row."""
+        found = np.empty(novelty.shape)
+        for t in range(len(novelty)):
+            self.sums = np.where(valid[t], self.bonus_config.discount * self.sums + novelty[t], self.sums)
+            found[t] = self.sums
+        return found
+
+    def _collect(self, steps: Steps, valid: Tensor, learns: bool) -> None:
+        """Keep the steps, and learn from all that are kept once they are enough on some rank."""
+        self.collected.append((steps.map(torch.clone), valid.clone()))
+        n = self.progress.ranks.max(sum(len(valid) for _, valid in self.collected)) // self.bonus_config.batch_size
+        if not n:
+            return
+        parts, self.collected = self.collected, []
+        kept = torch.cat([valid for _, valid in parts])
+        kept_steps = parts[0][0].map(lambda *x: torch.cat(x), *(steps for steps, _ in parts[1:])).to(self.device)
+        self.bonus.observe(map_tree(lambda x: x[kept.to(self.device)], kept_steps.next_observation))
+        if learns:
+            self._learn(kept_steps, kept, n)
+
+    def _learn(self, steps: Steps, valid: Tensor, n: int) -> None:
+        """Passes over the steps in n parts each; every rank makes the same number of gradient steps."""
+        for _ in range(self.bonus_config.epochs):
+            for part in np.array_split(self.rng.permutation(len(valid)), n):
+                chosen = torch.from_numpy(part[self.rng.random(len(part)) < self.bonus_config.share])
+                batch, weights = steps[chosen.to(self.device)], valid[chosen].to(self.device)
+                loss = (mean_weights(weights) * self.bonus.loss(batch)).sum()
+                self.bonus_optimizer.minimize(loss, batch, weights)
+                metrics.add({"algo/bonus_loss": loss.detach()})
+
+    def counters(self) -> dict[str, float]:
+        found = self.bonus_schedules.at(self.progress.scheduled)
+        return {**self.algo.counters(), **{f"algo/bonus_{name}": value for name, value in found.items()}}
+
+    def configs(self) -> dict[str, Any]:
+        return {**self.algo.configs(), "reward.bonus": self.bonus_config}
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {
+            "networks": self.bonus.state_dict(),
+            "optimizer": self.bonus_optimizer.state_dict(),
+            "rng": self.rng.bit_generator.state,
+            "sums": np.array(self.sums),
+            "statistics": self.statistics.state_dict(),
+            "collected": [{"steps": leaves(steps), "valid": valid} for steps, valid in self.collected],
+        }
+        return {**self.algo.state_dict(), "bonus": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.algo.load_state_dict(state)
+        own = state["bonus"]
+        self.bonus.load_state_dict(own["networks"])
+        self.bonus_optimizer.load_state_dict(own["optimizer"])
+        self.rng.bit_generator.state = own["rng"]
+        self.sums = np.array(own["sums"])
+        self.statistics.load_state_dict(own["statistics"])
+        self.collected = []
+        for each in own["collected"]:
+            saved = iter(each["steps"])
+            self.collected.append((self.bonus.example.map(lambda _, saved=saved: next(saved)), each["valid"]))

@@ -1,0 +1,277 @@
+"""RND and ICM: what is new is rewarded, by the papers' formulas; with every algorithm, resumed exactly."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+
+from rlframe import launch
+from rlframe.algos import Algorithm, ppo
+from rlframe.algos.base import AlgorithmWrapper
+from rlframe.bonuses import icm, none, rnd
+from rlframe.bonuses.base import Steps
+from rlframe.core.errors import ConfigError
+from rlframe.core.flat import flatten
+from rlframe.core.spaces import FrameStack, random_action, zeros
+from rlframe.core.struct import map_tree
+from rlframe.core.types import Samples
+from rlframe.envs import EnvConfig, debug_envs
+from rlframe.experiment.config import for_ranks, from_flat
+from rlframe.models.encoders import has_images
+from rlframe.optimizers.adam import Adam
+from rlframe.runners import MinibatchRl
+from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from tests.algos.test_dqn import made
+from tests.runners.resumed import assert_runs_equal, last_state, stopped_at, words
+from tests.runners.test_exact_resume import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PICTURES, PPO, REPLAY, SHORT
+from tests.samplers.made import sampler_for
+from tests.tables import read_csv
+from tests.threads import claim_two_threads
+
+SMALL: dict[str, Any] = {"hidden": (16,), "embedding": 16, "learn_from": 0}
+PICTURE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
+
+
+class Listening(AlgorithmWrapper):
+    """An algorithm that keeps the rewards that it receives."""
+
+    def __init__(self, algo: Algorithm) -> None:
+        super().__init__(algo)
+        self.rewards: list[torch.Tensor] = []
+
+    def receive(self, samples: Samples) -> None:
+        self.rewards.append(samples.reward.clone())
+        self.algo.receive(samples)
+
+
+def listened(config: Any, T: int = 6, B: int = 3, env: Any = debug_envs.corridor) -> tuple[SerialSampler, Any, Any]:
+    """A sampler, a PPO that keeps its rewards, and the same with the bonus."""
+    sampler, agent = sampler_for(env, T, B, length=4, model_hidden=(8,))
+    algo = Listening(ppo.Config(minibatches=1, epochs=1).make_algorithm(agent, sampler.batch_spec, 1000))
+    return sampler, algo, config.add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+
+
+def learn(bonus: Any, steps: Steps, n: int) -> None:
+    """Make gradient steps."""
+    parameters = [x for x in bonus.parameters() if x.requires_grad]
+    optimizer = Adam(parameters, (0.9, 0.999), 1e-8)
+    for _ in range(n):
+        bonus.loss(steps).mean().backward()
+        optimizer.advance(1e-2)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def steps_of(space: Space, actions: Space, n: int, seed: int = 0) -> Steps:
+    """Random steps."""
+    space.seed(seed)
+    before, after = (batched(space, [space.sample() for _ in range(n)]) for _ in range(2))
+    action = random_action(actions, np.random.default_rng(seed), n)
+    return Steps(*(map_tree(torch.as_tensor, part) for part in (before, action, after)))
+
+
+def batched(space: Space, rows: list[Any]) -> Any:
+    example = zeros(space)
+    return map_tree(lambda x, *each: np.stack(each).astype(x.dtype), example, *rows)
+
+
+@pytest.mark.parametrize("config", [rnd.Config(**SMALL, scale=0.5), icm.Config(**SMALL, scale=0.5)], ids=["rnd", "icm"])
+def test_rewards_are_raised_by_novelty_over_the_deviation_of_its_discounted_sums(config: Any) -> None:
+    sampler, algo, curious = listened(config)
+    sums, running = [0.0], np.zeros(3)
+    with closing(sampler):
+        for n in range(8):
+            samples = sampler.collect()
+            valid = samples.valid.numpy()
+            with torch.no_grad():
+                novelty = curious.bonus.novelty(curious.bonus.steps(samples)).view(6, 3).numpy()
+            raw = samples.reward.clone()
+            curious.receive(samples)
+            curious.update()
+            for t in range(6):  # on over the ends of episodes
+                running = np.where(valid[t], 0.99 * running + novelty[t], running)
+                sums += running[valid[t]].tolist()
+            bonus = np.where(valid, 0.5 * novelty / math.sqrt(np.var(sums) + 1e-8), 0.0)
+            np.testing.assert_allclose(algo.rewards[n], raw.numpy() + bonus, rtol=1e-4)
+            assert (bonus[valid] > 0).all()
+        assert not valid.all()
+
+
+def test_the_bonus_is_of_the_observation_that_a_step_leads_to() -> None:
+    sampler, _, curious = listened(rnd.Config(**SMALL))
+    with closing(sampler):
+        samples = next(each for each in iter(sampler.collect, None) if not each.valid.all())
+        seen = curious.bonus.steps(samples).next_observation.view(6, 3, 4)
+        assert torch.equal(seen[:-1], samples.inputs.observation[1:-1])
+        assert torch.equal(seen[-1], samples.inputs.observation[6])
+
+
+def test_without_a_bonus_the_algorithm_is_the_one_that_was_given() -> None:
+    sampler, algo, same = listened(none.Config())
+    sampler.close()
+    assert same is algo
+
+
+def test_the_bonus_is_recorded_with_the_algorithm() -> None:
+    sampler, _, curious = listened(rnd.Config(**SMALL, scale="linear(1,0)"))
+    sampler.close()
+    flat = flatten(**curious.configs())
+    assert (flat["algo"], flat["reward.bonus"], flat["reward.bonus.scale"]) == ("ppo", "rnd", "linear(1,0)")
+
+
+def test_first_env_steps_only_teach_the_normaliser() -> None:
+    sampler, algo, curious = listened(rnd.Config(**{**SMALL, "learn_from": 20}, batch_size=8))
+    before = [x.detach().clone() for x in curious.bonus.parameters()]
+    with closing(sampler):
+        for n in range(3):
+            samples = sampler.collect()
+            raw = samples.reward.clone()
+            assert curious.progress.env_steps >= 20 or n < 2
+            curious.receive(samples)
+            curious.update()
+            assert torch.equal(algo.rewards[n], raw) == (n < 2)
+            unchanged = all(map(torch.equal, before, curious.bonus.parameters()))
+            assert unchanged == (n < 2)
+    assert int(curious.bonus.norm.parts[0].count) == curious.progress.env_steps
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-2.0, 3.0, (5,), np.float32),
+        spaces.Discrete(200),
+        PICTURE,
+        FrameStack(spaces.Box(0, 255, (4, 36, 36), np.uint8), 4),
+        spaces.Dict({"image": PICTURE, "at": spaces.MultiDiscrete([3, 4])}),
+        spaces.Tuple((spaces.MultiBinary(3), spaces.Box(-1.0, 1.0, (), np.float32))),
+    ],
+    ids=["vector", "class", "image", "stack", "dict", "tuple"],
+)
+@pytest.mark.parametrize("config", [rnd.Config(**SMALL), icm.Config(**SMALL)], ids=["rnd", "icm"])
+def test_what_was_learned_is_less_new_than_what_was_not(config: Any, space: Space) -> None:
+    torch.manual_seed(0)
+    actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Box(-1.0, 2.0, (2,))})
+    bonus = config.make_bonus(space, actions)
+    known, other = steps_of(space, actions, 8), steps_of(space, actions, 8, seed=1)
+    bonus.observe(map_tree(lambda *x: torch.cat(x), known.next_observation, other.next_observation))
+    first = bonus.loss(known).mean().item()
+    learn(bonus, known, 30)
+    with torch.no_grad():
+        assert bonus.loss(known).mean() < 0.9 * first
+        found = [bonus.novelty(each) for each in (known, other)]
+        assert all(x.shape == (8,) and bool((x >= 0).all()) for x in found)
+        if not has_images(space):  # noise in images is much alike
+            assert found[0].mean() < 0.8 * found[1].mean()
+
+
+def test_icm_features_tell_the_action() -> None:
+    torch.manual_seed(0)
+    space, actions = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2)
+    bonus = icm.Config(hidden=(16,), embedding=4).make_bonus(space, actions)
+    steps = steps_of(space, actions, 64)
+    move = torch.stack([2.0 * steps.action - 1.0, torch.randn(64)], -1)  # the second number is noise
+    steps = Steps(steps.observation, steps.action, steps.observation + 0.3 * move)
+    bonus.observe(steps.observation)
+    learn(bonus, steps, 60)
+    before, after = bonus._features(steps)
+    found = bonus.inverse(torch.cat([before, after], -1)).argmax(-1)
+    assert (found == steps.action).float().mean() > 0.95
+
+
+def test_reported_returns_are_without_the_bonus(tmp_path: Path) -> None:
+    case = f"{PPO} {PENDULUM} {ON_POLICY} algo.learning_rate=1e-30"
+    for bonus in ("none", "rnd"):
+        own = [] if bonus == "none" else ["reward.bonus.learn_from=0", "reward.bonus.batch_size=64"]
+        assert launch.main([*words(case, tmp_path / bonus), f"reward.bonus={bonus}", *own]) == 0
+    logs = {bonus: read_csv(tmp_path / bonus / "run_0/progress.csv")[1] for bonus in ("none", "rnd")}
+    for metric in ("episode/return_mean", "eval/return_mean"):
+        assert [row[metric] for row in logs["none"]] == [row[metric] for row in logs["rnd"]]
+    last = logs["rnd"][-1]
+    assert all(float(last[f"algo/bonus_{name}"]) > 0 for name in ("mean", "loss", "deviation"))
+    assert last["algo/value_loss"] != logs["none"][-1]["algo/value_loss"]
+
+
+RND = "reward.bonus=rnd reward.bonus.hidden=[8] reward.bonus.embedding=4 reward.bonus.learn_from=40"
+ICM = f"{RND.replace('=rnd', '=icm')} reward.bonus.scale=linear(2,0)"
+CASES = {  # some steps are collected, and not learned from, when a run is stopped
+    "ppo": f"{PPO} {CARTPOLE} {ON_POLICY} {RND} reward.bonus.batch_size=100",
+    "dqn": f"algo=dqn {CARTPOLE} algo.batch_size=8 {REPLAY} {ICM} reward.bonus.batch_size=20",
+    "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY} {ICM} reward.bonus.batch_size=20",
+    "dqn_prefetched": f"algo=dqn {PICTURES} model.image_hidden=[8] {EACH_STEP} {SHORT} {RND} reward.bonus.batch_size=7",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [each if each in ("ppo", "dqn") else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
+)
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "dqn_prefetched":
+        claim_two_threads(monkeypatch)
+    assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
+    stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
+    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    own = last_state(tmp_path / "whole/run_0")["algo"]["bonus"]
+    assert float(own["statistics"]["count"]) > 100
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"reward.bonus": "rdn"}, r"rdn.*rlframe.bonuses.*did you mean rnd"),
+        ({"reward.bonus": "rnd", "reward.bonus.beta": 0.1}, r"unknown key reward.bonus.beta"),
+        ({"reward.bonus.scale": 2.0}, r"unknown key reward.bonus.scale"),
+        ({"reward.bonus": "rnd", "reward.bonus.share": 0}, r"reward.bonus.share=0.0 must be above 0 and at most 1"),
+        ({"reward.bonus": "icm", "reward.bonus.beta": 1}, r"reward.bonus.beta=1.0 must be at least 0 and below 1"),
+        ({"reward.bonus": "rnd", "algo": "es", "runner": "evolution"}, r"reward.bonus=rnd .*algo=es"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        for_ranks(from_flat({"sampler": "serial", **given}), 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_replay_with_previous_rewards_is_refused() -> None:
+    sampler, agent, algo = made(debug_envs.corridor, 1000, length=4, model_feed_back=True)
+    curious = rnd.Config().add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+    with closing(sampler), pytest.raises(ConfigError, match=r"reward.bonus .*model.feed_back"):
+        MinibatchRl(sampler, agent, curious, 1000)
+
+
+def explored(bonus: Any, n_batches: int, seed: int = 0) -> tuple[float, float]:
+    """PPO's greedy return after batches of 1024 steps in a corridor of 30 cells; the mean cell of the last batch."""
+    sampler, agent = sampler_for(debug_envs.corridor, 128, 8, seed, length=30, model_hidden=(64,))
+    n_steps, of = 1024 * n_batches, (sampler.envs.observation_space, sampler.envs.action_space)
+    config = ppo.Config(learning_rate=1e-3, clip=0.2)
+    algo = bonus.add_to(config.make_algorithm(agent, sampler.batch_spec, n_steps, seed), *of, n_steps, seed)
+    env, once = EnvConfig(debug_envs.corridor, {"length": 30}, "python"), EvalConfig(n_envs=1, n_episodes=1)
+    with closing(sampler), closing(Evaluator(env, agent, once)) as evaluator:
+        for _ in range(n_batches):
+            samples = sampler.collect()
+            algo.receive(samples)
+            algo.update()
+        return evaluator.evaluate()[0].return_, float(samples.observation.argmax(-1).float().mean())
+
+
+def test_a_bonus_leads_on_where_there_are_no_rewards() -> None:
+    (_, bold), (_, plain) = explored(rnd.Config(learning_rate=1e-3), 10), explored(none.Config(), 10)
+    assert bold > 6.0
+    assert plain < 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_corridor_with_one_reward_at_its_end_is_learned_with_a_bonus_only(seed: int) -> None:
+    assert explored(none.Config(), 24, seed)[0] == 0.0
+    for module in (rnd, icm):
+        assert explored(module.Config(learning_rate=1e-3), 24, seed)[0] == 1.0
