@@ -295,13 +295,15 @@ class ExplorationSchedule:
 
     def __init__(self, explore: ExploreConfig | str, n_steps: float, n_envs: int) -> None:
         """Args:
-        n_steps: env_steps of the run.    n_envs: environments of this rank; levels are graded over those of all ranks.
+        n_steps: env_steps of the run.
+        n_envs: environments of this rank; levels are graded over those of all ranks.
         """
         config = config_of(explore)
         first, last = config.levels()
         self.first = curve(first, n_steps)
         self.last = curve(last, n_steps) if config.graded else self.first
-        self.n_envs = n_envs * current_ranks().n_samplers
+        ranks = current_ranks()
+        self.n_envs, self.first_env = n_envs * ranks.n_samplers, n_envs * ranks.rank
 
     def apply(self, exploration: Exploration, env_steps: int) -> None:
         """Set the level for `env_steps`."""
@@ -315,9 +317,10 @@ class ExplorationSchedule:
         return {f"algo/{name}": self.first(env_steps)}
 
     def greediest(self, env_steps: int) -> range:
-        """The environments of all ranks with the lowest levels: an eighth, at least one; none if all have the same."""
+        """The eighth of all environments with the lowest levels, as indices of this rank; none if all are equal."""
         if self.first(env_steps) == self.last(env_steps):
             return range(0)
         n = max(self.n_envs // 8, 1)
         is_last = self.last(env_steps) < self.first(env_steps)
-        return range(self.n_envs - n, self.n_envs) if is_last else range(n)
+        start = self.n_envs - n if is_last else 0
+        return range(start - self.first_env, start - self.first_env + n)

@@ -75,7 +75,7 @@ def test_logits_are_inner_products_of_state_and_action_and_masked_like_all_logit
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
 def test_each_atom_is_an_inner_product(kind: Any) -> None:
-    agent: Any = make_q_agent(SPACE, ACTIONS, IDENTITY, kind)
+    agent: Any = make_q_agent(SPACE, ACTIONS, IDENTITY, kind, "epsilon")
     be_the_identity(agent.model.actions)
     state, available = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([ROW_1, ROW_2])
     values = agent(rows(state.tolist(), available.tolist()), ())[0]
@@ -120,8 +120,8 @@ def agent_of(name: str, space: spaces.Dict) -> Agent:
         case "lstm":
             return make_policy_agent(space, ACTIONS, ModelConfig(action_embedding=5, memory="lstm", memory_size=4))
         case "noisy":
-            return make_q_agent(space, ACTIONS, config, Categorical(3, 0.0, 1.0), noisy=True)
-    return make_q_agent(space, ACTIONS, config, Expected())
+            return make_q_agent(space, ACTIONS, config, Categorical(3, 0.0, 1.0), "noisy")
+    return make_q_agent(space, ACTIONS, config, Expected(), "epsilon")
 
 
 @pytest.mark.parametrize("space", [SPACE, MASKED], ids=["all", "masked"])

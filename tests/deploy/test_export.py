@@ -43,7 +43,7 @@ RUNS = {
     "masked": [*PPO, MASKED],
     "masked_dqn": ["algo=dqn", *REPLAY, MASKED],
     "parametric": [*PPO, *PARAMETRIC, "env_kwargs.masked=true", "model.memory=lstm", "model.memory_size=8"],
-    "parametric_dqn": ["algo=dqn", *REPLAY, *PARAMETRIC, "algo.noisy=true", "algo.value=categorical"],
+    "parametric_dqn": ["algo=dqn", *REPLAY, *PARAMETRIC, "explore=noisy", "algo.value=categorical"],
     "masked_sac": ["algo=sac", *REPLAY, MASKED],
     "td3": ["algo=td3", *REPLAY, "env=Pendulum-v1"],
     "ppo_gsde": [*PPO, "env=Pendulum-v1", "explore=gsde", "model.memory=gru", "model.memory_size=8"],

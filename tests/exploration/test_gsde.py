@@ -33,7 +33,7 @@ def actor(policy: Any = SquashedGaussian, model: ModelConfig = MODEL, **explore:
 
 
 def policy_agent(squash: bool = False, **model: Any) -> PolicyAgent:
-    config = ModelConfig(hidden=(8, F), squash=squash, **model)
+    config = ModelConfig(hidden=(8, F), distribution="squashed_gaussian" if squash else "gaussian", **model)
     return make_policy_agent(VECTOR, BOX, config, 0, Config(log_std=-1.0))
 
 

@@ -19,7 +19,7 @@ CASES = {
     "sac_gsde": f"algo=sac explore=gsde explore.interval=6 {REPLAY}",
     "td3_gsde": f"algo=td3 explore=gsde explore.interval=0 explore.sigma=linear(0.1,0.05) {REPLAY}",
     "ppo_gsde": f"algo=ppo algo.epochs=2 algo.minibatches=2 explore=gsde model.memory=gru {BATCHES}",
-    "a2c_gsde": f"algo=a2c explore=gsde model.squash=true {BATCHES}",
+    "a2c_gsde": f"algo=a2c explore=gsde model.distribution=squashed_gaussian {BATCHES}",
     "ddpg_parameter_noise": f"algo=ddpg explore=parameter_noise explore.interval=9 {REPLAY}",
     "td3_parameter_noise": f"algo=td3 explore=parameter_noise explore.std_last=0.01 {REPLAY}",
 }

@@ -119,7 +119,7 @@ def test_critics_are_their_plain_networks_with_a_gradient_to_the_action_alone_wh
     assert all(parameter.grad is None for parameter in critics.parameters())
 
 
-@pytest.mark.parametrize("words", [{}, {"algo": "dqn", "algo.dueling": True}, {"algo": "dqn", "algo.noisy": True}])
+@pytest.mark.parametrize("words", [{}, {"algo": "dqn", "algo.dueling": True}, {"algo": "dqn", "explore": "noisy"}])
 def test_every_hidden_layer_has_one_and_the_output_none(words: dict[str, object]) -> None:
     agent = made(words)
     norms = [parameter for name, parameter in agent.named_parameters() if "norms." in name]
