@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rlframe.core.config import find_module, key_of, module_part, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import part_name
-from rlframe.core.ranks import current_ranks
+from rlframe.core.ranks import current_ranks, first_env_of_rank
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill
 from rlframe.core.types import AgentInputs, Array
@@ -302,8 +302,7 @@ class ExplorationSchedule:
         first, last = config.levels()
         self.first = curve(first, n_steps)
         self.last = curve(last, n_steps) if config.graded else self.first
-        ranks = current_ranks()
-        self.n_envs, self.first_env = n_envs * ranks.n_samplers, n_envs * ranks.rank
+        self.n_own, self.n_envs = n_envs, n_envs * current_ranks().n_samplers
 
     def apply(self, exploration: Exploration, env_steps: int) -> None:
         """Set the level for `env_steps`."""
@@ -317,10 +316,12 @@ class ExplorationSchedule:
         return {f"algo/{name}": self.first(env_steps)}
 
     def greediest(self, env_steps: int) -> range:
-        """The eighth of all environments with the lowest levels, as indices of this rank; none if all are equal."""
+        """Of this rank's environments those with the lowest levels: of an eighth of all, at least one.
+
+        None if all have the same level. Indices count from this rank's first environment.
+        """
         if self.first(env_steps) == self.last(env_steps):
             return range(0)
-        n = max(self.n_envs // 8, 1)
+        n, before = max(self.n_envs // 8, 1), first_env_of_rank(self.n_own)
         is_last = self.last(env_steps) < self.first(env_steps)
-        start = self.n_envs - n if is_last else 0
-        return range(start - self.first_env, start - self.first_env + n)
+        return range(self.n_envs - n - before, self.n_envs - before) if is_last else range(-before, n - before)

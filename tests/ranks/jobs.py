@@ -107,8 +107,8 @@ def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[s
         "ratio": algo.counters()["replay/ratio"],
         "rows": algo.counters()["replay/rows"],
         "n_learned": len(algo.progress.learned),
-        "envs": state.env.tolist() if name in ("dqn", "r2d1") else [],
-        "last_env": float(agent.last_env) if name in ("dqn", "r2d1") else 0.0,
+        "envs": state.explore.env.tolist() if name in ("dqn", "r2d1") else [],
+        "last_env": float(agent.exploration.level[2]) if name in ("dqn", "r2d1") else 0.0,
     }
 
 
