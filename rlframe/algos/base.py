@@ -125,7 +125,7 @@ class Algorithm(ABC):
         """Drop the due updates of a replay ratio."""
 
     def greediest(self) -> range:
-        """The environments of all ranks that explore least, whose episodes are reported on their own; often none."""
+        """This rank's environments that explore least, whose episodes are reported on their own; often none."""
         return range(0)
 
     def facts(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rlframe.core.config import find_module, key_of, module_part, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import part_name
-from rlframe.core.ranks import current_ranks
+from rlframe.core.ranks import current_ranks, first_env_of_rank
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill
 from rlframe.core.types import AgentInputs, Array
@@ -299,7 +299,7 @@ class ExplorationSchedule:
         first, last = config.levels()
         self.first = curve(first, n_steps)
         self.last = curve(last, n_steps) if config.graded else self.first
-        self.n_envs = n_envs * current_ranks().n_samplers
+        self.n_own, self.n_envs = n_envs, n_envs * current_ranks().n_samplers
 
     def apply(self, exploration: Exploration, env_steps: int) -> None:
         """Set the level for `env_steps`."""
@@ -313,9 +313,12 @@ class ExplorationSchedule:
         return {f"algo/{name}": self.first(env_steps)}
 
     def greediest(self, env_steps: int) -> range:
-        """The environments of all ranks with the lowest levels: an eighth, at least one; none if all have the same."""
+        """Of this rank's environments those with the lowest levels: of an eighth of all, at least one.
+
+        None if all have the same level. Indices count from this rank's first environment.
+        """
         if self.first(env_steps) == self.last(env_steps):
             return range(0)
-        n = max(self.n_envs // 8, 1)
+        n, before = max(self.n_envs // 8, 1), first_env_of_rank(self.n_own)
         is_last = self.last(env_steps) < self.first(env_steps)
-        return range(self.n_envs - n, self.n_envs) if is_last else range(n)
+        return range(self.n_envs - n - before, self.n_envs - before) if is_last else range(-before, n - before)

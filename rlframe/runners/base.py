@@ -241,9 +241,7 @@ class Runner(ABC):
         """Add the episodes that ended to the log, and move the progress bar."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            if finished:
-                first = self.ranks.rank * self.sampler.batch_spec.B
-                self.log.add_episodes(finished, self.env_steps, first, self.algo.greediest())
+            self.log.add_episodes(finished, self.env_steps, self.algo.greediest() if finished else range(0))
             current_run().progress(self.now, self.n_steps)
         self.callbacks.call_each("on_episode", finished)
 

@@ -62,13 +62,11 @@ class TrainingLog:
         n_own = -(-n_episodes // self.ranks.n_samplers)
         self.recent, self.greediest = deque(self.recent, n_own), deque(self.greediest, n_own)
 
-    def add_episodes(
-        self, finished: Sequence[Trajectory], env_steps: int, first: int = 0, greediest: range = range(0)
-    ) -> None:
-        """`first`: index over all ranks of this rank's first environment.    greediest: see Algorithm.greediest."""
+    def add_episodes(self, finished: Sequence[Trajectory], env_steps: int, greediest: range) -> None:
+        """`greediest`: see Algorithm.greediest."""
         self.n_episodes += len(finished)
         self.recent.extend(finished)
-        self.greediest.extend(each for each in finished if first + each.env in greediest)
+        self.greediest.extend(each for each in finished if each.env in greediest)
         self.unrecorded += [self._described(each, env_steps) for each in finished]
 
     def _described(self, episode: Trajectory, env_steps: int) -> dict[str, Any]:

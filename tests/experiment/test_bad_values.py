@@ -18,12 +18,13 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.flat import GROUPS, PARTS
 from rlframe.core.schedule import Scheduled
 from rlframe.experiment.config import Experiment, from_flat
+from rlframe.exploration import POLICY_KINDS, Q_KINDS
 
 BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
 ALIKE = ["-nan", "-inf", "-1e-9", "-1e300", "1e999", "0x10", "1,5", "None"]
 SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
 INFINITE = {"max_grad_norm", "rho_clip", "c_clip", "interval_steps"}  # inf: never
-WITH_AUTO = {"threads", "learners", "n_workers"}  # -1 is what auto is in params.json
+WITH_AUTO = {"threads", "learners", "n_workers", "random_steps"}  # -1 is what auto is in params.json
 
 
 def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
@@ -37,6 +38,11 @@ def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
             yield f"{prefix}{name}", kind, field._default
 
 
+def algo_of(explore: str) -> str:
+    """An algorithm that an exploration fits."""
+    return "dqn" if explore in Q_KINDS else "ppo" if explore in POLICY_KINDS else "sac"
+
+
 def all_fields() -> list[tuple[dict[str, str], str, Any, Any]]:
     """Every field that the command line takes: what names its part, key, type and default."""
     found: dict[tuple[str, str], tuple[dict[str, str], str, Any, Any]] = {}
@@ -45,8 +51,9 @@ def all_fields() -> list[tuple[dict[str, str], str, Any, Any]]:
             found["", key] = {}, key, kind, default
     for part, package in PARTS.items():
         for name in module_names(package):
-            for key, kind, default in fields(type(attrgetter(part)(from_flat({part: name}))), f"{part}."):
-                found[name, key] = {part: name}, key, kind, default
+            given = {part: name, **({"algo": algo_of(name)} if part == "algo.explore" else {})}
+            for key, kind, default in fields(type(attrgetter(part)(from_flat(given))), f"{part}."):
+                found[name, key] = given, key, kind, default
     return list(found.values())
 
 
