@@ -48,7 +48,7 @@ def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 def algo_of(explore: str) -> str:
     """An algorithm that an exploration fits."""
-    return "dqn" if explore in Q_KINDS else "ppo" if explore in POLICY_KINDS else "sac"
+    return "dqn" if explore in Q_KINDS else "ppo" if explore in POLICY_KINDS else "td3"
 
 
 def all_fields() -> list[tuple[dict[str, str], str, Any, Any]]:

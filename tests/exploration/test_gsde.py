@@ -17,10 +17,11 @@ from rlframe.agents import (
     make_policy_agent,
 )
 from rlframe.core.errors import ConfigError
-from rlframe.core.struct import leaves, map_tree, zeros_like
+from rlframe.core.struct import leaves, map_tree, write, zeros_like
 from rlframe.core.types import AgentInputs
 from rlframe.exploration.gsde import Config
 from rlframe.models import ModelConfig
+from rlframe.rollout.inference import CudaInference
 from tests.models.test_numpy_inference import VECTOR, inputs_for
 
 BOX, F = spaces.Box(-2, 4, (2,), np.float32), 16
@@ -134,6 +135,19 @@ def test_acting_in_numpy_is_acting_in_torch(kind: str, n: int) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
             assert one.dtype == other.numpy().dtype
         state, state_np = expected.state, found.state
+
+
+@pytest.mark.parametrize("make", [actor, policy_agent])
+def test_acting_in_fixed_memory_as_on_a_gpu_is_acting_step_by_step(make: Any) -> None:
+    agent = make()
+    state = agent.initial_state(range(4))
+    step = CudaInference(agent, rows(4, True), agent.initial_state(range(4)), drawn(agent, 4))
+    for t in range(10):
+        inputs, noise = rows(4, t in (0, 3)), drawn(agent, 4, seed=t)
+        write(step.inputs, inputs)
+        expected = agent.step(inputs.torch(), state, noise)
+        np.testing.assert_allclose(step(noise)[0], expected.action, rtol=1e-5, atol=1e-6)
+        state = expected.state
 
 
 @pytest.mark.parametrize("squash", [False, True])
