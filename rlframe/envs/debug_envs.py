@@ -213,15 +213,15 @@ class Masked(gymnasium.Env):
 class Corridor(gymnasium.Env):
     """Cells in a row, the observation is the cell one-hot; reaching the last one gives the only reward, 1, and ends.
 
-    In each cell one of two actions goes a cell on and the other a cell back, at the first it stays. Which is which was
+    In each cell one of the actions goes a cell on and the others a cell back; from the first they do not. Which one was
     drawn once for all corridors, so that no constant action leads on. An episode ends after `max_episode_steps`, by
     default twice as many as cells; random actions reach the end of 60 cells in one of ten million episodes.
     """
 
-    def __init__(self, length: int = 60, max_episode_steps: int = 0) -> None:
+    def __init__(self, length: int = 60, n_actions: int = 2, max_episode_steps: int = 0) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (length,), np.float32)
-        self.action_space = spaces.Discrete(2)
-        self._on = np.random.default_rng(0).integers(2, size=length)  # the action that goes on
+        self.action_space = spaces.Discrete(n_actions)
+        self._on = np.random.default_rng(0).integers(n_actions, size=length)  # the action that goes on
         self._length, self._longest, self._at, self._time = length, max_episode_steps or 2 * length, 0, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
