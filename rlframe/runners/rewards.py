@@ -120,8 +120,8 @@ def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
         ConfigError: the agent reads previous rewards from a replay, which would hold other ones than it acted on.
     """
     normalized = sampler.env is not None and sampler.env.options.normalize_reward
-    reads_replayed = getattr(algo.unwrapped, "replay", None) is not None
-    reads_replayed = reads_replayed and getattr(agent, "model", agent).uses_previous
+    has_replay = getattr(algo.unwrapped, "replay", None) is not None
+    reads_replayed = has_replay and bool(getattr(agent, "model", agent).uses_previous)
     for key, changes, remedy in (
         ("env.normalize_reward=true", normalized, "use env.reward_scale"),
         ("reward.bonus", isinstance(algo, Curiosity), "use reward.bonus=none, or an algorithm without replay"),
