@@ -24,7 +24,7 @@ from rlframe.runners import MinibatchRl
 from rlframe.runners.config import Limits
 from rlframe.runners.report import Diverged
 from rlframe.samplers import SerialSampler
-from tests.algos.played import play
+from tests.algos.played import graphs_of, play
 
 OFF_POLICY: dict[str, Any] = {
     "learn_from": 32,
@@ -139,11 +139,11 @@ def test_a_nonfinite_update_of_a_cuda_graph_ends_the_run_and_is_saved(
     for module in (mlp, fused):
         monkeypatch.setattr(module, "on_cpu", lambda x: False)  # as on a GPU
     sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), activation="relu"))
-    graph = play(algo)["learn"]
+    play(algo)
     wrong = pytest.raises(Diverged, match=r"loss nan.*(reward|return_|advantage)")
     with wrong, logger_context(tmp_path, console=False) as run:
         MinibatchRl(sampler, agent, algo, 512, 64).train()
-    assert graph.captured
+    assert [graph.captured for graph in graphs_of(algo)] == [True]
     assert all_finite(agent)
     arrays = load_file(next(run.directory.glob("nonfinite_*.safetensors")))
     assert any(not np.isfinite(array).all() for key, array in arrays.items() if ".batch." in key)
