@@ -1,0 +1,63 @@
+"""Runs whose exact resume is tested: a command line for each kind of state that a run has."""
+
+SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
+ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
+PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
+REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300"
+SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
+RAINBOW = (
+    "algo.double=true algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.value=categorical"
+)
+EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
+TWO_ROWS = "algo.batch_size=2 algo.replay_ratio=3"  # 12 updates a batch
+PLUS = "tests.envs.wrapping:Plus"
+CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
+WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the ends of batches
+    f"env=tests.envs.resumable:{name} env_kwargs.length=9"
+    for name in ("Walk", "Pictures", "Opaque", "Telling", "Unrepeatable")
+)
+LINEAR = "algo.learning_rate=linear(1e-3,1e-4)"
+SWING = "env=Pendulum-v1 env_kwargs.max_episode_steps=9"
+EVOLUTION = f"runner=evolution {SWING} {SMALL} sampler=serial algo.directions=2"
+TRANSFORMER = "model.memory=transformer model.memory_size=8 model.memory_window=12 model.memory_layers=2"
+CONVOLUTIONS = "model.channels=[4,4] model.kernels=[3,2] model.strides=[2,1] model.pools=[1,2] model.image_hidden=[8]"
+DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.target_interval=3"
+SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
+CASES = {
+    "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
+    "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
+    "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
+    "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
+    "ppo_wrapped": f"{PPO} {PICTURES} env.resize=[9,9] env.frame_stack=3 env.wrappers={PLUS} {ON_POLICY}",
+    "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
+    "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
+    "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
+    "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
+    "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
+    "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {TWO_ROWS} {LINEAR} {REPLAY}",
+    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
+    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} model.image_hidden=[8] {EACH_STEP} {SHORT}",
+    "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
+    "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "td3": f"algo=td3 {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "es": f"algo=es {EVOLUTION} model.normalize_observation=true",
+    "ars": f"algo=ars {EVOLUTION} algo.top_directions=1 {LINEAR}",
+    "envs_restored_by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
+    "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
+    "ppo_transformer": f"{PPO} {CARTPOLE} {TRANSFORMER} {ON_POLICY}",
+    "r2d1_transformer": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 {TRANSFORMER} {REPLAY}",
+    "sac_layer_norm": f"algo=sac {PENDULUM} model.layer_norm=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "ppo_distribution": f"{PPO} {PENDULUM} model.distribution=beta {ON_POLICY}",
+    "ppo_convolutions": f"{PPO} {PICTURES} {CONVOLUTIONS} {ON_POLICY}",
+    "ppo_kl_penalty": f"{PPO} {CARTPOLE} algo.clip=inf algo.kl_coef=1 {ON_POLICY}",
+    "dqn_acting_errors": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.initial_priority=td algo.n_step=3 {SOFT} "
+    f"algo.batch_size=8 {REPLAY}",
+    "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} algo.batch_size=2 algo.burn_in=2 "
+    f"algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "
+    f"{REPLAY}",
+    "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
+}
