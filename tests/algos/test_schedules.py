@@ -104,8 +104,15 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@every
+# Each algorithm has one of them, in turn, the others are slow.
+EACH = [
+    pytest.param(name, optimizer, marks=[pytest.mark.slow] * (i % len(OPTIMIZERS) != j))
+    for i, name in enumerate(CASES)
+    for j, optimizer in enumerate(OPTIMIZERS)
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), EACH)
 def test_every_algorithm_learns_with_every_optimizer_and_goes_on_exactly(name: str, optimizer: str) -> None:
     config = OPTIMIZERS[optimizer]
     whole, other = made(name, optimizer=config), made(name, optimizer=config)

@@ -154,7 +154,7 @@ def test_first_env_steps_only_teach_the_normaliser() -> None:
     ],
     ids=["vector", "class", "image", "stack", "dict", "tuple"],
 )
-@pytest.mark.parametrize("config", [rnd.Config(**SMALL), icm.Config(**SMALL)], ids=["rnd", "icm"])
+@pytest.mark.parametrize("config", [rnd.Config(**SMALL), pytest.param(icm.Config(**SMALL), marks=pytest.mark.slow)])
 def test_what_was_learned_is_less_new_than_what_was_not(config: Any, space: Space) -> None:
     torch.manual_seed(0)
     actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Box(-1.0, 2.0, (2,))})

@@ -23,10 +23,12 @@ CASES = {
     "ddpg_parameter_noise": f"algo=ddpg explore=parameter_noise explore.interval=9 {REPLAY}",
     "td3_parameter_noise": f"algo=td3 explore=parameter_noise explore.std_last=0.01 {REPLAY}",
 }
-each = pytest.mark.parametrize("case", CASES)
+FAST = ("sac_gsde", "ppo_gsde", "ddpg_parameter_noise")
+SLOW = pytest.mark.slow
+MARKED = [case if case in FAST else pytest.param(case, marks=SLOW) for case in CASES]
 
 
-@each
+@pytest.mark.parametrize("case", MARKED)
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +45,9 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert not np.array_equal(*actions[1:])
 
 
-@pytest.mark.parametrize("case", ["td3_gsde", "ppo_gsde", "td3_parameter_noise"])
+@pytest.mark.parametrize(
+    "case", ["td3_gsde", *(pytest.param(x, marks=pytest.mark.slow) for x in CASES if "td3_g" not in x)]
+)
 def test_acting_in_workers_changes_nothing(case: str, tmp_path: Path) -> None:
     states = []
     for sampler in ("serial", "cpu sampler.n_workers=2"):
