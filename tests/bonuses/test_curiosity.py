@@ -30,7 +30,7 @@ from rlframe.runners import MinibatchRl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_dqn import made
 from tests.runners.resumed import assert_runs_equal, last_state, stopped_at, words
-from tests.runners.test_exact_resume import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PICTURES, PPO, REPLAY, SHORT
+from tests.runners.resumed_cases import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PICTURES, PPO, REPLAY, SHORT
 from tests.samplers.made import sampler_for
 from tests.tables import read_csv
 from tests.threads import claim_two_threads

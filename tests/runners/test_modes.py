@@ -13,7 +13,7 @@ from rlframe.models.base import with_modes
 from rlframe.record.snapshot import load_snapshot
 from tests.models.moded import Moded
 from tests.runners.resumed import assert_runs_equal, log, stopped_at, words
-from tests.runners.test_exact_resume import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PPO, REPLAY
+from tests.runners.resumed_cases import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PPO, REPLAY
 
 SLOW = pytest.mark.slow
 MODED = "model.encoder=tests.models.moded:Moded"
