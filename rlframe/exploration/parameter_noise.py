@@ -2,8 +2,8 @@
 
 The acting policy has normal noise in the weights and biases of its linear layers, the same one for some time, and the
 learned parameters stay clean. The scale of the noise adapts until the actions differ by a distance that is given in
-action space. The paper has layer norm between perturbed layers, so that one scale suits them all: model.layer_norm=true.
-Without, layers with larger inputs are moved more, and the adaptation alone keeps the action in range.
+action space. The paper has layer norm between perturbed layers, so that one scale suits them all, which here is
+model.layer_norm=true; without it layers with larger inputs are moved more, and adaptation alone keeps actions in range.
 """
 
 from __future__ import annotations
