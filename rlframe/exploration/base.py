@@ -271,10 +271,12 @@ def config_of(given: ExploreConfig | str) -> ExploreConfig:
     """A Config, or that of a name with its defaults: `epsilon`, or module:Class for a class of the user's own.
 
     Raises:
-        ConfigError: there is no such module.
+        ConfigError: there is no such module, or it is neither.
     """
-    if not isinstance(given, str):
+    if isinstance(given, ExploreConfig):
         return given
+    if not isinstance(given, str):
+        raise ConfigError(f"algo.explore={given!r} must be a name, or a Config of rlframe.exploration")
     if ":" in given:
         config: ExploreConfig = find_module("own", PACKAGE).Config(name=given)
     else:
