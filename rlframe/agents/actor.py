@@ -178,6 +178,7 @@ class ActorAgent(Agent):
         self.network = network
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("random", torch.zeros(()))
+        self._samples_if_random = not (policy.size or exploration.samples)  # a choice that is greedy otherwise
 
     def set_random(self, random: bool) -> None:
         """Whether actions are uniformly random from now on."""
@@ -190,7 +191,8 @@ class ActorAgent(Agent):
             return self._sampled(found, noise, self.random, torch)
         params, random = self.model(inputs.observation), noise.active * self.random
         exploration = self.exploration
-        action = self.policy.sample(params, noise.policy, random, torch)
+        drawn = noise.policy * random if self._samples_if_random else noise.policy
+        action = self.policy.sample(params, drawn, random, torch)
         if self.policy.size:
             if exploration.changes:
                 level = exploration.level
@@ -206,10 +208,12 @@ class ActorAgent(Agent):
             return None
         all_random, level, info = as_numpy(self.random), as_numpy(exploration.level), ActorInfo()
         perturbs, shape, is_box = exploration.changes, (n, *policy.shape), bool(policy.size)
+        samples_if_random = self._samples_if_random
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
             random = noise.active * all_random if all_random else 0.0
-            action = policy.sample(forward(inputs.observation), noise.policy, random, np)
+            drawn = noise.policy * random if samples_if_random else noise.policy
+            action = policy.sample(forward(inputs.observation), drawn, random, np)
             if perturbs:
                 action, state = exploration.perturb(action, inputs, noise.explore, state, level, np)
             if is_box and all_random:
@@ -235,7 +239,7 @@ class ActorAgent(Agent):
         policy, exploration = self.policy, self.exploration
         uniform = 2 * rng.random((*lead, policy.size), np.float32) - 1
         sampled = policy.noise(rng, lead)
-        if not exploration.samples:
+        if policy.size and not exploration.samples:
             sampled = map_tree(np.zeros_like, sampled)
         return ActorNoise(sampled, uniform, np.ones((*lead, 1), np.float32), exploration.noise(rng, lead))
 

@@ -54,8 +54,9 @@ class Agent(nn.Module, ABC):
         """
         if not math.isnan(epsilon):
             raise ConfigError(
-                f"epsilon={epsilon:g} is for agents that act at random at that rate (the DQN family), and "
-                f"{type(self).__name__} does not; leave epsilon out, explore=true acts with the noise of training"
+                f"epsilon={epsilon:g} is for agents that act at random at that rate (the DQN family with "
+                f"explore=epsilon, noise_hold or noisy), and this {type(self).__name__} does not; leave epsilon out, "
+                f"explore=true acts with the noise of training"
             )
         yield
 

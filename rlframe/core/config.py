@@ -88,8 +88,8 @@ def within(
     least = f"above {low:g}" if above else f"at least {low:g}"
     span = f"{least} and below {high:g}" if below else f"from {low:g} to {high:g}"
     span = f"{least} and at most {high:g}" if above else span
-    text = "a number" if low == -math.inf else span if high < _LARGEST else least
-    text += "" if high <= _LARGEST else ", or inf" if infinite else ", or nan" if nan else " and finite"
+    text = "a number" if low == -math.inf else least if high in (_LARGEST, math.inf) else span
+    text += "" if high < math.inf else ", or inf" if infinite else ", or nan" if nan else " and finite"
 
     def check(config: Any, name: str) -> None:
         given = getattr(config, name)

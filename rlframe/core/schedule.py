@@ -141,6 +141,12 @@ def curve(value: Scheduled, n_steps: float) -> Curve:
     return read.over(n_steps) if isinstance(read, Schedule) else Curve("linear", (0.0,), (read,))
 
 
+def at_last(value: Scheduled) -> float:
+    """A number, or the last one of a schedule."""
+    read = read_scheduled(value)
+    return read.values[-1] if isinstance(read, Schedule) else read
+
+
 def read_scheduled(value: Scheduled) -> float | Schedule:
     """A number, or the schedule that text says.
 

@@ -167,8 +167,15 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     if experiment.init and not Path(experiment.init).exists():
         raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")
     if experiment.init:
-        load_weights(agent, load_snapshot(Path(experiment.init), key="agent")[0], experiment.init)
+        saved, own = load_snapshot(Path(experiment.init), key="agent")[0], agent.state_dict()
+        weights = _of_exploration(saved, False) | _of_exploration(own, True)  # a new run explores as its config says
+        load_weights(agent, weights, experiment.init)
     return agent.to(device)
+
+
+def _of_exploration(weights: Mapping[str, Any], wanted: bool) -> dict[str, Any]:
+    """The weights of an agent that are those of its exploration, or the others."""
+    return {name: x for name, x in weights.items() if name.startswith("exploration.") == wanted}
 
 
 def without_init(experiment: Experiment) -> Experiment:
@@ -191,7 +198,7 @@ def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"{source} holds another network: {error}") from None
+        raise ConfigError(f"{source} holds another network: {' '.join(str(error).split())}") from None
 
 
 def load_optimizers(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:

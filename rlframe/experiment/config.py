@@ -14,7 +14,7 @@ from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module,
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
-from rlframe.core.schedule import Schedule
+from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
 from rlframe.kernels.device import PRECISIONS
@@ -156,8 +156,7 @@ class Experiment:
 
     def sampler_config(self) -> Any:
         """With the discount of the algorithm, unless it has its own."""
-        given = getattr(self.algo, "discount", 1.0)
-        discount = given.values[-1] if isinstance(given, Schedule) else given
+        discount = at_last(getattr(self.algo, "discount", 1.0))
         return chz.replace(self.sampler, discount=discount) if math.isnan(self.sampler.discount) else self.sampler
 
     def env_config(self) -> EnvConfig:
@@ -269,9 +268,9 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
 def _keys_named(name: str, unknown: str, given: Mapping[str, Any]) -> list[str]:
     """The keys that end in .name, but for `unknown`, with the algo, sampler and runner that are given."""
     parts = {part: str(given.get(part, default)) for part, default in _DEFAULT_PARTS.items()}
-    parts |= {part: str(given[part]) for part in OF_OWN if part in given}
+    parts |= {part: str(given[part]) for part in PARTS if part in given}
     known = [key for part, value in parts.items() for key in _keys_of(part, value)]
-    known += [*flatten(model=ModelConfig(), eval=EvalConfig(), env_options=EnvOptions())]
+    known += [*flatten(model=ModelConfig(), eval=EvalConfig(), env_options=EnvOptions(), reward=RewardConfig())]
     return [key for key in known if key.rpartition(".")[2] == name and key != unknown]
 
 

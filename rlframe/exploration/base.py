@@ -17,6 +17,7 @@ import chz
 import numpy as np
 import torch
 from chz.mungers import Munger
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlframe.core.config import find_module, key_of, module_part, nearest
@@ -31,6 +32,7 @@ from rlframe.models import ModelConfig
 PACKAGE = "rlframe.exploration"
 KINDS = "kinds"  # in the metadata of a field of `explore`: the names that fit
 Evaluated = tuple[Array, Tree, "ExploreState"]
+HIGHEST = 1e30  # of a level without a bound of its own; times any noise still finite in float32
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
 
 
@@ -208,6 +210,11 @@ def check_features(explore: ExploreConfig, model: ModelConfig, is_box: bool, act
     """Raise ConfigError if exploration by the policy's features does not fit the actions or the model."""
     if not explore.needs_features:
         return
+    if not is_box and isinstance(action_space, spaces.Box):
+        raise ConfigError(
+            f"algo.explore={explore.kind()} is for Gaussian policies, not model.distribution={model.distribution}; "
+            f"use gaussian"
+        )
     if not is_box:
         raise ConfigError(f"algo.explore={explore.kind()} is for one Box of actions, not {action_space}")
     if model.log_std or model.state_dependent_std:
@@ -264,10 +271,12 @@ def config_of(given: ExploreConfig | str) -> ExploreConfig:
     """A Config, or that of a name with its defaults: `epsilon`, or module:Class for a class of the user's own.
 
     Raises:
-        ConfigError: there is no such module.
+        ConfigError: there is no such module, or it is neither.
     """
-    if not isinstance(given, str):
+    if isinstance(given, ExploreConfig):
         return given
+    if not isinstance(given, str):
+        raise ConfigError(f"algo.explore={given!r} must be a name, or a Config of rlframe.exploration")
     if ":" in given:
         config: ExploreConfig = find_module("own", PACKAGE).Config(name=given)
     else:

@@ -11,17 +11,15 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.distributions.categorical import gumbel
-from rlframe.exploration.base import ExploreConfig, ExploreState, QExploration, last
-
-_HOTTEST = 1e30  # actions are uniform; times Gumbel noise still finite in float32
+from rlframe.exploration.base import HIGHEST, ExploreConfig, ExploreState, QExploration, last
 
 
 @chz.chz
 class Config(ExploreConfig):
     """For the DQN family."""
 
-    temperature: Scheduled = scheduled(1.0, "in units of Q-values; 0: greedy", high=_HOTTEST)
-    temperature_last: Scheduled = last("temperature", high=_HOTTEST)
+    temperature: Scheduled = scheduled(1.0, "in units of Q-values; 0: greedy; 1e30: uniform", high=HIGHEST)
+    temperature_last: Scheduled = last("temperature", high=HIGHEST)
 
     def make_q(self, n_actions: int, masked: bool) -> Boltzmann:
         return Boltzmann(n_actions, masked, self.graded)

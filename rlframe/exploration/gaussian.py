@@ -10,15 +10,17 @@ import numpy as np
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, last
+from rlframe.exploration.base import HIGHEST, ActionNoise, ExploreConfig, ExploreState, last
 
 
 @chz.chz
 class Config(ExploreConfig):
     """For DDPG, TD3 and SAC with Box actions."""
 
-    std: Scheduled = scheduled(float("nan"), "standard deviation on actions in [-1, 1]; nan: the algorithm's")
-    std_last: Scheduled = last("standard deviation")
+    std: Scheduled = scheduled(
+        float("nan"), "standard deviation on actions in [-1, 1]; nan: the algorithm's", high=HIGHEST
+    )
+    std_last: Scheduled = last("standard deviation", high=HIGHEST)
 
     def make_noise(self, size: int) -> Gaussian:
         return Gaussian(size, self.graded)

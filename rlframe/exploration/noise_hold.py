@@ -19,7 +19,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.struct import Struct
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, QExploration, last
+from rlframe.exploration.base import HIGHEST, ActionNoise, ExploreConfig, ExploreState, QExploration, last
 from rlframe.exploration.epsilon import random_actions
 from rlframe.models.masks import nth_allowed
 
@@ -30,8 +30,8 @@ class Config(ExploreConfig):
 
     epsilon: Scheduled = scheduled(math.nan, "rate at which a random action begins; nan: the algorithm's", high=1)
     epsilon_last: Scheduled = last("rate", high=1, default=math.nan)
-    std: Scheduled = scheduled(math.nan, "standard deviation on actions in [-1, 1]; nan: the algorithm's")
-    std_last: Scheduled = last("standard deviation")
+    std: Scheduled = scheduled(math.nan, "standard deviation on actions in [-1, 1]; nan: the algorithm's", high=HIGHEST)
+    std_last: Scheduled = last("standard deviation", high=HIGHEST)
     mu: float = number(2.0, "exponent of the zeta distribution; large: one step")
     longest: int = count(10_000, "most steps that a draw is kept; 1: one step", high=10**6)
 

@@ -14,15 +14,15 @@ from rlframe.core.config import fraction
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, last
+from rlframe.exploration.base import HIGHEST, ActionNoise, ExploreConfig, ExploreState, last
 
 
 @chz.chz
 class Config(ExploreConfig):
     """Defaults are the paper's (section 7). For DDPG, TD3 and SAC with Box actions."""
 
-    sigma: Scheduled = scheduled(0.2, "standard deviation of a step of the noise")
-    sigma_last: Scheduled = last("standard deviation")
+    sigma: Scheduled = scheduled(0.2, "standard deviation of a step of the noise", high=HIGHEST)
+    sigma_last: Scheduled = last("standard deviation", high=HIGHEST)
     theta: float = fraction(0.15, "part of the noise that is forgotten a step; 1: uncorrelated")
 
     def make_noise(self, size: int) -> OrnsteinUhlenbeck:

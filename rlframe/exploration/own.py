@@ -10,7 +10,7 @@ import chz
 from rlframe.core.config import find_attribute, option
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.exploration.base import ActionNoise, ExploreConfig, QExploration, last
+from rlframe.exploration.base import HIGHEST, ActionNoise, ExploreConfig, QExploration, last
 
 
 @chz.chz
@@ -19,8 +19,8 @@ class Config(ExploreConfig):
 
     name: str = option("", "module:Class or ./file.py:Class, a subclass of QExploration or ActionNoise")
     kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the class: algo.explore.kwargs.name=value")
-    level: Scheduled = scheduled(1.0, "what its level_of says")
-    level_last: Scheduled = last("level")
+    level: Scheduled = scheduled(1.0, "what its level_of says", high=HIGHEST)
+    level_last: Scheduled = last("level", high=HIGHEST)
 
     @chz.validate
     def _check(self) -> None:

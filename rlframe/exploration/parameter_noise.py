@@ -2,8 +2,8 @@
 
 The acting policy has normal noise in the weights and biases of its linear layers, the same one for some time, and the
 learned parameters stay clean. The scale of the noise adapts until the actions differ by a distance that is given in
-action space. The paper has layer norm between perturbed layers, so that one scale suits them all; these networks have
-none, so layers with larger inputs are moved more, and the adaptation alone keeps the action in range.
+action space. The paper has layer norm between perturbed layers, so that one scale suits them all, which here is
+model.layer_norm=true; without it layers with larger inputs are moved more, and adaptation alone keeps actions in range.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, Net
 from rlframe.kernels.device import to_device
 from rlframe.models.perturbed import Perturbation, adapted
 
-_LEAST = 1e-12  # level that counts as none
+_LEAST = 1e-6  # levels far below it count as none
 _LEAST_SIGMA, _MOST_SIGMA = 1e-6, 100.0  # where no deviation gives the distance
 
 
@@ -55,7 +55,7 @@ class Config(ExploreConfig):
 
 
 class ParameterNoise(NetworkNoise):
-    """One perturbation for all environments; a ladder scales it by their levels.
+    """One perturbation for all environments; a ladder scales it by their levels, the highest to the whole.
 
     It is drawn from the seed and its number, so that all ranks have the same one, and a resumed run too.
     """
@@ -79,7 +79,7 @@ class ParameterNoise(NetworkNoise):
 
     def scales(self, noise: Array, state: ExploreState, level: Array, sigma: Array, xp: Any) -> Array:
         """The deviation of the parameters' noise in each row [B, 1]; `noise`: 0 for none."""
-        share = self.level_of(level, state, xp) / level[0].clip(_LEAST, None)
+        share = self.level_of(level, state, xp) / level[:2].max().clip(_LEAST, None)
         return (noise * (sigma * share))[:, None]
 
     def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
@@ -105,7 +105,7 @@ class ParameterNoise(NetworkNoise):
         moved = model.perturbed(rows, self.perturbation, self.sigma).tanh() - model(rows).tanh()
         found = torch.stack([moved.square().sum(), torch.full_like(self.sigma, moved.numel())])
         total, n = current_ranks().sum_tensor(found).unbind()
-        sigma = adapted(self.sigma, (total / n).sqrt(), self.level[0], self.config.adaptation)
+        sigma = adapted(self.sigma, (total / n).sqrt(), self.level[:2].max(), self.config.adaptation)
         self.sigma.copy_(sigma.clamp(_LEAST_SIGMA, _MOST_SIGMA))
         if before // self.config.interval != after // self.config.interval:
             self._draw(after // self.config.interval)

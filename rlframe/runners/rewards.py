@@ -21,6 +21,7 @@ from rlframe.algos.base import Algorithm
 from rlframe.bonuses.curiosity import Curiosity
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
+from rlframe.core.schedule import at_last
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import Samples
 from rlframe.envs.options import EnvOptions
@@ -114,7 +115,7 @@ class NormalizedRewards(Rewards):
 
 
 def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
-    """What the options of the sampler's environments ask for; the discount is that of the algorithm.
+    """What the options of the sampler's environments ask for; the discount is that of the algorithm, in the end.
 
     Raises:
         ConfigError: the agent reads previous rewards from a replay, which would hold other ones than it acted on.
@@ -135,4 +136,4 @@ def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
         return UnchangedRewards()
     ranks = current_ranks()
     n_envs = sampler.batch_spec.B if ranks.rank < ranks.n_samplers else 0
-    return NormalizedRewards(n_envs, getattr(algo.unwrapped.config, "discount", 1.0), sampler.env.options)
+    return NormalizedRewards(n_envs, at_last(getattr(algo.unwrapped.config, "discount", 1.0)), sampler.env.options)

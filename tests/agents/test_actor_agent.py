@@ -256,3 +256,18 @@ def test_a_policy_that_squashes_takes_no_other_distribution() -> None:
     agent_for(SquashedGaussian, BOX, distribution="squashed_gaussian", state_dependent_std=True)
     with pytest.raises(ConfigError, match=r"model.distribution=auto \(they always squash\)"):
         agent_for(SquashedGaussian, BOX, distribution="gaussian")
+
+
+@pytest.mark.parametrize("in_numpy", [False, True])
+def test_without_exploration_random_first_actions_are_uniform_and_later_ones_greedy(in_numpy: bool) -> None:
+    n, agent = 4_000, agent_for(Choice, DISCRETE, explore="none")
+    noise, state = agent.noise(np.random.default_rng(0), (n,)), agent.initial_state(range(n))
+    inputs, step = inputs_for(VECTOR, DISCRETE, n), agent.numpy_step(n)
+    greedy = act(agent, n, zeros_like(agent.noise(np.random.default_rng(0), ()), (n,)))
+    for random in (True, False):
+        agent.set_random(random)
+        taken = torch.from_numpy(step(inputs, state, noise).action) if in_numpy and step else act(agent, n, noise)
+        if random:
+            np.testing.assert_allclose(np.bincount(taken, minlength=4) / n, 0.25, atol=0.03)
+        else:
+            np.testing.assert_array_equal(taken, greedy)

@@ -226,6 +226,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"bonus": "rnd"}, r"unknown key bonus; did you mean reward.bonus\?"),
+        ({"reward.bonus": "icm", "beta": 0.1}, r"unknown key beta; did you mean reward.bonus.beta\?"),
         ({"reward.bonus": "rdn"}, r"rdn.*rlframe.bonuses.*did you mean rnd"),
         ({"reward.bonus": "rnd", "reward.bonus.beta": 0.1}, r"unknown key reward.bonus.beta"),
         ({"reward.bonus.scale": 2.0}, r"unknown key reward.bonus.scale"),

@@ -1,4 +1,4 @@
-"""init_optimizer=true: a new run goes on with the moments of another run's optimizers, or says why it cannot."""
+"""init=: a new run begins with another run's network, and init_optimizer=true its moments, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -72,3 +72,22 @@ def test_a_snapshot_without_such_an_optimizer_is_refused() -> None:
         del state["critic_optimizer"]
         with pytest.raises(ConfigError, match="RUN has no state of critic_optimizer; use init= alone"):
             load_optimizers(run.algo, state, "RUN")
+
+
+@pytest.mark.parametrize("explore", [{"explore": "gaussian"}, {"explore": "parameter_noise", "explore.sigma": 0.5}])
+def test_a_new_run_has_the_network_of_the_other_one_and_its_own_exploration(
+    explore: dict[str, Any], tmp_path: Path
+) -> None:
+    with rlframe.build("td3", "Pendulum-v1", n_steps=64, **KEYS, **TD3, explore="parameter_noise") as old:
+        old.train()
+        path = old.save(tmp_path / "saved")
+        with rlframe.build("td3", "Pendulum-v1", n_steps=64, **KEYS, **TD3, **explore, init=str(path)) as run:
+            torch.testing.assert_close(run.agent.model.state_dict(), old.agent.model.state_dict(), rtol=0, atol=0)
+            found = run.agent.exploration.state_dict()
+    assert float(found.get("sigma", 0.5)) == 0.5
+
+
+def test_another_network_is_refused_in_one_line(saved: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds another network: .*mlp") as error:
+        rlframe.build("td3", "Pendulum-v1", n_steps=64, **KEYS, **TD3, explore="gsde", init=str(saved))
+    assert "\n" not in str(error.value)

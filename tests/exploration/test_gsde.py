@@ -196,6 +196,10 @@ def test_a_policy_without_memory_is_not_recurrent() -> None:
             lambda: make_policy_agent(VECTOR, spaces.Dict({"a": BOX, "b": BOX}), ModelConfig(), 0, "gsde"),
             r"algo.explore=gsde is for one Box of actions, not Dict",
         ),
+        (
+            lambda: make_policy_agent(VECTOR, BOX, ModelConfig(distribution="beta"), 0, "gsde"),
+            r"algo.explore=gsde is for Gaussian policies, not model.distribution=beta",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(make: Any, message: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.exploration import (
@@ -217,6 +218,15 @@ def test_extreme_levels_are_greedy_or_uniform(config: ExploreConfig, explores: f
     state = map_tree(as_numpy, part.initial_state(range(n)))
     action, _ = part.choose(q, inputs, noise, state, as_numpy(part.level), np)
     assert np.mean(action != 2) == pytest.approx(explores, abs=0.03 * bool(explores))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(gaussian.Config, "std"), (noise_hold.Config, "std"), (ornstein_uhlenbeck.Config, "sigma")]
+)
+def test_deviations_whose_noise_would_overflow_are_refused(make: Any, name: str) -> None:
+    for key in (name, f"{name}_last"):
+        with pytest.raises(ConfigError, match=f"algo.explore.{key}=1e.31 must be from 0 to 1e.30"):
+            make(**{key: 1e31})
 
 
 def test_an_unused_exploration_carries_no_state() -> None:

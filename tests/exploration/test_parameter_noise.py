@@ -79,6 +79,16 @@ def test_a_ladder_scales_the_noise_by_the_levels() -> None:
     torch.testing.assert_close(scales.flatten(), 0.05 * torch.tensor([1.0, 0.1, 0.01]), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize(("first", "last", "shares"), [(0.0, 0.4, [0, 1]), (0.1, 0.4, [0.25, 1]), (0.0, 1e-9, [0, 0])])
+def test_the_highest_level_of_a_ladder_has_the_whole_noise(first: float, last: float, shares: list[float]) -> None:
+    agent = agent_for(2, std=first, std_last=last)
+    part = agent.exploration
+    scales = part.scales(torch.ones(2), agent.initial_state(range(2)), part.level, part.sigma, torch)
+    torch.testing.assert_close(
+        scales.flatten() / part.sigma, torch.tensor(shares, dtype=torch.float32), atol=2e-3, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("sigma", [1e-3, 0.05, 1.0])
 def test_the_scale_comes_to_where_actions_differ_by_the_target(sigma: float) -> None:
     agent, rows = agent_for(std=0.2, sigma=sigma, interval=10**6), observations()

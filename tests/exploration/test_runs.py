@@ -132,16 +132,16 @@ REFUSED = [
     ("td3 explore=stochastic", "does not fit algo=td3, which takes gaussian"),
     ("dqn explore.epsilon=1.1", "explore.epsilon=1.1 must be from 0 to 1"),
     ("dqn explore.epsilon_last=linear(0.1,-1)", "must be from 0 to 1"),
-    ("dqn explore=boltzmann explore.temperature=-1", "explore.temperature=-1.0 must be at least 0"),
-    ("dqn explore=boltzmann explore.temperature=inf", "explore.temperature=inf must be at least 0 and finite"),
+    ("dqn explore=boltzmann explore.temperature=-1", "explore.temperature=-1.0 must be from 0 to 1e+30"),
+    ("dqn explore=boltzmann explore.temperature=inf", "explore.temperature=inf must be from 0 to 1e+30"),
     ("dqn explore=noise_hold explore.std=0.1", "explore.std=0.1 has no meaning for algo=dqn; use algo.explore.epsilon"),
     ("td3 explore=noise_hold explore.epsilon=0.1", "has no meaning for algo=td3; use algo.explore.std"),
     ("dqn explore=noise_hold explore.longest=0", "explore.longest=0 must be from 1 to"),
     ("dqn explore=noise_hold explore.longest=1e9", "explore.longest=1000000000 must be from 1 to"),
     ("dqn explore=noise_hold explore.mu=-1", "explore.mu=-1.0 must be at least 0"),
-    ("ddpg explore.std=-0.1", "explore.std=-0.1 must be at least 0"),
+    ("ddpg explore.std=-0.1", "explore.std=-0.1 must be from 0 to 1e+30"),
     ("ddpg explore=ornstein_uhlenbeck explore.theta=1.5", "explore.theta=1.5 must be from 0 to 1"),
-    ("ddpg explore=ornstein_uhlenbeck explore.sigma=inf", "explore.sigma=inf must be at least 0 and finite"),
+    ("ddpg explore=ornstein_uhlenbeck explore.sigma=inf", "explore.sigma=inf must be from 0 to 1e+30"),
     ("ddpg algo.random_steps=-2", "random_steps=-2"),
     ("dqn explore=own", "explore=own needs algo.explore.name=module:Class"),
     ("dqn explore=tests.exploration.own:Unrelated", "is no subclass of rlframe.exploration.QExploration or"),
@@ -167,3 +167,9 @@ def test_what_makes_no_sense_is_refused_in_one_line(case: str, message: str) -> 
         make()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [3, None, 0.1])
+def test_what_is_neither_a_name_nor_a_config_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"algo.explore={given} must be a name, or a Config of rlframe.exploration"):
+        dqn.Config(explore=given)

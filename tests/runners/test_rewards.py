@@ -123,6 +123,16 @@ def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
         assert all(np.array_equal(states[0][name], value) for name, value in state.items())
 
 
+def test_a_discount_with_a_schedule_counts_as_its_last_number(tmp_path: Path) -> None:
+    words = f"algo=ppo env=Pendulum-v1 env.normalize_reward=true sampler=serial {SMALL} eval.n_episodes=1 affinity=none"
+    for name, discount in (("schedule", "linear(0.5,0.9)"), ("constant", "0.9")):
+        still = ("algo.learning_rate=1e-30", f"algo.discount={discount}", f"log_dir={tmp_path / name}")
+        assert launch.main([*words.split(), *still]) == 0
+    one, other = (last_state(tmp_path / name / "run_0")["rewards"] for name in ("schedule", "constant"))
+    assert one["squares"] == pytest.approx(other["squares"])
+    assert one["squares"] > 0
+
+
 def test_a_replay_with_previous_rewards_is_refused() -> None:
     config = dqn.Config(replay=ReplayConfig(size=100))
     with closing(sampled("CartPole-v1", 1, 1, normalize_reward=True)) as sampler:
