@@ -278,6 +278,8 @@ def find_attribute(name: str, key: str) -> Any:
     try:
         is_file = module_name.endswith(".py")
         module = _load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={name}: {error}") from None
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise
