@@ -128,6 +128,7 @@ REFUSED = [
     (["env.length=3"], "an argument of the environment is env_kwargs.length"),
     (["env=./nothere.py:Env"], "env=./nothere.py:Env: nothere.py does not exist"),
     (["env.wrappers=gymnasium.wrappers:FrameStackObservation"], "cannot be called with an environment alone"),
+    (["env.normalize_reward=yes"], "env.normalize_reward=yes: write true or false"),
     (["experiment=nothere.yaml"], "experiment=nothere.yaml: no such file"),
     (["learning_rate=1"], "did you mean algo.learning_rate?"),
     (["n_steps=100"], "did you mean runner.n_steps?"),

@@ -30,6 +30,8 @@ class plain_value(MetaFactory):
         try:
             return _simplistic_try_cast(value, self.field_annotation)
         except CastError:
+            if self.field_annotation is bool:
+                raise CastError("write true or false") from None
             if self.field_annotation is float and value.endswith(")"):
                 raise CastError("this number is the same for the whole run; it cannot be a schedule") from None
             raise
