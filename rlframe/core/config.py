@@ -30,6 +30,8 @@ class plain_value(MetaFactory):
         try:
             return _simplistic_try_cast(value, self.field_annotation)
         except CastError:
+            if self.field_annotation is bool:
+                raise CastError("write true or false") from None
             if self.field_annotation is float and value.endswith(")"):
                 raise CastError("this number is the same for the whole run; it cannot be a schedule") from None
             raise
@@ -278,6 +280,8 @@ def find_attribute(name: str, key: str) -> Any:
     try:
         is_file = module_name.endswith(".py")
         module = _load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={name}: {error}") from None
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise

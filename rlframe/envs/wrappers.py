@@ -32,7 +32,14 @@ def load_wrappers(options: EnvOptions) -> list[Wrap]:
         try:
             inspect.signature(wrap).bind("env")
         except (TypeError, ValueError):
-            raise ConfigError(f"env.wrappers={name} is {wrap!r}, not a wrapper or function of an environment") from None
+            if not callable(wrap):
+                raise ConfigError(
+                    f"env.wrappers={name} is {wrap!r}, not a wrapper or function of an environment"
+                ) from None
+            raise ConfigError(
+                f"env.wrappers={name} cannot be called with an environment alone; write a function of an environment "
+                f"that makes it, ./file.py:function"
+            ) from None
     return found
 
 

@@ -158,7 +158,10 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
     for key, given in {"distribution": model.distribution != "auto", **of_boxes}.items():
         if given and not boxes:
             raise ConfigError(f"model.{key} is for Box actions, and those of {experiment.env} are {action_space}")
-    agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
+    try:
+        agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if model.layer_norm and not any("norms." in name for name, _ in agent.named_parameters()):
         raise ConfigError(
             "model.layer_norm=true: this network has no hidden fully connected layer to normalise; give it some "

@@ -10,13 +10,14 @@ from typing import Any
 import chz
 
 from rlframe.bonuses import RewardConfig
-from rlframe.core.config import AUTO, choice, count, count_or_auto, find_module, module_part, names, nearest, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, names, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
+from rlframe.experiment.unknown_keys import keys_of, suggestion
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
@@ -28,22 +29,7 @@ from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import EvalConfig, no_sampler
 from rlframe.samplers.base import SamplerConfig
 
-_DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}  # of `Experiment`
 _MAX_KEY = 200  # characters
-_OTHER_WORDS = {  # of other frameworks, and what they are called here
-    "lr": "learning_rate",
-    "gamma": "discount",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_coef",
-    "clip_range": "clip",
-    "clip_coef": "clip",
-    "n_epochs": "epochs",
-    "buffer_size": "size",
-    "learning_starts": "learn_from",
-    "total_timesteps": "n_steps",
-    "num_envs": "batch_B",
-    "net_arch": "hidden",
-}
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
 _MAPPINGS = ("env_kwargs", "eval.env_kwargs", *(f"{part}.kwargs" for part in OF_OWN))  # keys below are not rlframe's
 # Keys of the command line that are not fields of Experiment.
@@ -189,21 +175,13 @@ def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for layer in map(spelled_out, layers):
         for part in PARTS:
             if part in layer and part in merged and merged[part] != layer[part]:
-                known = {*_SIZES, *_keys_of(part, str(layer[part]))}
+                known = {*_SIZES, *keys_of(part, str(layer[part]))}
                 if part == "algo":  # the optimizer stays, and exploration that fits
                     known -= {EXPLORE}
                     known |= {key for key in merged if key.startswith(kept_parts(merged, str(layer[part])))}
                 dropped += [key for key in merged if key.startswith(f"{part}.") and key not in known]
         merged = {key: value for key, value in merged.items() if key not in dropped} | dict(layer)
     return merged, dropped
-
-
-def _keys_of(part: str, name: str) -> dict[str, Any]:
-    """The keys of the fields of algo, sampler or runner `name`; none if there is no such part."""
-    try:
-        return flatten(**{part: find_module(name, PARTS[part]).Config()})
-    except (ConfigError, AttributeError, TypeError):  # reported when the config is made
-        return {}
 
 
 def from_flat(*layers: Mapping[str, Any]) -> Experiment:
@@ -253,25 +231,13 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     """The relevant line of an error message of chz about these settings."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown:
-        near = re.search(r"Did you mean '([^']+)'", message)
-        name = unknown[1].rpartition(".")[2]
-        named = _keys_named(_OTHER_WORDS.get(name, name), unknown[1], given) or ([near[1]] if near else [])
-        hint = f"; did you mean {' or '.join(named)}?" if named else nearest(unknown[1], _COMMAND_KEYS)
+        hint = suggestion(unknown[1], given, (*_COMMAND_KEYS, *chz.chz_fields(Experiment)))
         return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
     bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
     if not bad or len(reasons) != 2:
         return message
     return f"{bad[2]}={bad[1]}: {reasons[bad[2] in PARTS]}"
-
-
-def _keys_named(name: str, unknown: str, given: Mapping[str, Any]) -> list[str]:
-    """The keys that end in .name, but for `unknown`, with the algo, sampler and runner that are given."""
-    parts = {part: str(given.get(part, default)) for part, default in _DEFAULT_PARTS.items()}
-    parts |= {part: str(given[part]) for part in PARTS if part in given}
-    known = [key for part, value in parts.items() for key in _keys_of(part, value)]
-    known += [*flatten(model=ModelConfig(), eval=EvalConfig(), env_options=EnvOptions(), reward=RewardConfig())]
-    return [key for key in known if key.rpartition(".")[2] == name and key != unknown]
 
 
 def _parse(key: str, value: Any) -> Any:

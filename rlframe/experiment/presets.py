@@ -53,6 +53,8 @@ def _is_of_study(key: Any) -> bool:
 def _keys_of(name: str) -> dict[str, Any]:
     """The entries of `config:` and those of a study beside it; of a YAML file without `config:`, all entries."""
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else presets_dir() / f"{name}.yaml"
+    if not path.is_file() and path.suffix and str(path) == name:
+        raise ConfigError(f"experiment={name}: no such file")
     if not path.is_file():
         known = preset_names()
         raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}{nearest(name, known)}")

@@ -80,7 +80,7 @@ def run(name: str, n_steps: int, numpy: bool = True, T: int = 32, B: int = 32, w
 @pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
 @pytest.mark.parametrize("name", RUNS)
 def test_no_forbidden_action_is_ever_taken(name: str, numpy: bool) -> None:
-    run(name, 2_048, numpy)
+    run(name, 4_096, numpy)
 
 
 @SLOW
