@@ -70,7 +70,10 @@ OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
 }
-every = pytest.mark.parametrize("name", CASES)
+FAST = ("rainbow", "sac", "td3_muon", "ddpg_smoothed", "a2c", "ppo")  # one of each kind of update
+every = pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 
 
 def made(name: str, device: str = "cpu", **more: Any) -> Any:

@@ -87,11 +87,12 @@ def may_be_meant(key: str, kind: type, default: Any, value: str) -> bool:
     return number >= 0 or name in SIGNED
 
 
-@pytest.mark.parametrize("bad", [*BAD, *(pytest.param(each, marks=pytest.mark.slow) for each in ALIKE)])
-def test_a_number_that_means_nothing_is_refused_with_its_key(bad: str) -> None:
+@pytest.mark.parametrize("values", [BAD, *(pytest.param([each], marks=pytest.mark.slow) for each in [*BAD, *ALIKE])])
+def test_a_number_that_means_nothing_is_refused_with_its_key(values: list[str]) -> None:
     known = numbers()
     assert len(known) > 120
-    for part, key, kind, default in known:
+    for i, (part, key, kind, default) in enumerate(known):
+        bad = values[i % len(values)]  # each field has one of them
         if may_be_meant(key, kind, default, bad):
             continue
         said = ""
@@ -125,13 +126,16 @@ ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
 EMPTY = {"init", "callbacks", "statistics", "writers", "wrappers", "reward_clip"}  # none
 
 
-@pytest.mark.parametrize("word", [*WORDS, *(pytest.param(each, marks=pytest.mark.slow) for each in WORDS_ALIKE)])
+EACH_WORD = [pytest.param([each], marks=pytest.mark.slow) for each in [*WORDS, *WORDS_ALIKE]]
+
+
+@pytest.mark.parametrize("words", [WORDS, *EACH_WORD])
 def test_a_word_that_a_field_does_not_know_is_refused_with_its_key(
-    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = set()
-    for part, key, kind, default in all_fields():
-        name = key.rpartition(".")[2]
+    for i, (part, key, kind, default) in enumerate(all_fields()):
+        name, word = key.rpartition(".")[2], words[i % len(words)]
         if kind in (int, float) or name in ANY_TEXT or (name in EMPTY and not word.strip("[] \t")) or word == default:
             continue
         if kind == tuple[int, ...] and word.strip() in ("2", "[]", ""):

@@ -18,7 +18,7 @@ from tests.threads import claim_two_threads
 
 SLOW = {  # others do more: test_modes.py, dqn_prefetched, and of models and options those that have state of their own
     *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_distribution", "ppo_convolutions"),
-    *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer"),
+    *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
 }
 
 
