@@ -48,21 +48,25 @@ def bf16_is_faster() -> bool:
     """Whether this CPU convolves faster in bfloat16 than in float32; measured once a process, in some milliseconds.
 
     Its units do not decide: Intel's avx512_bf16 without amx_bf16 takes 1.5 to 1.8 times as long, AMD's half as long.
+    What counts is the time of one thread on the CPU, so that other processes do not decide either.
     """
     if not has_bf16_units():
         return False
     x, weight = torch.ones(16, 32, 20, 20), torch.ones(64, 32, 4, 4)
     inputs = [tuple(t.to(dtype) for t in (x, weight)) for dtype in (torch.float32, torch.bfloat16)]
-    rounds = [[_seconds(*each) for each in inputs] for _ in range(_ROUNDS)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rounds = [[_cpu_seconds(*each) for each in inputs] for _ in range(_ROUNDS)]
+    torch.set_num_threads(threads)
     single, half = (min(times) for times in zip(*rounds, strict=True))
     return single > _LEAST_GAIN * half
 
 
 @torch.inference_mode()
-def _seconds(x: Tensor, weight: Tensor) -> float:
-    start = time.perf_counter()
+def _cpu_seconds(x: Tensor, weight: Tensor) -> float:
+    start = time.thread_time()
     F.conv2d(x, weight, stride=2)
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def choose_precision(name: str, device: torch.device) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlframe.core.errors import ConfigError
+from rlframe.kernels import device
 from rlframe.kernels.device import (
     bf16_is_faster,
     choose_precision,
@@ -30,6 +32,18 @@ def test_auto_is_bf16_where_the_cpu_is_faster_in_it() -> None:
     assert choose_precision("auto", CPU) == ("bf16" if bf16_is_faster() else "fp32")
     assert has_bf16_units() or not bf16_is_faster()
     assert choose_precision("auto", torch.device("cuda")) == choose_precision("fp32", CPU) == "fp32"
+
+
+def test_waiting_for_other_processes_does_not_decide_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convolve(x: torch.Tensor, weight: torch.Tensor, stride: int) -> None:
+        end = time.thread_time() + 5e-4
+        while time.thread_time() < end:
+            pass
+        time.sleep(5e-3 if x.dtype == torch.float32 else 0)
+
+    monkeypatch.setattr(device, "has_bf16_units", lambda: True)
+    monkeypatch.setattr(device.F, "conv2d", convolve)
+    assert not bf16_is_faster.__wrapped__()
 
 
 def test_bf16_is_refused_where_it_gains_nothing() -> None:
