@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import chz
 import torch
@@ -41,6 +42,7 @@ from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged, with_modes
 from rlframe.models.critics import first, make_critics, with_target
+from rlframe.ops.fused import squared_error
 from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import ReplayConfig, StoredReplay, Transitions
@@ -85,22 +87,26 @@ class Config:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
-        critic = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
+        return DDPG(*self.parts(agent, batch_spec, n_steps, seed))
+
+    def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
+        """The arguments of DDPG."""
+        critics = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
-        return DDPG(agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
+        return agent, critics, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
 
 
 class DDPG(OffPolicy):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    networks = ("critic", "target_critic", "target_actor")
+    networks = ("critics", "target_critics", "target_actor")
     saved = (*OffPolicy.saved, *networks, "optimizer", "critic_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(
         self,
         agent: ActorAgent,
-        critic: nn.Module,
+        critics: nn.Module,
         replay: Replay[Transitions],
         exploration: ExplorationSchedule,
         n_steps: int,
@@ -108,7 +114,7 @@ class DDPG(OffPolicy):
         seed: int = 0,
     ) -> None:
         """Args:
-            critic: maps (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
+            critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
             n_steps: env_steps of the run, over which schedules go.
         Raises:
             TypeError: the agent's policy is not deterministic.    ValueError: a number of `config` is out of range.
@@ -116,26 +122,28 @@ class DDPG(OffPolicy):
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c, self.device = self.config, agent.random.device
         if not isinstance(agent.policy, Deterministic):
-            raise TypeError(f"DDPG needs an agent with a deterministic policy, got {type(agent.policy).__name__}")
+            raise TypeError(
+                f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"
+            )
         self.policy = agent.policy
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
-        self.critic = with_modes(critic).to(self.device)
-        self.target_critic = copy.deepcopy(critic).requires_grad_(False)
+        self.critics = with_modes(critics).to(self.device)
+        self.target_critics = copy.deepcopy(critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
-        self.online = averaged(agent.model, critic)
-        self.targets = averaged(self.target_actor, self.target_critic)
+        self.online = averaged(agent.model, critics)
+        self.targets = averaged(self.target_actor, self.target_critics)
         self.schedules = Schedules(c, n_steps, self.progress, self.device)
         self.now = self.schedules.now
         self.optimizer, self.critic_optimizer = (
             make_step(module.parameters(), self.schedules, rate)
-            for module, rate in ((agent, "learning_rate"), (critic, "critic_learning_rate"))
+            for module, rate in ((agent, "learning_rate"), (critics, "critic_learning_rate"))
         )
         self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         steps = self.critic_optimizer, [self.optimizer]
         self.learn = graphed_by_turn(self._learn, self.device, *steps, [self.generator] if c.target_noise != 0 else [])
-        self.explore()
+        self.start_exploring()
 
     def explore(self) -> None:
         super().explore()
@@ -153,41 +161,42 @@ class DDPG(OffPolicy):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> tuple[dict[str, Tensor], Tensor]:
-        """One step of the critic, and those that are due of the actor and the targets; also Q_i - y [critics, n]."""
+        """One step of the critics, and those that are due of the actor and the targets; also Q_i - y [critics, n]."""
         normalized = self.agent.model.normalized
         observation, next_observation = (normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
-        metrics, error = self._update_critic(batch, observation, next_observation)
+        metrics, error = self._update_critics(batch, observation, next_observation)
         if policy:
             metrics |= self._update_actor(observation)
         if targets:
             soft_update(self.targets, self.online, self.now.tau)
         return metrics, error
 
-    def _update_critic(
+    def _update_critics(
         self, batch: Transitions, observation: Tree, next_observation: Tree
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Descend mean w (Q(s, a) - y)²,  y = r + γ Q'(s', μ'(s'))   (algorithm 1); without priorities, w is 1.
-
-        With several critics, the sum of theirs, y with the least Q'; with target noise, μ' is smoothed.
-        """
-        c = self.now
-        with torch.no_grad():
-            next_action = self.policy.action(self.target_actor.params(next_observation))
-            if self.config.target_noise != 0:
-                next_action = smoothed(next_action, c.target_noise, c.target_noise_clip, self.generator)
+        """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1)."""
+        next_action = self._next_action(next_observation)
         q, next_q = with_target(
-            self.critic, self.target_critic, observation, batch.action, next_observation, next_action
+            self.critics, self.target_critics, observation, batch.action, next_observation, next_action
         )
-        error = q - clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), c.target_clip)
-        squares = batch.weight * error.square()
-        loss = squares.mean() if len(squares) == 1 else squares.mean(1).sum()
+        target_q = clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), self.now.target_clip)
+        loss = 2 * squared_error(q, target_q, batch.weight)[0]
         self.critic_optimizer.minimize(loss, batch)
-        return {"loss": loss.detach(), "q": q.detach().mean()}, error.detach()
+        q = q.detach()
+        return {"loss": loss.detach(), "q": q.mean()}, q - target_q
+
+    @torch.no_grad()
+    def _next_action(self, next_observation: Tree) -> Tensor:
+        """a' = μ'(s'); with target noise clip(μ'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ)."""
+        action, c = self.policy.action(self.target_actor.params(next_observation)), self.now
+        if self.config.target_noise == 0:
+            return action
+        return smoothed(action, c.target_noise, c.target_noise_clip, self.generator)
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q_1(s, μ(s)), along mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
         action = self.policy.action(self.agent.model.params(observation))
         with frozen(self.critic_optimizer.parameters):
-            loss = -first(self.critic, observation, action).mean()
+            loss = -first(self.critics, observation, action).mean()
         self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}

@@ -142,7 +142,7 @@ class Continuous(SoftValue):
             self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
         )
         target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
-        return squared_error(q, clip_target(target_q, self.config.target_clip))[0], q
+        return squared_error(q, clip_target(target_q, self.config.target_clip), batch.weight)[0], q
 
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = drawn
@@ -167,7 +167,7 @@ class Discrete(SoftValue):
         q_all = self.critics(observations[0])  # [2, n, A]
         q = q_all.gather(-1, batch.action.expand(len(q_all), -1).unsqueeze(-1)).squeeze(-1)
         target_q = clip_target(batch.return_ + batch.bootstrap * next_value, self.config.target_clip)
-        return squared_error(q, target_q)[0], q
+        return squared_error(q, target_q, batch.weight)[0], q
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         with frozen(self.parameters):
@@ -227,7 +227,7 @@ class SAC(OffPolicy):
             make_step(module.parameters(), self.schedules, rate) for module, rate in rates
         ]
         self.learn = graphed_by_turn(self._learn, self.device, steps[0], steps[1:], [self.generator])
-        self.explore()
+        self.start_exploring()
 
     def _soft_value(self, critics: nn.Module) -> tuple[SoftValue, float]:
         """The soft value of the agent's actions, and the default target entropy in nats."""

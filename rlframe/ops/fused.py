@@ -147,22 +147,23 @@ squashed_samples = fused(_squashed_samples, _squashed_closed, n_constant=2)
 """
 
 
-def _squared_error(q: Tensor, target: Tensor) -> tuple[Tensor]:
-    return (0.5 * (q - target).square().mean(-1).sum(),)
+def _squared_error(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor]:
+    return (0.5 * (weight * (q - target).square()).mean(-1).sum(),)
 
 
-def _squared_error_closed(q: Tensor, target: Tensor) -> tuple[Tensors, Backward]:
+def _squared_error_closed(q: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensors, Backward]:
     error = q.detach().numpy() - target.numpy()
     share = np.float32(1 / error.shape[-1])
+    weighted = error * weight.numpy()
 
     def backward(of_loss: Tensor) -> tuple[Tensor]:
-        return (torch.from_numpy(error * (share * np.float32(of_loss.item()))),)
+        return (torch.from_numpy(weighted * (share * np.float32(of_loss.item()))),)
 
-    return (torch.from_numpy(np.asarray(0.5 * share * np.vdot(error, error))),), backward
+    return (torch.from_numpy(np.asarray(0.5 * share * np.vdot(weighted, error))),), backward
 
 
 squared_error = fused(_squared_error, _squared_error_closed, on_cpu_only=True)
-"""(Q [k, n] of k critics, target y [n] constant) to the loss [], Σ_i ½ mean (Q_i - y)²."""
+"""(Q [k, n] of k critics, target y [n], weight w [n], both constant) to the loss [], Σ_i ½ mean w (Q_i - y)²."""
 
 
 def _soft_objective(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensors:

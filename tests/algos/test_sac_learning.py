@@ -41,20 +41,22 @@ def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwa
 
 
 @pytest.mark.parametrize(
-    ("module", "settings"), [(ddpg, NOISY), (td3, NOISY), (sac, {"temperature": 0.1})], ids=["ddpg", "td3", "sac"]
+    ("module", "settings"),
+    [(ddpg, NOISY), pytest.param(td3, NOISY, marks=pytest.mark.slow), (sac, {"temperature": 0.1})],
+    ids=["ddpg", "td3", "sac"],
 )
 def test_a_level_is_named(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 700, action="box", length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 500, action="box", length=8)
     assert score > 0.85 * 8  # chance is below 4
 
 
 def test_discrete_sac_names_what_it_sees() -> None:
     settings = {"discount": 0.0, "temperature": 0.1, "target_entropy_fraction": 0.2}
-    _, score = trained(sac, settings, debug_envs.identity, 700, action="discrete", length=8)
+    _, score = trained(sac, settings, debug_envs.identity, 500, action="discrete", length=8)
     assert score > 0.9 * 8  # chance is 2.7
 
 
-COLD: dict[str, Any] = {"discount": 0.8, "temperature": 1e-6, "learn_temperature": False, "tau": 0.05}
+COLD: dict[str, Any] = {"discount": 0.8, "temperature": 1e-6, "learn_temperature": False, "tau": 0.1}
 COLD |= {"replay_ratio": 32.0}
 
 
@@ -65,13 +67,13 @@ def state_values(algo: Any, n: int) -> list[float]:
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_truncation_bootstraps_to_the_endless_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 700, ends="truncated")
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, blind_time_limit, 500, ends="truncated")
     assert state_values(algo, 1)[0] == pytest.approx(1 / (1 - 0.8), rel=0.03)
 
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_termination_ends_the_sum(n_step: int) -> None:
-    algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 700, ends="terminated", length=5)
+    algo, _ = trained(sac, {**COLD, "n_step": n_step}, debug_envs.time_limit, 500, ends="terminated", length=5)
     expected = [(1 - 0.8 ** (5 - k)) / (1 - 0.8) for k in range(5)]  # 3.36, 2.95, 2.44, 1.8, 1
     assert state_values(algo, 6)[:5] == pytest.approx(expected, rel=0.05)
 

@@ -21,6 +21,7 @@ MODULES = {"ddpg": ddpg, "td3": td3, "sac": sac}
 every = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 SEEN = spaces.Box(-2.0, 4.0, (1,), np.float32)  # by debug_envs.identity(action="box")
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+CONVOLUTIONS = {"channels": (4,), "kernels": (3,), "strides": (2,), "image_hidden": (8,)}
 MIXED = spaces.Dict({"image": IMAGE, "place": SEEN, "which": spaces.Discrete(3)})
 
 
@@ -101,7 +102,7 @@ def test_a_cut_episode_bootstraps_from_its_last_observation_and_a_terminated_one
     ids=["image", "dict", "discrete"],
 )
 def test_every_observation_is_learned_from(module: Any, space: Space, normalize: bool) -> None:
-    model = {"hidden": (8,), "image_hidden": (8,), "normalize_observation": normalize}
+    model = {"hidden": (8,), "normalize_observation": normalize, **({} if space.shape == () else CONVOLUTIONS)}
     algo = learner(module, space, LEVEL, model=model, replay_ratio=2.0)
     before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
     metrics = learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=LEVEL))
@@ -123,7 +124,7 @@ def test_actions_of_every_shape_are_learned(module: Any, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("space", [IMAGE, MIXED], ids=["image", "dict"])
 def test_discrete_sac_learns_from_every_observation(space: Space) -> None:
-    algo = learner(sac, space, spaces.Discrete(3), model={"hidden": (8,), "image_hidden": (8,)}, replay_ratio=2.0)
+    algo = learner(sac, space, spaces.Discrete(3), model={"hidden": (8,), **CONVOLUTIONS}, replay_ratio=2.0)
     before = [parameter.clone() for parameter in [*algo.agent.parameters(), *algo.online]]
     assert learn(algo, collected(Sees, algo.agent, 3, (4, 2), observation=space, action=spaces.Discrete(3)))
     after = [*algo.agent.parameters(), *algo.online]
@@ -177,25 +178,20 @@ def test_the_same_seed_gives_the_same_result_and_another_another(module: Any, ac
     assert_same(everything(algos[0]), everything(algos[1]))
 
 
-PRECISIONS = [
-    pytest.param("fp32", 7, MODEL, id="fp32"),
-    pytest.param(  # large enough for products to take bfloat16
-        "bf16",
-        200,
-        MODEL | {"hidden": (64, 64)},
-        id="bf16",
-        marks=pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16"),
-    ),
-]
+SLOW = pytest.mark.slow
+OTHERS = [KINDS[0], KINDS[1], KINDS[3]]
 
 
 @every_kind
-@pytest.mark.parametrize(("precision", "batch_size", "model"), PRECISIONS)
-def test_training_goes_on_exactly_in_new_objects(
-    module: Any, action: Space, precision: str, batch_size: int, model: dict[str, Any]
-) -> None:
-    with learning_in(precision):
-        check_goes_on(module, action, batch_size, model)
+def test_training_goes_on_exactly_in_new_objects(module: Any, action: Space) -> None:
+    check_goes_on(module, action, 7, MODEL)
+
+
+@pytest.mark.parametrize(("module", "action"), [KINDS[2], *(pytest.param(*each, marks=SLOW) for each in OTHERS)])
+@pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
+def test_training_in_bfloat16_goes_on_exactly_too(module: Any, action: Space) -> None:
+    with learning_in("bf16"):  # products are large enough to take it
+        check_goes_on(module, action, 200, MODEL | {"hidden": (64, 64)})
 
 
 def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Any, Any, int]] = {  # function, arguments, how many of t
         lambda: (0.5 * randn(N, 6), 0.5 * randn(N, 6), randn(2 * N, 3), -0.6, 0.5),
         1,
     ),
-    "critics": (squared_error, lambda: (randn(3, N), randn(N)), 1),
+    "critics": (squared_error, lambda: (randn(3, N), randn(N), torch.rand(N)), 1),
     "soft objective": (soft_objective, lambda: (randn(3, N), randn(N), torch.tensor(0.3)), 2),
     "quantiles": (quantile_huber, lambda: (randn(N, 7), 3 * randn(N, 5)), 1),
     "huber": (td_huber, lambda: (3 * randn(N, 4), torch.randint(0, 4, (N,)), randn(N)), 1),
