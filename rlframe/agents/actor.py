@@ -291,6 +291,7 @@ def make_actor_agent(
         with torch.no_grad():
             model.mlp.layers.flat[-1][policy.size :] += config.log_std
     exploration = part.make_for(model, policy.size, seed)
+    exploration.kind = part.kind()
     if exploration.changes and not policy.size:
         raise ConfigError(f"algo.explore={part.kind()} is for Box actions, not {action_space}; use stochastic")
     agent = ActorAgent(model, policy, exploration, observation_space, action_space, config)

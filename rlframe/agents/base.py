@@ -6,14 +6,26 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.struct import Tree, leaves, map_tree, writer, zeros_like
+from rlframe.core.struct import Struct, Tree, leaves, map_tree, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
+from rlframe.exploration import ExploreState
+from rlframe.models.base import Model
+
+
+@dataclass(frozen=True, eq=False)
+class AgentState(Struct):
+    """State of an environment between its rows, of an agent that has both parts."""
+
+    explore: ExploreState
+    memory: Tree  # the model's state; () without memory
+
 
 NumpyStep = Callable[[AgentInputs, Tree, Tree], AgentStep]
 
@@ -64,6 +76,23 @@ class Agent(nn.Module, ABC):
     def recurrent(self) -> bool:
         """Whether the model has memory to carry from row to row."""
         return bool(leaves(self.initial_state([0])))
+
+
+class ModelAgent(Agent):
+    """An agent with one network, which may have memory."""
+
+    model: Model
+
+    def memory(self, n: int) -> Tree:
+        """The model's state at the start of n episodes; () without memory."""
+        return self.model.initial_state(n)
+
+    @property
+    def recurrent(self) -> bool:
+        return bool(leaves(self.memory(1)))
+
+    def observe(self, observation: Tree) -> None:
+        self.model.observe(observation)
 
 
 class NoiseBuffer:

@@ -11,19 +11,20 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from rlframe.agents.base import Agent, NumpyStep
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
+from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts, without_mask
-from rlframe.core.struct import Struct, Tree, as_numpy, leaves
+from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import DiagonalGaussian, Distribution, TanhGaussian, make_distribution
-from rlframe.exploration import ExploreConfig, ExploreState, check_features, config_of
+from rlframe.exploration import POLICY_KINDS, ExploreConfig, check_features, config_of
 from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
+from rlframe.models.make import make_policy_model
 from rlframe.models.masks import MaskedPolicy
 from rlframe.models.mlp import policy_layer
-from rlframe.models.parametric import make_policy_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,35 +35,22 @@ class PolicyInfo(Struct):
     value: Array  # [B]
 
 
-@dataclass(frozen=True, eq=False)
-class PolicyState(Struct):
-    """State of an environment between its rows, where exploration has some; elsewhere it is the memory."""
-
-    explore: ExploreState
-    memory: Tree  # the model's state; () without memory
-
-
-class PolicyAgent(Agent):
+class PolicyAgent(ModelAgent):
     """Samples from `distribution` with parameters from `model`."""
 
-    def __init__(self, model: PolicyModel, distribution: Distribution, exploration: Gsde | None = None) -> None:
-        """`exploration`: what correlates the samples in time; without, each is a draw of its own."""
+    model: PolicyModel
+
+    def __init__(self, model: PolicyModel, distribution: Distribution) -> None:
         super().__init__()
-        self.model, self.distribution, self.exploration = with_modes(model), distribution, exploration
+        self.model, self.distribution = with_modes(model), distribution
 
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-        if self.exploration is not None:
-            assert isinstance(self.model, ActorCritic)
-            evaluated, act = self.model.with_features(inputs, state.memory), self.distribution.act
-            return _correlated(self.exploration, evaluated, act, inputs, state, noise, self.exploration.level, torch)
         params, value, state = self.model(inputs, state)
         action, log_prob = self.distribution.act(params, noise)
         return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
-        if self.exploration is not None:
-            return self._correlated_numpy_step(n, self.exploration)
         forward, act = self.model.numpy_forward(n), self.distribution.act_numpy
         if forward is None:
             return None
@@ -71,18 +59,6 @@ class PolicyAgent(Agent):
             params, value, state = forward(inputs, state)
             action, log_prob = act(params, noise)
             return AgentStep(action=action, info=PolicyInfo(log_prob=log_prob, value=value), state=state)
-
-        return step
-
-    def _correlated_numpy_step(self, n: int, exploration: Gsde) -> NumpyStep | None:
-        assert isinstance(self.model, ActorCritic)
-        evaluate, act = self.model.numpy_with_features(n), self.distribution.act_numpy
-        if evaluate is None:
-            return None
-        level = as_numpy(exploration.level)
-
-        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            return _correlated(exploration, evaluate(inputs, state.memory), act, inputs, state, noise, level, np)
 
         return step
 
@@ -97,39 +73,65 @@ class PolicyAgent(Agent):
         return log_prob, entropy, value
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return (self.exploration or self.distribution).noise(rng, lead)
+        return self.distribution.noise(rng, lead)
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
-        memory = self.memory(len(env_ids))
-        return PolicyState(self.exploration.initial_state(env_ids), memory) if self.exploration else memory
+        return self.memory(len(env_ids))
 
-    def memory(self, n: int) -> Tree:
-        """The model's state at the start of n episodes; () without memory."""
-        return self.model.initial_state(n)
-
-    @property
-    def recurrent(self) -> bool:
-        return bool(leaves(self.memory(1)))
-
-    def observe(self, observation: Tree) -> None:
-        self.model.observe(observation)
+    def memory_of(self, state: Tree) -> Tree:
+        """The model's part of an agent state: what is learned from."""
+        return state
 
 
-def _correlated(
-    exploration: Gsde,
-    evaluated: tuple[Any, Any, Any, Tree],
-    act: Callable[[Any, Tree], tuple[Tree, Any]],
-    inputs: AgentInputs,
-    state: PolicyState,
-    noise: Tree,
-    level: Any,
-    xp: Any,
-) -> AgentStep:
-    """A step with the noise of exploration, in torch or NumPy; `evaluated`: see `ActorCritic.with_features`."""
-    params, features, value, memory = evaluated
-    drawn, explore = exploration.correlate(params, features, inputs, noise, state.explore, level, xp)
-    action, log_prob = act(params, drawn)
-    return AgentStep(action, PolicyInfo(log_prob=log_prob, value=value), PolicyState(explore, memory))
+class GsdePolicyAgent(PolicyAgent):
+    """A PolicyAgent whose samples `exploration` correlates in time, by the features of the policy."""
+
+    model: ActorCritic
+
+    def __init__(self, model: ActorCritic, distribution: Distribution, exploration: Gsde) -> None:
+        super().__init__(model, distribution)
+        self.exploration = exploration
+
+    @torch.inference_mode()
+    def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+        evaluated, level = self.model.with_features(inputs, state.memory), self.exploration.level
+        return self._sampled(evaluated, self.distribution.act, inputs, noise, state, level, torch)
+
+    def numpy_step(self, n: int) -> NumpyStep | None:
+        evaluate, act = self.model.numpy_with_features(n), self.distribution.act_numpy
+        if evaluate is None:
+            return None
+        level = as_numpy(self.exploration.level)
+
+        def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+            return self._sampled(evaluate(inputs, state.memory), act, inputs, noise, state, level, np)
+
+        return step
+
+    def _sampled(
+        self,
+        evaluated: tuple[Any, Any, Any, Tree],
+        act: Callable[[Any, Tree], tuple[Tree, Any]],
+        inputs: AgentInputs,
+        noise: Tree,
+        state: AgentState,
+        level: Any,
+        xp: Any,
+    ) -> AgentStep:
+        """A step in torch or NumPy; `evaluated`: see `ActorCritic.with_features`."""
+        params, features, value, memory = evaluated
+        drawn, explore = self.exploration.correlate(params, features, inputs, noise, state.explore, level, xp)
+        action, log_prob = act(params, drawn)
+        return AgentStep(action, PolicyInfo(log_prob=log_prob, value=value), AgentState(explore, memory))
+
+    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
+        return self.exploration.noise(rng, lead)
+
+    def initial_state(self, env_ids: Sequence[int]) -> Tree:
+        return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
+
+    def memory_of(self, state: Tree) -> Tree:
+        return state.memory
 
 
 def make_policy_agent(
@@ -142,14 +144,17 @@ def make_policy_agent(
     """Agent and network for these spaces; `seed`, the run's root seed, decides the initial weights.
 
     Raises:
-        ValueError, ConfigError: an unsupported space, or a model that does not fit it.
+        ValueError, ConfigError: an unsupported space, or a model or exploration that does not fit it.
     """
+    part = config_of(explore)
+    if part.kind() not in POLICY_KINDS:
+        raise ConfigError(f"algo.explore={part.kind()} does not fit a policy agent; use {' or '.join(POLICY_KINDS)}")
     check_observation_space(observation_space)
     check_action_space(action_space)
-    distribution = make_distribution(action_space, config.distribution)
+    distribution, correlates = make_distribution(action_space, config.distribution), part.needs_features
     masked = bool(mask_parts(observation_space, action_space))
     seen = without_mask(observation_space) if masked else observation_space
-    part, size = config_of(explore), distribution.param_size // 2
+    size = distribution.param_size // 2
     check_features(part, config, isinstance(distribution, DiagonalGaussian | TanhGaussian), action_space)
 
     def make_head(n_features: int) -> nn.Module:
@@ -157,9 +162,11 @@ def make_policy_agent(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        head = make_head if part.needs_features else None
-        model = make_policy_model(seen, action_space, distribution, config, head)
-    exploration: Any = part.make_for(model, size, seed) if part.needs_features else None
-    agent = PolicyAgent(MaskedPolicy(model) if masked else model, distribution, exploration)
+        model: Any = make_policy_model(seen, action_space, distribution, config, make_head if correlates else None)
+    if correlates:
+        exploration: Any = part.make_for(model, size, seed)
+        agent: PolicyAgent = GsdePolicyAgent(model, distribution, exploration)
+    else:
+        agent = PolicyAgent(MaskedPolicy(model) if masked else model, distribution)
     agent.model_config = config
     return agent

@@ -12,17 +12,17 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from rlframe.agents.base import Agent, NumpyStep
+from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts, without_mask
-from rlframe.core.struct import Struct, Tree, as_numpy, fill, leaves
+from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array
-from rlframe.exploration import ExploreConfig, ExploreState, QExploration, config_of
+from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
+from rlframe.models.make import make_q_model
 from rlframe.models.masks import MaskedQ, allowed, best_allowed
-from rlframe.models.parametric import make_q_model
 from rlframe.models.q_network import QModel, QValue
 
 
@@ -41,17 +41,10 @@ class QNoise(Struct):
     noisy: Array  # [B] float32, scale of the noise of noisy layers
 
 
-@dataclass(frozen=True, eq=False)
-class QState(Struct):
-    """State of an environment between its rows."""
-
-    explore: ExploreState
-    memory: Tree  # the model's state; () without memory
-
-
-class QAgent(Agent):
+class QAgent(ModelAgent):
     """Acts by the Q-values of `model`: the best action, or what `exploration` chooses."""
 
+    model: QModel
     exploration: QExploration
 
     def __init__(
@@ -88,7 +81,7 @@ class QAgent(Agent):
         known = torch.where(allowed(inputs.observation[ACTION_MASK]), q, -torch.inf) if self.masked else q
         level = self.exploration.level
         action, explore = self.exploration.choose(known, inputs, noise.explore, state.explore, level, torch)
-        return AgentStep(action=action, info=QInfo(q=q), state=QState(explore, memory))
+        return AgentStep(action=action, info=QInfo(q=q), state=AgentState(explore, memory))
 
     def numpy_step(self, n: int) -> NumpyStep | None:
         forward, q_of, choose = self.model.numpy_forward(n), self.kind.q_numpy, self.exploration.choose
@@ -101,7 +94,7 @@ class QAgent(Agent):
             q = q_of(values)
             known = np.where(allowed(inputs.observation[ACTION_MASK]), q, -np.inf) if masked else q
             action, explore = choose(known, inputs, noise.explore, state.explore, level, np)
-            return AgentStep(action=action, info=QInfo(q=q), state=QState(explore, memory))
+            return AgentStep(action=action, info=QInfo(q=q), state=AgentState(explore, memory))
 
         return step
 
@@ -117,18 +110,7 @@ class QAgent(Agent):
         return QNoise(self.exploration.noise(rng, lead), np.ones(lead, np.float32))
 
     def initial_state(self, env_ids: Sequence[int]) -> Tree:
-        return QState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
-
-    def memory(self, n: int) -> Tree:
-        """The model's state at the start of n episodes; () without memory."""
-        return self.model.initial_state(n)
-
-    @property
-    def recurrent(self) -> bool:
-        return bool(leaves(self.memory(1)))
-
-    def observe(self, observation: Tree) -> None:
-        self.model.observe(observation)
+        return AgentState(self.exploration.initial_state(env_ids), self.memory(len(env_ids)))
 
 
 def make_q_agent(
@@ -158,6 +140,7 @@ def make_q_agent(
         torch.manual_seed(seed_int(seed, Role.MODEL))
         model = make_q_model(seen, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
     exploration = part.make_q(int(action_space.n), masked)
+    exploration.kind = part.kind()
     agent = QAgent(MaskedQ(model) if masked else model, kind, exploration, observation_space, action_space)
     agent.model_config = config
     return agent

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class SkippedUpdate:
     batch: Tree  # the training batch; () if the algorithm did not pass it on
     facts: Mapping[str, float]  # loss and gradient norm
     parameters: list[Tensor]  # those found to have a non-finite gradient
+    rate: str  # key of its learning rate
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Progress:
     scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
     learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # all optimized parameters
+    rates: list[str] = field(default_factory=list, repr=False, compare=False)  # the key of the learning rate of each
     skipped: int = 0  # gradient steps that were not finite
     skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # for the runner
     checks: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # see OptimizerStep
@@ -60,6 +63,11 @@ class Progress:
         self.scheduled = env_steps
         for follow in self.followers:
             follow(env_steps)
+
+    def diverged(self, others: Iterable[Tensor]) -> str:
+        """The key of the learning rate of a parameter that is NaN or Inf, also of `others`; empty if none is."""
+        rates = zip([*self.learned, *others], chain(self.rates, repeat("algo.learning_rate")), strict=False)
+        return next((rate for x, rate in rates if not bool(x.isfinite().all())), "")
 
     def state_dict(self) -> dict[str, int]:
         """The counts, once the outcome of every step is known."""

@@ -144,7 +144,7 @@ class DQN(OffPolicy):
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = graphed(self._learn, agent.exploration.level.device, [self.optimizer])
-        self.explore()
+        self.start_exploring()
 
     def update(self) -> UpdateMetrics:
         batch = self.draw(self.progress.scheduled)

@@ -116,6 +116,11 @@ class OffPolicy(Algorithm):
     schedules: Schedules
     saved: Sequence[str] = ("progress", "ratio", "replay")
 
+    def start_exploring(self) -> None:
+        """Set the agent's exploration at first. Raises ConfigError if it was made by another config."""
+        self.exploration.check(self.agent.exploration)
+        self.explore()
+
     def explore(self) -> None:
         """Set the agent's exploration for `progress.env_steps`."""
         self.exploration.apply(self.agent.exploration, self.progress.env_steps)

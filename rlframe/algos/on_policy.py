@@ -52,9 +52,8 @@ class OnPolicy(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
-        if self.agent.exploration is not None:  # whose state is not learned from
-            state, final = (each.memory for each in (samples.state, samples.final_state))
-            samples = replace(samples, state=state, final_state=final)
+        state, final = (self.agent.memory_of(each) for each in (samples.state, samples.final_state))
+        samples = replace(samples, state=state, final_state=final)
         self.samples = [samples.to(self.optimizer.device)]
 
     def updates_due(self) -> int:

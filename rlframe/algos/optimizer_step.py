@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlframe.algos.base import SkippedUpdate
 from rlframe.algos.schedules import Schedules
+from rlframe.core.config import key_of
 from rlframe.core.schedule import Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
 from rlframe.kernels.device import copy_to_host
@@ -46,7 +47,9 @@ class OptimizerStep:
             the learning rate `rate`.
         """
         self.optimizer, self.parameters, progress = optimizer, optimizer.parameters, schedules.progress
+        self.rate_key = key_of(schedules.config, rate)
         progress.learned += self.parameters
+        progress.rates += [self.rate_key] * len(self.parameters)
         progress.checks.append(self.check)
         self.learning_rate, self.max_grad_norm = schedules.of(rate), schedules.of("max_grad_norm")
         self.progress, self.n_steps = progress, schedules.n_steps
@@ -140,7 +143,8 @@ class OptimizerStep:
         self._pending = []
 
     def _skip(self, loss: float, norm: float, updates: int, batch: Tree, wrong: list[nn.Parameter]) -> None:
-        self.progress.skip(SkippedUpdate(updates, batch, {"loss": loss, "grad_norm": norm}, list(wrong)))
+        facts = {"loss": loss, "grad_norm": norm}
+        self.progress.skip(SkippedUpdate(updates, batch, facts, list(wrong), self.rate_key))
 
     @property
     def rate(self) -> float:

@@ -125,7 +125,7 @@ class R2D1(OffPolicy):
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
-        self.explore()
+        self.start_exploring()
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)

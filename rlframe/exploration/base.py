@@ -52,6 +52,7 @@ class Exploration(nn.Module, ABC):
 
     level: Tensor  # [3] of the first and of the last environment, and the index of the last one of all ranks
     scale = ""  # name of its level: of a field of its Config, and of a metric
+    kind = ""  # value of algo.explore= that it was made by; empty: not known
 
     def __init__(self, graded: bool = False) -> None:
         """`graded`: the level differs between environments."""
@@ -290,12 +291,13 @@ def explore(default: str, kinds: Sequence[str], numbers: Mapping[str, Scheduled]
     Args:
         kinds: the names that fit the algorithm.    numbers: those of this algorithm where nan is given.
     """
+    own = "; own is a class of yours, module:Class" if "own" in kinds else ""
     return chz.field(
         meta_factory=module_part(PACKAGE, default),
         default_factory=lambda: config_of(default),
         munger=_PartOf(kinds, numbers),
         metadata={KINDS: tuple(kinds)},
-        doc=f"{' | '.join(kinds)}: how it explores; or own with a class of yours, module:Class",
+        doc=f"{' | '.join(kinds)}: how it explores{own}",
     )
 
 
@@ -306,12 +308,30 @@ class ExplorationSchedule:
         """Args:
         n_steps: env_steps of the run.
         n_envs: environments of this rank; levels are graded over those of all ranks.
+
+        Raises:
+            ConfigError: the level is nan, that of an algorithm.
         """
         config = config_of(explore)
         first, last = config.levels()
+        if _is_nan(first):
+            raise ConfigError(
+                f"algo.explore={config.kind()} has no level; set it, or take `explore` of an algorithm's Config, which "
+                f"has its own"
+            )
+        self.kind, self.graded = config.kind(), config.graded
         self.first = curve(first, n_steps)
         self.last = curve(last, n_steps) if config.graded else self.first
         self.n_own, self.n_envs = n_envs, n_envs * current_ranks().n_samplers
+
+    def check(self, exploration: Exploration) -> None:
+        """Raise ConfigError if the agent's exploration was made by another config."""
+        if exploration.kind and (exploration.kind, exploration.graded) != (self.kind, self.graded):
+            of = {True: " with levels of its own for each environment", False: ""}
+            raise ConfigError(
+                f"the agent was made with explore={exploration.kind}{of[exploration.graded]}, and the algorithm with "
+                f"explore={self.kind}{of[self.graded]}; give both the same"
+            )
 
     def apply(self, exploration: Exploration, env_steps: int) -> None:
         """Set the level for `env_steps`."""

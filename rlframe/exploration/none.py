@@ -9,7 +9,8 @@ import numpy as np
 
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, Array
-from rlframe.exploration.base import ActionNoise, ExploreConfig, ExploreState, QExploration
+from rlframe.exploration.base import ExploreConfig, ExploreState, QExploration
+from rlframe.exploration.stochastic import Stochastic
 
 
 @chz.chz
@@ -35,15 +36,7 @@ class Greedy(QExploration):
         return q.argmax(-1), state
 
 
-class NoNoise(ActionNoise):
+class NoNoise(Stochastic):
     """The policy's mode."""
 
-    changes = samples = False
-
-    def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return ()
-
-    def perturb(
-        self, action: Array, inputs: AgentInputs, noise: Tree, state: ExploreState, level: Array, xp: Any
-    ) -> tuple[Array, ExploreState]:
-        return action, state
+    samples = False

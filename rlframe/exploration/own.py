@@ -19,7 +19,7 @@ class Config(ExploreConfig):
 
     name: str = option("", "module:Class or ./file.py:Class, a subclass of QExploration or ActionNoise")
     kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the class: algo.explore.kwargs.name=value")
-    level: Scheduled = scheduled(1.0, "what its level_of says", high=HIGHEST)
+    level: Scheduled = scheduled(1.0, "rate or scale, which its level_of returns", high=HIGHEST)
     level_last: Scheduled = last("level", high=HIGHEST)
 
     @chz.validate

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlframe.core.config import count, number
+from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
@@ -48,6 +49,8 @@ class Config(ExploreConfig):
     adaptation: float = number(1.01, "factor of its change after each batch; 1: it never changes", low=1.0, high=10.0)
 
     def make_for(self, model: Any, size: int, seed: int) -> ParameterNoise:
+        if model.mlp.linears[-1].out_features != size:
+            raise ConfigError("algo.explore=parameter_noise is for deterministic policies of Box actions: ddpg, td3")
         return ParameterNoise(model, size, self, seed)
 
     def levels(self) -> tuple[Scheduled, Scheduled]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +74,7 @@ def _rename(old: str, new: str, module: nn.Module, state: dict[str, Tensor], pre
 class Model(nn.Module, ABC):
     """A network that an agent acts with."""
 
-    uses_previous: bool = False  # whether it reads the previous action, the reward and `first`
+    uses_previous: bool = False  # whether it reads the previous action, the reward or `first`
 
     def initial_state(self, n: int) -> Tree:
         """Zero state of n environments, leaves [n, ...]; () without memory."""
@@ -131,7 +130,9 @@ class ModelConfig:
         "auto", "of Box actions: auto | gaussian | squashed_gaussian (tanh; as sac) | beta | module:Class, your own"
     )
     state_dependent_std: bool = option(False, "Gaussian policies: the standard deviation is an output; sac always")
-    log_std: float = number(0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-math.inf)
+    log_std: float = number(
+        0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-20.0, high=10.0
+    )
 
     @chz.validate
     def _check(self) -> None:

@@ -8,8 +8,8 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Agent, PolicyAgent, QAgent
-from rlframe.agents.policy import PolicyState
-from rlframe.agents.q import QState
+from rlframe.agents.base import AgentState
+from rlframe.agents.policy import GsdePolicyAgent
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, leaves, map_tree
@@ -55,8 +55,10 @@ class Greedy(nn.Module):
 
     def exploration_state(self, n: int) -> Tree:
         """The state of the exploration at the start of n episodes, for `step`; its level is the first environment's."""
-        exploration = self.agent.exploration
-        return () if exploration is None else exploration.initial_state([0] * n)
+        agent = self.agent
+        if isinstance(agent, QAgent | ActorAgent | GsdePolicyAgent):
+            return agent.exploration.initial_state([0] * n)
+        return ()
 
     def step(
         self, observation: Tree, state: Tree, reward: Tensor, noise: Tree, explore: Tree
@@ -64,15 +66,12 @@ class Greedy(nn.Module):
         """`Agent.step` with noise: the canonical action, the next state, and that of the exploration."""
         inputs, memory = self._inputs(observation, state, reward)
         agent = self.agent
-        if isinstance(agent, QAgent):
-            step = agent.step(inputs, QState(explore, memory), noise)
+        if isinstance(agent, QAgent | GsdePolicyAgent):
+            step = agent.step(inputs, AgentState(explore, memory), noise)
             memory, explore = step.state.memory, step.state.explore
         elif isinstance(agent, ActorAgent):
             step = agent.step(inputs, explore, noise)
             explore = step.state
-        elif agent.exploration is not None:
-            step = agent.step(inputs, PolicyState(explore, memory), noise)
-            memory, explore = step.state.memory, step.state.explore
         else:
             step = agent.step(inputs, memory, noise)
             memory = step.state

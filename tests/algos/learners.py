@@ -1,7 +1,6 @@
 """DDPG, TD3 and SAC made small, networks whose numbers fit on paper, and batches to learn from."""
 
 import copy
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from gymnasium import Space, spaces
 
+from rlframe.algos import ddpg
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
@@ -124,7 +124,6 @@ def kept_gradients() -> Iterator[None]:
 def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
     """What the critics of TD3 or DDPG are to come to for these rows [n]."""
     seen = []
-    module = importlib.import_module(type(algo).__module__)
 
     def spy(critics: Any, target: Any, observation: Any, action: Any, next_observation: Any, next_action: Any) -> Any:
         q, next_q = with_target(critics, target, observation, action, next_observation, next_action)
@@ -132,7 +131,7 @@ def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
         return q, next_q
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "with_target", spy)
+        patch.setattr(ddpg, "with_target", spy)
         with torch.enable_grad():
             copy.deepcopy(algo)._learn(batch)
     return seen[0]

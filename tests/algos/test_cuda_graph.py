@@ -25,6 +25,7 @@ from rlframe.record.codec import decode
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, PlayedGraph, graphs_of, launch, play, steps_of
 from tests.algos.test_sac_td3_ddpg import IMAGE, Sees, kept
+from tests.variants import variants
 
 NETWORK = {"hidden": (8,), "activation": "relu", "normalize_observation": True}
 ANNEALED = {"learning_rate": "linear(3e-4,0)", "n_steps": 96, "replay_ratio": 2.0}
@@ -71,9 +72,7 @@ OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "appo": (appo, "CartPole-v1", {}),
 }
 FAST = ("rainbow", "sac", "td3_muon", "ddpg_smoothed", "a2c", "ppo")  # one of each kind of update
-every = pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+every = pytest.mark.parametrize("name", variants(CASES, FAST))
 
 
 def made(name: str, device: str = "cpu", **more: Any) -> Any:
@@ -258,7 +257,7 @@ def image_batches() -> list[Samples]:
     return collected(Sees, of_images().agent, 2, (4, 2), observation=IMAGE, action=LEVEL)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", variants(["fp32", "bf16"], ("bf16",)))
 def test_convolutions_are_learned_by_graphs_in_either_precision(precision: str, as_on_a_gpu: None) -> None:
     data, eager, algo = image_batches(), of_images(), of_images()
     launch(eager)

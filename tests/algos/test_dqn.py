@@ -249,7 +249,7 @@ ALONE = ("plain", "quantile", "normalised, fed back", "rainbow")  # the others a
     "name", [name if name in ALONE else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS]
 )
 def test_every_option_learns_to_name_what_it_sees(name: str) -> None:
-    _, agent, _ = run(debug_envs.identity, 20, length=8, discount=0.5, **OPTIONS[name])
+    _, agent, _ = run(debug_envs.identity, 14, length=8, discount=0.5, **OPTIONS[name])
     assert score(agent, debug_envs.identity, length=8) > 0.9 * 8  # chance is at most 4
 
 
@@ -260,9 +260,10 @@ def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tenso
         "explore": epsilon.Config(epsilon=1.0),
         "double": True,
         "n_step": n_step,
-        "replay_ratio": 32.0,
+        "replay_ratio": 16.0,
+        "target_interval": 10,
     }
-    _, agent, _ = run(env, 30, **settings, **kwargs)
+    _, agent, _ = run(env, 15, **settings, **kwargs)
     with torch.no_grad():
         return agent.kind.q(agent(inputs_at(list(range(n_states))), ())[0]).max(-1).values
 
@@ -295,7 +296,7 @@ def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any]) -> None:
 
 def check_resume(env: Any, **settings: Any) -> None:
     """Eight batches learned from at once, or four, and four more by an algorithm that began with other weights."""
-    _, _, batches = run(env, 8, **settings)
+    _, _, batches = run(env, 8, **settings | {"learn_from": 10_000})
     _, agent, algo = made(env, 8 * 64, **settings)
     for samples in batches[:4]:
         learn(algo, samples)

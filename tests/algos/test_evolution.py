@@ -103,6 +103,9 @@ WRONG = {
     "algo=es runner=evolution sampler=gpu sampler.n_workers=2": "sampler=gpu has no meaning",
     "algo=es runner=evolution sampler.decorrelation_steps=3": "sampler.decorrelation_steps=3 has no meaning",
     "algo=es runner=evolution sampler.statistics=a:B": r"sampler.statistics=\[a:B\] has no meaning",
+    "algo=es runner=evolution sampler.complete_episodes=true": "sampler.complete_episodes=true has no meaning",
+    "algo=es runner=evolution sampler.env_restarts=2": "sampler.env_restarts=2 has no meaning",
+    "algo=es runner=evolution env.normalize_reward=true": "env.normalize_reward=true has no meaning",
     "algo=es runner=evolution threads=auto": "threads=auto has no meaning",
 }
 

@@ -114,7 +114,7 @@ BOTH = pytest.mark.parametrize(("module", "settings"), [(impala, IMPALA), (appo,
     ids=["impala", "appo"],
 )
 def test_both_name_what_they_see(module: Any, settings: dict[str, Any], action: str) -> None:
-    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 50, action=action, length=8)
+    _, score = trained(module, {**settings, "discount": 0.0}, debug_envs.identity, 30, action=action, length=8)
     assert score > 0.8 * 8  # chance is at most 4
 
 
@@ -123,13 +123,13 @@ def test_both_name_what_they_see(module: Any, settings: dict[str, Any], action: 
 )
 def test_both_remember_with_memory(module: Any, settings: dict[str, Any]) -> None:
     model = {"model_memory": "gru", "model_memory_size": 16}
-    _, score = trained(module, settings, debug_envs.memory, 50, T=12, delay=2, **model)
+    _, score = trained(module, settings, debug_envs.memory, 35, T=12, delay=2, **model)
     assert score > 0.95
 
 
 @BOTH
 def test_a_late_reward_reaches_the_action_that_earned_it(module: Any, settings: dict[str, Any]) -> None:
-    _, score = trained(module, settings, debug_envs.delayed_reward, 60, T=15, delay=4)
+    _, score = trained(module, settings, debug_envs.delayed_reward, 25, T=15, delay=4)
     assert score == 1.0
 
 

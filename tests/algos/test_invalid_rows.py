@@ -15,6 +15,7 @@ from tests.samplers.made import assert_equal, copied, sampler_for
 
 SETTINGS: list[tuple[Any, dict[str, Any]]] = [(ppo, {"epochs": 2, "minibatches": 2}), (a2c, {}), (pg, {})]
 ALL = pytest.mark.parametrize(("module", "settings"), SETTINGS, ids=["ppo", "a2c", "pg"])
+SLOW = pytest.mark.slow
 MEMORY = pytest.mark.parametrize("memory", ["none", "lstm"])
 
 
@@ -44,8 +45,10 @@ def spoiled(samples: Samples, extreme: bool) -> Samples:
     return other
 
 
-@pytest.mark.parametrize("extreme", [False, True])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("normalize", "extreme"),
+    [(False, False), (True, True), *(pytest.param(*each, marks=SLOW) for each in ((False, True), (True, False)))],
+)
 @MEMORY
 @ALL
 def test_rows_that_are_not_valid_change_nothing(

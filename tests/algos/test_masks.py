@@ -24,6 +24,7 @@ from rlframe.models.q_network import Expected, Quantile
 from rlframe.ops.fused import log_prob_entropy
 from rlframe.replay import ReplayConfig, Transitions
 from rlframe.samplers import EvalConfig, Evaluator, cpu, serial
+from tests.variants import variants
 
 SLOW = pytest.mark.slow
 STATE, ACTIONS = spaces.Discrete(2), spaces.Discrete(3)
@@ -44,7 +45,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "dqn_random": (dqn, {**OFF, **RANDOM}, {}, {}),
     "dqn_greedy": (dqn, {**OFF, **GREEDY, "double": True}, {}, {}),
     "r2d1": (r2d1, {**SEQUENCES, "explore": epsilon_greedy.Config(epsilon=0.5)}, LSTM, {}),
-    "sac": (sac, {**OFF, "learn_from": 2_048}, {}, {}),
+    "sac": (sac, {**OFF, "learn_from": 1_024}, {}, {}),
 }
 
 
@@ -71,16 +72,20 @@ def run(name: str, n_steps: int, numpy: bool = True, T: int = 32, B: int = 32, w
         while algo.updates_due():
             metrics = algo.update()
         sampler.refresh(agent)
-    assert all(math.isfinite(float(x)) for key, x in metrics.items() if key != "error")
+    assert all(math.isfinite(float(x)) for x in metrics.values())
     assert all(x.isfinite().all() for x in agent.parameters())
     sampler.close()
     return agent
 
 
-@pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
 @pytest.mark.parametrize("name", RUNS)
-def test_no_forbidden_action_is_ever_taken(name: str, numpy: bool) -> None:
-    run(name, 4_096, numpy)
+def test_no_forbidden_action_is_ever_taken(name: str) -> None:
+    run(name, 2_048)
+
+
+@pytest.mark.parametrize("name", variants(RUNS, ("ppo", "r2d1", "sac")))
+def test_no_forbidden_action_is_ever_taken_in_torch(name: str) -> None:
+    run(name, 2_048, numpy=False)
 
 
 @SLOW
@@ -256,22 +261,12 @@ def test_sacs_given_target_entropy_stays() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "ppo_lstm", "dqn", "sac"])
-def test_a_masked_grid_is_solved(name: str) -> None:
-    RUNS["dqn"] = (
-        dqn,
-        {
-            **OFF,
-            "replay_ratio": 8.0,
-            "explore": epsilon_greedy.Config(epsilon="linear(1,0.1,0.5)"),
-            "learning_rate": 1e-3,
-        },
-        {},
-        {},
-    )
-    RUNS["dqn"][1]["target_interval"] = 100
-    module, settings, model, kwargs = RUNS[name]
+def test_a_masked_grid_is_solved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    annealed = {"explore": epsilon_greedy.Config(epsilon="linear(1,0.1,0.5)")}
+    of_dqn = {**OFF, **annealed, "replay_ratio": 8.0, "target_interval": 100}
+    module, settings, model, kwargs = (dqn, of_dqn, {}, {}) if name == "dqn" else RUNS[name]
     quick = {"learning_rate": 3e-3} if module is not sac else {"replay_ratio": 8.0, "temperature": 0.1}
-    RUNS["quick"] = (module, {**settings, **quick}, model, kwargs)
+    monkeypatch.setitem(RUNS, "quick", (module, {**settings, **quick}, model, kwargs))
     agent = run("quick", 20_480, T=32, B=8)
     evaluator = Evaluator(EnvConfig(debug_envs.masked, {}, "python"), agent, EvalConfig(n_envs=4, n_episodes=8))
     assert np.mean([t.return_ for t in evaluator.evaluate()]) == pytest.approx(1 - 0.1 * 6)  # the shortest way

@@ -143,8 +143,8 @@ def test_what_means_nothing_is_refused_in_one_line(
 def two_critics(**settings: Any) -> ddpg.DDPG:
     """That of test_ddpg with a second critic Q2 = 2s + a - 1, Q2' = 9 + 3a."""
     algo = test_ddpg.by_hand(n_critics=2, **settings)
-    write_critic(algo.critic, 1, [[2.0, 1.0]], [-1.0])
-    write_critic(algo.target_critic, 1, [[0.0, 3.0]], [9.0])
+    write_critic(algo.critics, 1, [[2.0, 1.0]], [-1.0])
+    write_critic(algo.target_critics, 1, [[0.0, 3.0]], [9.0])
     return algo
 
 
@@ -155,7 +155,7 @@ def test_two_critics_of_ddpg_descend_the_sum_of_their_errors_towards_the_least_t
     errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
     assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert algo.replay.told.tolist() == pytest.approx(np.abs(errors).mean(0).tolist(), rel=1e-4)
-    bias = algo.critic.mlps.layers.parameters[0][1]
+    bias = algo.critics.mlps.layers.parameters[0][1]
     assert [bias.grad[k].item() for k in (0, 1)] == pytest.approx([sum(row) for row in errors], rel=1e-5)
     a, b = TANH_HALF, math.tanh(1.0)
     assert metrics["policy_loss"] == pytest.approx(-(1 + 2 * a + 0.5 + 2 + 2 * b + 0.5) / 2, rel=1e-5)
@@ -206,9 +206,7 @@ def test_targets_are_clipped_by_their_magnitude(name: str) -> None:
 @pytest.mark.parametrize("module", [ddpg, td3, sac])
 def test_policy_and_targets_have_intervals_of_their_own(module: Any) -> None:
     algo = learner(module, policy_interval=2, target_interval=3, tau=0.5, model={"hidden": (8,)})
-    target_critics = algo.target_critic if module is ddpg else algo.target_critics
-    critics = algo.critic if module is ddpg else algo.critics
-    parts = {"policy": algo.agent, "targets": target_critics, "critics": critics}
+    parts = {"policy": algo.agent, "targets": algo.target_critics, "critics": algo.critics}
 
     def numbers() -> dict[str, list[float]]:
         return {name: [p.sum().item() for p in part.parameters()] for name, part in parts.items()}
@@ -241,12 +239,19 @@ def test_a_gaussian_prior_pulls_actions_to_the_middle() -> None:
     assert one["loss"] == other["loss"], "targets are those of the uniform prior"
 
 
-def test_a_critic_alone_is_its_own_least() -> None:
-    for space in (None, spaces.Discrete(3)):
-        given = {} if space is None else {"action_space": space}
-        algo = learner(sac, n_critics=1, model={"hidden": (8,)}, **given)
-        metrics = updated(algo, test_sac.two_rows(discrete=space is not None))
-        assert all(math.isfinite(value) for value in metrics.values())
+@pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
+def test_one_critic_of_sac_is_as_good_as_two_equal_ones(discrete: bool) -> None:
+    given: dict[str, Any] = {"action_space": spaces.Discrete(3)} if discrete else {}
+    one, two = (learner(sac, n_critics=n, model={"hidden": (8,)}, **given) for n in (1, 2))
+    for mine, its in ((one.critics, two.critics), (one.target_critics, two.target_critics)):
+        with torch.no_grad():
+            for i, parameter in enumerate(its.parameters()):
+                of_one = [*mine.parameters()]
+                parameter.copy_(of_one[i % len(of_one)].expand_as(parameter))
+    alone, both = (updated(algo, test_sac.two_rows(discrete)) for algo in (one, two))
+    assert both["loss"] == pytest.approx(2 * alone["loss"], rel=1e-5), "of the sum of the squared errors"
+    for name in ("q", "policy_loss", "entropy", "temperature"):
+        assert both[name] == pytest.approx(alone[name], rel=1e-5)
 
 
 def test_the_kl_penalty_is_added_with_its_coefficient() -> None:

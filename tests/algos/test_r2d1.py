@@ -122,9 +122,9 @@ def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
 
 @pytest.mark.parametrize("memory", ["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_r2d1_learns_what_needs_memory(memory: str) -> None:
-    settings = {**MEMORY, "learning_rate": 5e-3, "burn_in": 0, "learn_T": 16, "replay_ratio": 16.0}
+    settings = {**MEMORY, "learning_rate": 1e-2, "burn_in": 0, "learn_T": 16}
     settings |= {"model_memory": memory}
-    _, agent, _ = run(debug_envs.memory, 60, delay=3, **settings)
+    _, agent, _ = run(debug_envs.memory, 30, delay=3, **settings)
     assert score(agent, debug_envs.memory, delay=3) > 0.95  # chance is 0.5
 
 

@@ -75,11 +75,10 @@ def start(part: Exploration) -> Tree:
 
 
 EACH = [("choose", kind) for kind in CHOOSE] + [("perturb", kind) for kind in PERTURB]
-each = pytest.mark.parametrize(("of", "kind"), EACH)
 
 
 @pytest.mark.parametrize(
-    ("of", "kind", "masked"), [(*each, False) for each in EACH] + [("choose", kind, True) for kind in CHOOSE]
+    ("of", "kind", "masked"), [(*case, False) for case in EACH] + [("choose", kind, True) for kind in CHOOSE]
 )
 def test_numpy_acts_as_torch_and_zero_noise_greedily_in_any_state(of: str, kind: str, masked: bool) -> None:
     part, rng = made(of, kind, masked), np.random.default_rng(0)
@@ -107,11 +106,16 @@ def test_numpy_acts_as_torch_and_zero_noise_greedily_in_any_state(of: str, kind:
     assert explored == (kind not in ("none", "stochastic"))
 
 
-@each
+GRADED = [(of, kind) for of, kind in EACH if (CHOOSE if of == "choose" else PERTURB)[kind].graded]
+
+
+def test_each_kind_with_a_last_level_is_graded() -> None:
+    assert {kind for _, kind in EACH} - {kind for _, kind in GRADED} == {"noisy", "none", "stochastic"}
+
+
+@pytest.mark.parametrize(("of", "kind"), GRADED)
 def test_levels_are_spaced_logarithmically_from_the_first_to_the_last_environment(of: str, kind: str) -> None:
     config = CHOOSE[kind] if of == "choose" else PERTURB[kind]
-    if not config.graded:
-        pytest.skip("one level for all")
     part, (first, last) = made(of, kind), config.levels()
     expected = np.geomspace(float(first), float(last), N)  # type: ignore[arg-type]
     np.testing.assert_allclose(part.level_of(part.level, part.initial_state(range(N)), torch), expected, rtol=1e-5)

@@ -1,5 +1,6 @@
 """Runs with each kind of exploration: in workers, stopped and resumed, logged; and the settings that are refused."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from rlframe import launch
+from rlframe.agents import SquashedGaussian, make_actor_agent, make_policy_agent, make_q_agent
 from rlframe.algos import ddpg, dqn, sac, td3
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
@@ -18,13 +20,24 @@ from rlframe.deploy.load import load_policy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.config import from_flat, merge, to_flat
 from rlframe.experiment.keys import show_keys
-from rlframe.exploration import boltzmann, noise_hold, ornstein_uhlenbeck, own
+from rlframe.exploration import (
+    ExplorationSchedule,
+    ExploreConfig,
+    boltzmann,
+    epsilon,
+    gsde,
+    noise_hold,
+    ornstein_uhlenbeck,
+    own,
+)
 from rlframe.models import ModelConfig
+from rlframe.models.q_network import Expected
 from rlframe.replay import ReplayConfig
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, SerialSampler
 from tests.exploration.test_kinds import PUSH, SECOND
-from tests.runners.resumed import assert_runs_equal, log, stopped_at, words
+from tests.runners.resumed import assert_resumed_exactly, log
+from tests.variants import variants
 
 ACTING: dict[str, tuple[Any, str, Any]] = {
     "boltzmann": (dqn, "CartPole-v1", boltzmann.Config(temperature=0.1, temperature_last=5.0)),
@@ -73,19 +86,15 @@ CASES = {
 FAST = ("ornstein_uhlenbeck", "held_action")
 
 
-@pytest.mark.parametrize(
-    "case", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
-)
+@pytest.mark.parametrize("case", variants(CASES, FAST))
 def test_a_resumed_run_explores_as_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
-    stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
-    rows = log(tmp_path / "whole/run_0")
+    run = assert_resumed_exactly(CASES[case], tmp_path, monkeypatch)
+    rows = log(run)
     assert ("episode/return_mean_greediest" in rows[-1]) == ("_last" in CASES[case])
     assert "algo/epsilon" in rows[-1] or "algo/exploration" in rows[-1] or case == "own"
-    policy = load_policy(tmp_path / "whole/run_0", trust=True)
+    policy = load_policy(run, trust=True)
     observation = np.zeros(policy.observation_space.shape, np.float32)  # type: ignore[arg-type]
     greedy = policy.act(observation)
     assert all(np.array_equal(policy.act(observation), greedy) for _ in range(3))
@@ -126,6 +135,7 @@ def test_another_algorithm_keeps_the_exploration_that_fits_it() -> None:
 REFUSED = [
     ("dqn explore=gaussian", "explore=gaussian does not fit algo=dqn, which takes epsilon, boltzmann"),
     ("dqn explore=epsilom", "did you mean epsilon"),
+    ("ddpg explore=random", "random first steps of ddpg, td3 and sac are algo.random_steps"),
     ("dqn explore.epsilonn=0.1", "did you mean algo.explore.epsilon"),
     ("ppo explore=epsilon", "explore=epsilon does not fit algo=ppo, which takes stochastic"),
     ("sac explore=boltzmann", "does not fit algo=sac"),
@@ -173,3 +183,33 @@ def test_what_makes_no_sense_is_refused_in_one_line(case: str, message: str) -> 
 def test_what_is_neither_a_name_nor_a_config_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=f"algo.explore={given} must be a name, or a Config of rlframe.exploration"):
         dqn.Config(explore=given)
+
+
+VECTOR, ONE = spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,))
+GAUSSIAN, SMALL = SquashedGaussian(ONE), ModelConfig(hidden=(8,))
+BY_HAND: list[tuple[str, Callable[[], object], str]] = [
+    (
+        "policy",
+        lambda: make_policy_agent(VECTOR, ONE, SMALL, explore="epsilon"),
+        "explore=epsilon does not fit a policy agent",
+    ),
+    ("sac", lambda: make_actor_agent(VECTOR, ONE, GAUSSIAN, SMALL, "parameter_noise"), "is for deterministic policies"),
+    ("schedule", lambda: ExplorationSchedule("gaussian", 100, 1), "explore=gaussian has no level; set it"),
+    ("q", lambda: make_q_agent(VECTOR, spaces.Discrete(2), SMALL, Expected(), "gaussian"), "does not choose among"),
+    ("interval", lambda: gsde.Config(interval=2.5), "algo.explore.interval=2.5 must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [case[1:] for case in BY_HAND], ids=[case[0] for case in BY_HAND])
+def test_parts_made_by_hand_that_do_not_fit_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("explore", [boltzmann.Config(), epsilon.Config(epsilon=0.5, epsilon_last=0.1)])
+def test_an_agent_that_was_made_with_another_exploration_than_the_algorithm_is_refused(explore: ExploreConfig) -> None:
+    agent = make_q_agent(VECTOR, spaces.Discrete(2), SMALL, Expected(), explore)
+    config = dqn.Config(replay=ReplayConfig(size=1_000))
+    with pytest.raises(ConfigError, match=r"agent was made with explore=.*, and the algorithm with explore=epsilon;"):
+        config.make_algorithm(agent, BatchSpec(4, 2), 1_000)
+    assert dqn.Config(replay=config.replay, explore=explore).make_algorithm(agent, BatchSpec(4, 2), 1_000)

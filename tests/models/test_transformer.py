@@ -141,7 +141,7 @@ def test_heads_that_do_not_divide_the_width_and_a_window_of_one_row_are_refused(
     ModelConfig(memory="lstm", memory_heads=3)  # which has none
 
 
-def test_extremes_of_the_keys_do_what_they_say() -> None:
+def test_the_smallest_transformer_keeps_one_row_of_one_number_for_each_layer() -> None:
     space = sampler_for("CartPole-v1")[0].envs  # type: ignore[attr-defined]
     one = {"memory": "transformer", "memory_size": 1, "memory_heads": 1, "memory_window": 2, "memory_layers": 3}
     agent = agent_for(space.observation_space, space.action_space, **one)
