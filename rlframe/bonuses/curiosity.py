@@ -20,6 +20,7 @@ from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
 from rlframe.bonuses.base import Bonus, BonusConfig, Steps
 from rlframe.core.config import below_one, count, fraction, option, positive, sizes
+from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.struct import as_numpy, leaves, map_tree
@@ -80,6 +81,11 @@ class Curiosity(AlgorithmWrapper):
     """
 
     def __init__(self, algo: Algorithm, bonus: Bonus, n_steps: int, config: CuriosityConfig, seed: int = 0) -> None:
+        """Raises:
+        ConfigError: `algo` has a bonus already.
+        """
+        if isinstance(algo, Curiosity):
+            raise ConfigError("reward.bonus: the algorithm has one bonus already, and takes no other")
         super().__init__(algo)
         self.bonus, self.bonus_config = bonus, config
         self.bonus_schedules = Schedules(config, n_steps, self.progress)

@@ -32,6 +32,7 @@ from rlframe.samplers.base import SamplerConfig
 _MAX_KEY = 200  # characters
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
 _MAPPINGS = ("env_kwargs", "eval.env_kwargs", *(f"{part}.kwargs" for part in OF_OWN))  # keys below are not rlframe's
+_CONFIGS = {"model": ModelConfig, "reward": RewardConfig, "eval": EvalConfig}  # which have no value of their own
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
     *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback"),
@@ -203,6 +204,11 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
             if not isinstance(parsed, Mapping):
                 raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
             arguments[key] = {**parsed, **arguments.get(key, {})}
+        elif key in _CONFIGS:
+            fields = chz.chz_fields(_CONFIGS[key])
+            meant = [name for name in fields if str(value) in re.findall(r"\w+", fields[name]._doc)]
+            meant = list(fields) if len(fields) == 1 else meant or ["NAME"]
+            raise ConfigError(f"{key}={value}: write {key}.{meant[0]}={value} (--help lists the keys)")
         elif isinstance(value, Mapping):
             raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
         else:
@@ -273,6 +279,9 @@ def check_parts(experiment: Experiment) -> None:
         and not (sampler.acts_in_workers or sampler.undecided),
         f"sampler.decorrelation_steps={sampler.decorrelation_steps}": sampler.decorrelation_steps,
         f"sampler.statistics=[{','.join(sampler.statistics)}]": sampler.statistics,
+        "sampler.complete_episodes=true": sampler.complete_episodes,
+        f"sampler.env_restarts={sampler.env_restarts}": sampler.env_restarts,
+        "env.normalize_reward=true": experiment.env_options.normalize_reward,
         "threads=auto": experiment.threads == AUTO,
     }.items():
         if wrong:
@@ -300,7 +309,8 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
     if not runner.trains_in_ranks:
         name = part_name(runner, PARTS["runner"])
         asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={world_size}"
-        raise ConfigError(f"{asked} needs runner=sync_rl; runner={name} trains in one process")
+        needs = ": raise sampler.n_workers instead" if runner.evolves else " needs runner=sync_rl"
+        raise ConfigError(f"{asked}{needs}; runner={name} trains in one process")
     if not experiment.evaluates:
         config = chz.replace(config, n_episodes=0, function="")
     return chz.replace(experiment, runner=runner, eval=config)

@@ -24,6 +24,11 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
         if long in found or (long != key and long in layer):
             raise ConfigError(f"{key} is short for {long}; give one of them")
         found[long] = value
+    if found.get(EXPLORE) == "random":
+        raise ConfigError(
+            f"{EXPLORE}=random: random first steps of ddpg, td3 and sac are algo.random_steps, those of dqn and r2d1 a "
+            f"schedule such as explore.epsilon=linear(1,0.1,0.02)"
+        )
     for part in OF_OWN:
         if ":" in str(found.get(part, "")):
             found |= {part: "own", f"{part}.name": found[part]}

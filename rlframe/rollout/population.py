@@ -12,9 +12,11 @@ from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.core.errors import warn_once
+from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, leaves, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, Array, Trajectory
 from rlframe.envs.base import Envs
+from rlframe.models.masks import split_mask
 from rlframe.models.normalize import ObservationNorm, RunningNorm
 from rlframe.ops.evolution import perturbation
 from rlframe.rollout.buffer import empty_rows
@@ -131,7 +133,8 @@ class Player:
         self._act = CpuInference(agent, inputs[0], agent.initial_state([0]))
         self._inputs = [self._act.view(inputs[t]) for t in range(_CHUNK)]
         self._noise = self._act.view(zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))  # acts greedily
-        self._observed = _normalised(agent, rows.observation)
+        masked = mask_parts(envs.observation_space, envs.action_space)
+        self._observed = _normalised(agent, split_mask(rows.observation)[0] if masked else rows.observation)
 
     def evaluate(self, population: Population, found: Evaluations, worker: int, n_workers: int, stop: Stop) -> None:
         """Play what no other worker has claimed: this worker's own columns in order, then the others' from their end.

@@ -349,10 +349,10 @@ class Runner(ABC):
         return found
 
     def _check_parameters(self, cause: BaseException | None = None) -> None:
-        if not all(bool(x.isfinite().all()) for x in [*self.agent.parameters(), *self.algo.progress.learned]):
+        if rate := self.algo.progress.diverged(self.agent.parameters()):
             raise Diverged(
                 f"training diverged: at env_steps {self.env_steps:,} a parameter is NaN or Inf; the last "
-                f"snapshot is from before. Try a lower learning rate (algo.learning_rate) or smaller rewards"
+                f"snapshot is from before. Try a lower learning rate ({rate}) or smaller rewards"
             ) from cause
 
     def state_dict(self) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def skip_update(runner: Runner, metrics: UpdateMetrics) -> None:
         newest = current_run().newest_snapshot()
         raise Diverged(
             f"{save_skipped_update(runner.agent, runner.algo, skipped, metrics)}. "
-            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate (algo.learning_rate) or "
+            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate ({skipped.rate}) or "
             f"smaller rewards; runner.nonfinite=skip skips such updates"
         )
     if not runner.skips_updates:  # the first one is saved, all are counted

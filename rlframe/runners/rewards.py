@@ -122,18 +122,24 @@ def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
     """
     normalized = sampler.env is not None and sampler.env.options.normalize_reward
     replays = getattr(algo.unwrapped, "replay", None) is not None
-    reads_replayed = replays and bool(getattr(agent, "model", agent).uses_previous)
+    reads_replayed = replays and _reads_reward(agent)
     for key, changes, remedy in (
-        ("env.normalize_reward=true", normalized, "use env.reward_scale"),
-        ("reward.bonus", isinstance(algo, Curiosity), "use reward.bonus=none, or an algorithm without replay"),
+        ("env.normalize_reward=true", normalized, "leave feed_back out, or use env.reward_scale"),
+        ("reward.bonus", isinstance(algo, Curiosity), "leave feed_back out, or use an algorithm without replay"),
     ):
         if changes and reads_replayed:
             raise ConfigError(
-                f"{key} does not work with a replay and a model that sees the previous reward "
-                f"(model.memory, model.feed_back); {remedy}"
+                f"{key} does not work with a replay and a model that sees the previous reward (model.feed_back=true), "
+                f"which was another when it acted; {remedy}"
             )
     if sampler.env is None or not normalized:
         return UnchangedRewards()
     ranks = current_ranks()
     n_envs = sampler.batch_spec.B if ranks.rank < ranks.n_samplers else 0
     return NormalizedRewards(n_envs, at_last(getattr(algo.unwrapped.config, "discount", 1.0)), sampler.env.options)
+
+
+def _reads_reward(agent: Agent) -> bool:
+    """Whether the network sees the previous reward; a memory of ours alone sees `first`, a user's model may do both."""
+    config, reads = agent.model_config, bool(getattr(agent, "model", agent).uses_previous)
+    return reads if config is None else bool(config.feed_back)

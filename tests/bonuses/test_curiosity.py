@@ -29,11 +29,12 @@ from rlframe.optimizers.adam import Adam
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_dqn import made
-from tests.runners.resumed import assert_runs_equal, last_state, stopped_at, words
+from tests.runners.resumed import assert_resumed_exactly, last_state, words
 from tests.runners.resumed_cases import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PICTURES, PPO, REPLAY, SHORT
 from tests.samplers.made import sampler_for
 from tests.tables import read_csv
 from tests.threads import claim_two_threads
+from tests.variants import variants
 
 SMALL: dict[str, Any] = {"hidden": (16,), "embedding": 16, "learn_from": 0}
 PICTURE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
@@ -204,22 +205,19 @@ CASES = {  # some steps are collected, and not learned from, when a run is stopp
     "ppo": f"{PPO} {CARTPOLE} {ON_POLICY} {RND} reward.bonus.batch_size=100",
     "dqn": f"algo=dqn {CARTPOLE} algo.batch_size=8 {REPLAY} {ICM} reward.bonus.batch_size=20",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY} {ICM} reward.bonus.batch_size=20",
+    "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY} {RND} "
+    "reward.bonus.batch_size=20 env.normalize_reward=true",
     "dqn_prefetched": f"algo=dqn {PICTURES} model.image_hidden=[8] {EACH_STEP} {SHORT} {RND} reward.bonus.batch_size=7",
 }
 
 
-@pytest.mark.parametrize(
-    "case", [each if each in ("ppo", "dqn") else pytest.param(each, marks=pytest.mark.slow) for each in CASES]
-)
+@pytest.mark.parametrize("case", variants(CASES, ("dqn",)))
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case == "dqn_prefetched":
         claim_two_threads(monkeypatch)
-    assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
-    stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
-    own = last_state(tmp_path / "whole/run_0")["algo"]["bonus"]
+    own = last_state(assert_resumed_exactly(CASES[case], tmp_path, monkeypatch))["algo"]["bonus"]
     assert float(own["statistics"]["count"]) > 100
 
 
@@ -228,6 +226,8 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     [
         ({"bonus": "rnd"}, r"unknown key bonus; did you mean reward.bonus\?"),
         ({"reward.bonus": "icm", "beta": 0.1}, r"unknown key beta; did you mean reward.bonus.beta\?"),
+        ({"model": "lstm"}, r"model=lstm: write model.memory=lstm"),
+        ({"reward": "rnd"}, r"reward=rnd: write reward.bonus=rnd"),
         ({"reward.bonus": "rdn"}, r"rdn.*rlframe.bonuses.*did you mean rnd"),
         ({"reward.bonus": "rnd", "reward.bonus.beta": 0.1}, r"unknown key reward.bonus.beta"),
         ({"reward.bonus.scale": 2.0}, r"unknown key reward.bonus.scale"),
@@ -246,8 +246,21 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
 def test_a_replay_with_previous_rewards_is_refused() -> None:
     sampler, agent, algo = made(debug_envs.corridor, 1000, length=4, model_feed_back=True)
     curious = rnd.Config().add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
-    with closing(sampler), pytest.raises(ConfigError, match=r"reward.bonus .*model.feed_back"):
+    with closing(sampler), pytest.raises(ConfigError, match=r"reward.bonus .*model.feed_back=true"):
         MinibatchRl(sampler, agent, curious, 1000)
+
+
+def test_a_second_bonus_is_refused() -> None:
+    sampler, _, curious = listened(rnd.Config(**SMALL))
+    with closing(sampler), pytest.raises(ConfigError, match="has one bonus already"):
+        icm.Config(**SMALL).add_to(curious, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+
+
+def test_a_bonus_that_diverges_names_its_own_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = f"algo=dqn {CARTPOLE} algo.batch_size=8 {REPLAY} {RND} reward.bonus.batch_size=16"
+    with np.errstate(all="ignore"):
+        assert launch.main([*words(case, tmp_path), "reward.bonus.learning_rate=1e30"]) == 1
+    assert "Try a lower learning rate (reward.bonus.learning_rate)" in capsys.readouterr().err
 
 
 def explored(bonus: Any, n_batches: int, seed: int = 0) -> tuple[float, float]:

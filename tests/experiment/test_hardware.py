@@ -19,7 +19,7 @@ from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.samplers import auto, cpu, gpu, serial
-from tests.processes import DEADLINE_S, is_running, launched, until
+from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
 
 SMALL = ["env=Pendulum-v1", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=256", "eval.n_episodes=2"]
@@ -154,14 +154,14 @@ def test_a_dry_run_names_the_other_learners(
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, signum: int) -> None:
     with launched(tmp_path, *ENDLESS, *PARALLEL["cpu"], "runner.log_interval_steps=128") as process:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = descendants(process.pid)
         os.killpg(process.pid, signum)
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signum, output
     assert "Traceback" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    until(lambda: not any(is_running(child.pid) for child in children))
+    until(lambda: not any(map(is_running, children)))
 
 
 @pytest.mark.parametrize("how", ["cpu", pytest.param("alternating", marks=pytest.mark.slow)])

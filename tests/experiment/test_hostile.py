@@ -36,6 +36,7 @@ from tests.experiment.hostile import (
     tree,
     write,
 )
+from tests.variants import variants
 
 # name: (attack, commands, statuses that are right); what ends well does so without harm.
 ERRORS, ANY = (1, 2), (0, 1, 2)
@@ -274,11 +275,10 @@ SLOW |= {"array with a chunk listed 50 times", "array with a negative shape", "m
 SLOW |= {"manifest lists", "lock.json as endless", "arrays header without end"}
 SLOW |= {f"{file} as {name}" for file in (".params.json.new", "debug.log") for name in SPECIAL if name != "symlink"}
 SLOW |= {f".progress.csv.new as {name}" for name in ("loop", "endless", "folder", "hardlink")}
+SLOW |= {f"lock.json as {name}" for name in ("loop", "folder", "hardlink")} | {"manifest pickle"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ATTACKS]
-)
+@pytest.mark.parametrize("name", variants(ATTACKS, ATTACKS.keys() - SLOW))
 def test_no_command_comes_to_harm(name: str, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     attack, commands, right = ATTACKS[name]
     (run.parent.parent / "outside").write_text(SECRET)
@@ -322,9 +322,7 @@ STUDIES: dict[str, Attack] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] if each == "a run outside" else []) for each in STUDIES]
-)
+@pytest.mark.parametrize("name", variants(STUDIES, STUDIES.keys() - {"a run outside"}))
 def test_no_study_comes_to_harm(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "study"
     folder.mkdir()

@@ -45,6 +45,15 @@ def stopped_at(env_steps: int, case: str, directory: Path, monkeypatch: pytest.M
     assert launch.main([f"resume={directory / 'run_0'}", TRUST, *changed]) == 0
 
 
+def assert_resumed_exactly(case: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Compare a run with one that is stopped after 130 env_steps and resumed; the directory of the whole one."""
+    whole, parts = directory / "whole", directory / "parts"
+    assert launch.main(words(case, whole)) == 0
+    stopped_at(130, case, parts, monkeypatch)
+    assert_runs_equal(whole / "run_0", parts / "run_0")
+    return whole / "run_0"
+
+
 def assert_runs_equal(one: Path, other: Path, rank: int = 0) -> None:
     """Compare logs except times, episodes, and the state of a rank in the last snapshots."""
     logs = [log(run) for run in (one, other)]

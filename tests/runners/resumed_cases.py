@@ -10,7 +10,7 @@ RAINBOW = (
 )
 EACH_STEP = "algo.batch_size=4 algo.replay_ratio=4"  # an update
 TWO_ROWS = "algo.batch_size=2 algo.replay_ratio=3"  # 12 updates a batch
-PLUS = "tests.envs.wrapping:Plus"
+WRAPPED = "env.resize=[9,9] env.frame_stack=3 env.wrappers=tests.envs.wrapping:Plus"
 CARTPOLE, PENDULUM = "env=CartPole-v1", "env=Pendulum-v1 env_kwargs.max_episode_steps=45"
 WALK, PICTURES, OPAQUE, TELLING, UNREPEATABLE = (  # episodes are cut by the ends of batches
     f"env=tests.envs.resumable:{name} env_kwargs.length=9"
@@ -28,7 +28,7 @@ CASES = {
     "ppo_moded": f"{PPO} {CARTPOLE} model.encoder=tests.models.moded:Moded {ON_POLICY}",
     "ppo_vector": f"{PPO} {CARTPOLE} env_backend=native {ON_POLICY}",
     "ppo_normalized_rewards": f"{PPO} {PENDULUM} env.normalize_reward=true env.reward_clip=[-5,5] {ON_POLICY}",
-    "ppo_wrapped": f"{PPO} {PICTURES} env.resize=[9,9] env.frame_stack=3 env.wrappers={PLUS} {ON_POLICY}",
+    "ppo_wrapped": f"{PPO} {PICTURES} {WRAPPED} {CONVOLUTIONS} {ON_POLICY}",
     "a2c": f"algo=a2c {CARTPOLE} {ON_POLICY}",
     "ppo_continuous": f"{PPO} {PENDULUM} {ON_POLICY}",
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
@@ -36,9 +36,9 @@ CASES = {
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
     "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {TWO_ROWS} {LINEAR} {REPLAY}",
-    "dqn_in_torch": f"algo=dqn {PICTURES} model.image_hidden=[8] algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
-    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} model.image_hidden=[8] {EACH_STEP} {SHORT}",
-    "ppo_in_torch": f"{PPO} {PICTURES} model.image_hidden=[8] model.memory=gru model.memory_size=8 {ON_POLICY}",
+    "dqn_in_torch": f"algo=dqn {PICTURES} {CONVOLUTIONS} algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
+    "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} {CONVOLUTIONS} {EACH_STEP} {SHORT}",
+    "ppo_in_torch": f"{PPO} {PICTURES} {CONVOLUTIONS} model.memory=gru model.memory_size=8 {ON_POLICY}",
     "sac": f"algo=sac {PENDULUM} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "sac_discrete": f"algo=sac {CARTPOLE} algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ddpg": f"algo=ddpg {PENDULUM} model.normalize_observation=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ from rlframe.replay import ReplayConfig
 from rlframe.runners import AsyncRl, MinibatchRlEval
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from rlframe.system.supervision import Supervision
-from tests.processes import DEADLINE_S, is_running, launched, until
+from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
 from tests.tables import read_csv
@@ -298,19 +297,19 @@ def test_launch_trains_and_resumes_and_prints_the_cores_of_each_process(
         assert line in printed
 
 
-@pytest.mark.parametrize("how", [pytest.param(["sampler=serial"], marks=SLOW), TWO])
+@pytest.mark.parametrize("how", [["sampler=serial"], pytest.param(TWO, marks=SLOW)])
 def test_all_processes_end_when_the_learner_is_killed(how: list[str], tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *how, "runner.n_steps=1e8") as process:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = descendants(process.pid)
         assert len(children) >= 2
         process.kill()
-        until(lambda: not any(is_running(child.pid) for child in children))
+        until(lambda: not any(map(is_running, children)))
 
 
 @pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=SLOW), signal.SIGTERM])
 def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> None:
     with launched(tmp_path, *WORDS, *TWO, "runner.n_steps=1e8") as process:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = descendants(process.pid)
         os.killpg(process.pid, signum)
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signum, output
@@ -318,7 +317,7 @@ def test_a_signal_to_all_ends_the_run_in_order(signum: int, tmp_path: Path) -> N
     assert "leaked" not in output
     assert "restart" not in output
     assert load_snapshot(resolve_snapshot(tmp_path / "run_0"))[1]["env_steps"] > 0
-    until(lambda: not any(is_running(child.pid) for child in children))
+    until(lambda: not any(map(is_running, children)))
 
 
 def test_impossible_settings_are_refused_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:

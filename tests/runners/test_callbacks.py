@@ -22,7 +22,7 @@ from rlframe.runners import AsyncRl, Callback, MinibatchRl, MinibatchRlEval, Run
 from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from tests.runners.own_callbacks import Counter, Failing, NotACallback, Recorder, Stopper
-from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
+from tests.runners.resumed import TRUST, assert_resumed_exactly, words
 from tests.tables import read_csv
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})  # then a row that is not valid
@@ -119,9 +119,7 @@ def test_a_resumed_run_has_the_metrics_and_states_of_a_run_that_was_not_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = f"{CASE} callbacks={HERE}:Counter"
-    assert launch.main(words(case, tmp_path / "whole")) == 0
-    stopped_at(130, case, tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    assert_resumed_exactly(case, tmp_path, monkeypatch)
     state = load_snapshot(resolve_snapshot(tmp_path / "parts/run_0"))[0]
     assert state["callbacks"] == [{"name": f"{HERE}:Counter", "state": {"n_batches": 4, "n_updates": 4}}]
 

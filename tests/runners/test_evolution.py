@@ -72,4 +72,7 @@ def test_an_evolved_policy_is_used_as_any_other(tmp_path: Path, capsys: pytest.C
 
 def test_one_rank_is_all_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(words(f"{RUN} world_size=2", tmp_path)) == 2
-    assert "world_size=2 needs runner=sync_rl; runner=evolution trains in one process" in capsys.readouterr().err
+    assert (
+        "world_size=2: raise sampler.n_workers instead; runner=evolution trains in one process"
+        in capsys.readouterr().err
+    )

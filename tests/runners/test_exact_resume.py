@@ -12,35 +12,40 @@ from rlframe import launch
 from rlframe.record.snapshot import list_snapshots, remove_snapshot
 from tests.fork_server import run_python
 from tests.processes import DEADLINE_S
-from tests.runners.resumed import ANYWHERE, TRUST, assert_runs_equal, count_equal, last_state, log, stopped_at, words
+from tests.runners.resumed import (
+    ANYWHERE,
+    TRUST,
+    assert_resumed_exactly,
+    assert_runs_equal,
+    count_equal,
+    last_state,
+    log,
+    stopped_at,
+    words,
+)
 from tests.runners.resumed_cases import CARTPOLE, CASES, ON_POLICY, PPO, REPLAY, SMALL, UNREPEATABLE, WALK
 from tests.threads import claim_two_threads
+from tests.variants import variants
 
 SLOW = {  # others do more: test_modes.py, dqn_prefetched, and of models and options those that have state of their own
-    *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_distribution", "ppo_convolutions"),
+    *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_in_torch", "ppo_distribution", "ppo_convolutions"),
     *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
+    *("a2c", "dqn", "ddpg", "sac", "r2d1", "ppo_lstm"),  # dqn_acting_errors, ddpg_target_noise, ... and other folders
 }
 
 
-@pytest.mark.parametrize(
-    "case", [case if case not in SLOW else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", variants(CASES, CASES.keys() - SLOW))
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case == "dqn_prefetched":
         claim_two_threads(monkeypatch)
-    assert launch.main(words(CASES[case], tmp_path / "whole")) == 0
-    stopped_at(130, CASES[case], tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    assert_resumed_exactly(CASES[case], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 def test_a_run_in_two_torch_threads_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = f"{CASES['dqn_prefetched']} threads=2"
-    assert launch.main(words(case, tmp_path / "whole")) == 0
-    stopped_at(130, case, tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    assert_resumed_exactly(f"{CASES['dqn_prefetched']} threads=2", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("sampler", ["cpu", "gpu"])
@@ -66,9 +71,7 @@ def test_workers_are_resumed_exactly_and_by_another_sampler_too(
 def test_simulators_are_resumed_exactly(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mujoco" if "Cheetah" in env else "ale_py")
     case = f"{PPO} {env} env_kwargs.max_episode_steps=40 {SMALL} sampler=serial sampler.batch_T=8 sampler.batch_B=2"
-    assert launch.main(words(case, tmp_path / "whole")) == 0
-    stopped_at(130, case, tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
+    assert_resumed_exactly(case, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

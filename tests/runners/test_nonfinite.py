@@ -25,6 +25,7 @@ from rlframe.runners.config import Limits
 from rlframe.runners.report import Diverged
 from rlframe.samplers import SerialSampler
 from tests.algos.played import graphs_of, play
+from tests.variants import variants
 
 OFF_POLICY: dict[str, Any] = {
     "learn_from": 32,
@@ -72,7 +73,7 @@ def all_finite(agent: Agent) -> bool:
     return all(bool(x.isfinite().all()) for x in agent.state_dict().values())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", variants(CONFIGS, ("ppo", "dqn", "sac", "r2d1")))
 def test_a_reward_that_is_nan_is_not_learned_from_and_ends_the_run(name: str, tmp_path: Path) -> None:
     sampler, agent, algo = parts(name)
     wrong = pytest.raises(Diverged, match=r"loss nan.*reward|loss nan.*return_")
@@ -89,7 +90,7 @@ def test_a_reward_that_is_nan_is_not_learned_from_and_ends_the_run(name: str, tm
     assert any(not np.isfinite(array).all() for key, array in arrays.items() if ".batch." in key)
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "prioritized", "sac"])
+@pytest.mark.parametrize("name", variants(["ppo", "dqn", "prioritized", "sac"], ("ppo", "prioritized")))
 @pytest.mark.parametrize("field", ["reward", "observation"])
 def test_skipping_trains_to_the_end_with_finite_parameters_and_counts(name: str, field: str, tmp_path: Path) -> None:
     sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), normalize_observation=True))

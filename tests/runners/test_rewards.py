@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlframe import launch
-from rlframe.algos import dqn, ppo
+from rlframe.algos import ppo, r2d1
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
@@ -133,11 +133,13 @@ def test_a_discount_with_a_schedule_counts_as_its_last_number(tmp_path: Path) ->
     assert one["squares"] > 0
 
 
-def test_a_replay_with_previous_rewards_is_refused() -> None:
-    config = dqn.Config(replay=ReplayConfig(size=100))
+@pytest.mark.parametrize("feed_back", [True, False])
+def test_a_replay_is_refused_if_the_network_sees_previous_rewards(feed_back: bool) -> None:
+    config = r2d1.Config(replay=ReplayConfig(size=400))
+    model = ModelConfig(hidden=(8,), memory="lstm", memory_size=8, feed_back=feed_back)
+    refused = pytest.raises(ConfigError, match=r"env.normalize_reward=true does not work .*env.reward_scale")
     with closing(sampled("CartPole-v1", 1, 1, normalize_reward=True)) as sampler:
-        spaces = sampler.envs.observation_space, sampler.envs.action_space
-        agent = config.make_agent(*spaces, ModelConfig(hidden=(8,), feed_back=True), 0)
+        agent = config.make_agent(sampler.envs.observation_space, sampler.envs.action_space, model, 0)
         algo = config.make_algorithm(agent, sampler.batch_spec, 100_000, 0)
-        with pytest.raises(ConfigError, match=r"env.normalize_reward=true does not work .*env.reward_scale"):
+        with refused if feed_back else nullcontext():
             MinibatchRl(sampler, agent, algo, 100_000)

@@ -107,3 +107,14 @@ def test_a_stopped_generation_is_completed_after_a_resume(n_workers: int, alone:
     with population(2 - n_workers) as (sampler, proposed):
         sampler.load_state_dict(saved)
         assert_same(played(sampler, proposed), alone)
+
+
+def test_statistics_are_those_of_observations_without_their_action_mask() -> None:
+    envs = make_single_envs(EnvConfig("rlframe.envs.debug_envs:Masked", {"size": 2}), 5, 0, (), Supervision())
+    agent = Config().make_agent(envs.observation_space, envs.action_space, MODEL, 0)
+    sampler = PopulationSampler(envs, agent, 1, 3)
+    sampler.propose(population_of(agent, np.arange(1), 0.5, 0))
+    (moments,) = sampler.collect().info.moments  # type: ignore[attr-defined]
+    sampler.close()
+    assert moments.shape == (1, 2, 3, 4), "number, mean and variance of the four cells"
+    np.testing.assert_allclose(moments[0, :, 1].sum(-1), 1.0, err_msg="the cell is one-hot")
