@@ -4,8 +4,10 @@ import difflib
 import importlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +52,7 @@ def _count(text: str) -> int:
 AUTO = -1  # value of a `count_or_auto` field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
 _MAX_NAME = 200
+_SIMILAR, _PIECE = 0.6, 4  # least similarity of names that are suggested, and letters of a piece
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
     "rlframe.bonuses": "reward.bonus.",
@@ -82,10 +85,11 @@ def within(
     nan: bool = False,
     numbers_of: Callable[[Any], tuple[float, ...]] = _numbers_of,
     below: bool = False,
+    kind: type = Real,
 ) -> Callable[[Any, str], None]:
     """A validator of a number, or of each of several, from `low` to `high`; `infinite`, `nan`: also inf, nan.
 
-    `above`, `below`: not `low`, not `high` itself.
+    `above`, `below`: not `low`, not `high` itself. `kind`: Integral for whole numbers.
     """
     least = f"above {low:g}" if above else f"at least {low:g}"
     span = f"{least} and below {high:g}" if below else f"from {low:g} to {high:g}"
@@ -96,6 +100,8 @@ def within(
     def check(config: Any, name: str) -> None:
         given = getattr(config, name)
         for value in numbers_of(given):
+            if not isinstance(value, kind):
+                raise ConfigError(f"{key_of(config, name)}={given!r} must be a {'whole ' * (kind is Integral)}number")
             inside = math.isfinite(value) and (low < value if above else low <= value)
             inside = inside and (value < high if below else value <= high)
             if not (inside or (infinite and value == math.inf) or (nan and math.isnan(value))):
@@ -107,7 +113,7 @@ def within(
 
 def count(default: int, doc: str, low: int | None = None, high: int = _LARGEST) -> Any:
     """A field for a whole number that may be written 1e6 or 1_000_000: at least `low`, by default min(default, 1)."""
-    check = within(min(default, 1) if low is None else low, high)
+    check = within(min(default, 1) if low is None else low, high, kind=Integral)
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count, validator=check)
 
 
@@ -117,7 +123,7 @@ def _count_or_auto(text: str) -> int:
 
 def count_or_auto(doc: str, default: int = AUTO) -> Any:
     """A field for a whole number or `auto`, which is resolved once the hardware is known."""
-    check = within(AUTO, _LARGEST)
+    check = within(AUTO, _LARGEST, kind=Integral)
     return chz.field(
         meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_count_or_auto, validator=check
     )
@@ -154,7 +160,13 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def sizes(default: tuple[int, ...], doc: str) -> Any:
     """A field for a list of whole numbers, written [64,64]."""
-    check = within(1, _LARGEST)
+    inside = within(1, _LARGEST, kind=Integral)
+
+    def check(config: Any, name: str) -> None:
+        if not isinstance(given := getattr(config, name), tuple):
+            raise ConfigError(f"{key_of(config, name)}={given!r} must be a tuple of whole numbers such as (64, 64)")
+        inside(config, name)
+
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, blueprint_cast=_sizes, validator=check)
 
 
@@ -213,11 +225,30 @@ def decays(default: tuple[float, ...], doc: str) -> Any:
 
 
 def nearest(name: str, known: Any) -> str:
-    """`; did you mean ...?` with up to three similar names, or an empty string."""
+    """`; did you mean ...?` with up to three names that are similar or that it abbreviates, or an empty string."""
     if len(name) > _MAX_NAME:  # the search takes time with the square of the length
         return ""
-    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    scores = {str(each): _similarity(name.lower(), str(each).lower()) for each in known}
+    similar = [each for each in scores if scores[each] >= _SIMILAR]
+    matches = sorted(similar, key=lambda each: (-scores[each], each[:1] != name[:1]))[:3]
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def _similarity(name: str, other: str) -> float:
+    """How near a name is to another: 1 if it is short for it, and high if most of it is one piece of it."""
+    if len(name) > 1 and _is_short_for(re.sub(r"[\W_]", "", name), re.split(r"[\W_]+", other)):
+        return 1.0
+    matcher = difflib.SequenceMatcher(None, other, name)
+    piece = matcher.find_longest_match().size
+    return max(matcher.ratio(), piece / len(name) if piece >= _PIECE else 0.0)
+
+
+def _is_short_for(name: str, words: list[str]) -> bool:
+    """Whether it is a beginning of the first word, of the second, and so on: ou, or param_noise without the line."""
+    if not name or not words:
+        return not name
+    lengths = range(1, len(name) + 1)
+    return any(words[0].startswith(name[:n]) and _is_short_for(name[n:], words[1:]) for n in lengths)
 
 
 class module_part(MetaFactory):

@@ -16,9 +16,12 @@ class ReadableError(Exception):
 
 
 class ConfigError(ReadableError):
-    """An invalid setting, found before anything starts."""
+    """An invalid setting, found before anything starts; one line, whatever the setting's own text is."""
 
     exit_status = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", " "))
 
 
 class SnapshotError(ReadableError):

@@ -32,7 +32,7 @@ class Curve:
     """A number by env_steps: interpolated between points, and constant before the first and after the last.
 
     From a to b, with f the part of the way from 0 to 1: linear and piecewise a + f (b - a); cosine
-    b + (a - b) (1 + cos πf) / 2 (Loshchilov & Hutter 2017, arXiv 1608.03983, eq. 5); exponential a (b / a)^f.
+    b + (a - b) (1 + cos πf) / 2 (Loshchilov & Hutter 2017, arXiv 1608.03983, eq. 5); exponential a^(1 - f) b^f.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Curve:
             case "cosine":
                 return b + (a - b) * (1 + math.cos(math.pi * f)) / 2
             case "exponential":
-                return a * (b / a) ** f
+                return a ** (1 - f) * b**f
         return a + f * (b - a)
 
 
@@ -118,6 +118,11 @@ def _points(kind: str, arguments: Sequence[str]) -> tuple[list[float], list[floa
 def _check_places(kind: str, places: Sequence[float]) -> None:
     if places[0] < 0 or list(places) != sorted(places):
         raise ValueError(f"the places {', '.join(f'{x:g}' for x in places)} of a schedule must ascend from 0 on")
+    if parts := [x for x in places if x > 1 and not x.is_integer()]:
+        raise ValueError(
+            f"the place {parts[0]:g} of a schedule is neither a part of the run, up to 1, nor a whole number of "
+            f"env_steps"
+        )
     if kind == "piecewise" and places[-1] > 1 and any(0 < x <= 1 for x in places):
         raise ValueError("the places of a schedule must be all env_steps, or all parts of the run up to 1")
 

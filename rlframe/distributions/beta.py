@@ -73,7 +73,7 @@ def _log_beta(shapes: Tensor) -> Tensor:
 
 
 def _gamma(shape: Tensor, noise: Tensor) -> Tensor:
-    """Gamma variables [..., k] of shapes [..., k] >= 1: the first proposal that is accepted, or the last."""
+    """Gamma variables [..., k] of shapes [..., k] >= 1: the first proposal that is accepted, or the first of all."""
     normal, other = noise.unbind(-3)  # [..., _TRIES, k]
     d = shape.unsqueeze(-2) - 1 / 3
     v = (1 + normal / (9 * d).sqrt()).clamp(1e-6) ** 3

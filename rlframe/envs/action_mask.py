@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK
+from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.spaces import ACTION_MASK, mask_parts
 
 
 class ActionMaskFromInfo(gymnasium.Wrapper):
@@ -42,8 +42,18 @@ class ActionMaskFromInfo(gymnasium.Wrapper):
         return self._with_mask(observation, info), reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        if ACTION_MASK not in info:
+        if info.get(ACTION_MASK) is None:
             raise KeyError(f"info has no {ACTION_MASK!r}, only {sorted(info)}; give it in every reset and step")
         mask = info[ACTION_MASK]
         whole = np.concatenate(mask) if isinstance(mask, tuple | list) and np.ndim(mask[0]) else np.asarray(mask)
         return {"observation": observation, ACTION_MASK: whole.astype(np.int8)}
+
+
+def warn_of_unseen_mask(env: gymnasium.Env, info: dict[str, Any]) -> None:
+    """Warn once if `info` has an action mask that the observations of a discrete environment do not have."""
+    discrete = isinstance(env.action_space, spaces.Discrete | spaces.MultiDiscrete)
+    if ACTION_MASK in info and discrete and not mask_parts(env.observation_space, env.action_space):
+        warn_once(
+            "info['action_mask'] of the environment has no effect: agents look for masks in observations, where "
+            "env.wrappers=[rlframe.envs.action_mask:ActionMaskFromInfo] moves it"
+        )

@@ -215,7 +215,7 @@ class Corridor(gymnasium.Env):
 
     In each cell one of the actions goes a cell on and the others a cell back; from the first they do not. Which one was
     drawn once for all corridors, so that no constant action leads on. An episode ends after `max_episode_steps`, by
-    default twice as many as cells; random actions reach the end of 60 cells in one of ten million episodes.
+    default twice as many as cells; random actions reach the end of 60 cells in one of 16 million episodes.
     """
 
     def __init__(self, length: int = 60, n_actions: int = 2, max_episode_steps: int = 0) -> None:

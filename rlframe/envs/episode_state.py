@@ -16,6 +16,7 @@ import numpy as np
 from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import object_codec
+from rlframe.envs.action_mask import warn_of_unseen_mask
 from rlframe.envs.object_codec import Codec, Codecs, StateError, type_name
 from rlframe.envs.observations import check_info
 
@@ -75,6 +76,8 @@ class EpisodeStates:
             self._prepare_reset(index)
             observation, info = env.reset()
         check_info(info)
+        if episode == 0:
+            warn_of_unseen_mask(env, info)
         if self.action_log is not None:
             self.action_log.start_episode(index)
         return observation

@@ -6,7 +6,7 @@ import math
 
 import chz
 
-from rlframe.core.config import count, names, option, positive, sizes
+from rlframe.core.config import count, names, number, option, sizes
 from rlframe.core.errors import ConfigError
 
 _MAX_SIDE = 4096  # pixels
@@ -20,7 +20,7 @@ def clip_bounds(text: str) -> tuple[float, float]:
     """
     try:
         low, high = map(float, text.strip("[]() ").split(",")) if text else (-math.inf, math.inf)
-    except ValueError:
+    except (ValueError, AttributeError):  # not text
         low, high = 1.0, 0.0
     if not low < high:
         raise ConfigError(f"env.reward_clip={text} must be sign, or two numbers in order such as [-1,1]")
@@ -42,7 +42,7 @@ class EnvOptions:
     resize: tuple[int, ...] = sizes((), "[height,width] that images get, by averaging over areas; default: their own")
     frame_stack: int = count(1, "newest observations that the agent sees at once; 1: the last only", high=128)
     max_episode_steps: int = count(0, "env steps after which an episode is truncated; 0: the environment's own limit")
-    reward_scale: float = positive(1.0, "factor of the rewards that are learned from")
+    reward_scale: float = number(1.0, "factor of the rewards that are learned from", low=1e-30, high=1e30)
     reward_clip: str = option("", "sign or [lo,hi] of the rewards that are learned from, after scaling; default: as is")
     normalize_reward: bool = option(
         False, "divide the rewards that are learned from by the running deviation of the discounted return"
@@ -52,6 +52,9 @@ class EnvOptions:
     def _check(self) -> None:
         if self.reward_clip != "sign":
             clip_bounds(self.reward_clip)
+        elif self.reward_scale != 1 or self.normalize_reward:
+            given = "env.normalize_reward=true" if self.normalize_reward else f"env.reward_scale={self.reward_scale:g}"
+            raise ConfigError(f"{given} changes nothing with env.reward_clip=sign; leave one of them out")
         if len(self.resize) not in (0, 2) or any(side > _MAX_SIDE for side in self.resize):
             raise ConfigError(f"env.resize={list(self.resize)} must be [height,width], at most {_MAX_SIDE} pixels each")
         for name in self.wrappers:

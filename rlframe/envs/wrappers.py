@@ -71,9 +71,10 @@ class ImageObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         shape = space.shape or ()
         if not isinstance(space, Box) or len(shape) not in (2, 3) or (grayscale and len(shape) == 2):
             key = "env.grayscale" if grayscale else "env.resize"
+            other = "[channels, H, W]" if grayscale else "[H, W]"
             raise ConfigError(
-                f"{key} needs observations that are images in a Box, {'with channels' if grayscale else '[H, W]'} or "
-                f"[H, W, channels], but those of env={id_} are {space}"
+                f"{key} needs observations that are images in a Box, {other} or [H, W, channels], but those of "
+                f"env={id_} are {space}"
             )
         self._last, self._gray = channels_last(shape), grayscale
         pixels = shape[-3:-1] if self._last else shape[-2:]

@@ -16,7 +16,8 @@ import torch
 from chz.mungers import Munger
 from torch import Tensor, nn
 
-from rlframe.core.config import decays, find_module, module_part, number
+from rlframe.core.config import decays, find_module, key_of, module_part, number
+from rlframe.core.errors import ConfigError
 
 PACKAGE = "rlframe.optimizers"
 
@@ -162,9 +163,15 @@ class _PartOf(Munger):
 
     def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
         part: Any = named(value) if isinstance(value, str) else value
-        if "epsilon" in chz.chz_fields(part) and math.isnan(part.epsilon):
-            return chz.replace(part, epsilon=self.epsilon)
-        return part
+        if not isinstance(part, OptimizerConfig):
+            raise ConfigError(
+                f"{key_of(chzself, 'optimizer')}={value!r} must be a name such as adam or torch.optim:NAdam, or a "
+                f"Config of rlframe.optimizers"
+            )
+        given: Any = part
+        if "epsilon" in chz.chz_fields(given) and math.isnan(given.epsilon):
+            return chz.replace(given, epsilon=self.epsilon)
+        return given
 
 
 def named(name: str) -> OptimizerConfig:

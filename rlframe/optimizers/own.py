@@ -39,6 +39,8 @@ class Config(OptimizerConfig):
         cls = find_attribute(self.name, "algo.optimizer")
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise ConfigError(f"{key} is no subclass of torch.optim.Optimizer")
+        if cls is torch.optim.SparseAdam:
+            raise ConfigError(f"{key} is for sparse gradients, which no network here has; use adam")
         closure = inspect.signature(cls.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ConfigError(f"{key} computes the loss several times a step (a closure), which no algorithm here does")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import chz
+import numpy as np
 import pytest
 from chz.blueprint import ExtraneousBlueprintArg, InvalidBlueprintArg
 
@@ -14,6 +15,7 @@ from rlframe.core.config import (
     choice,
     count,
     find_module,
+    fraction,
     module_names,
     module_part,
     nearest,
@@ -28,6 +30,7 @@ class Part:
     hidden: tuple[int, ...] = sizes((64, 64), "widths")
     kind: str = choice("mean", ("mean", "median"), "which average")
     rate: float = option(0.1, "a rate")
+    share: float = fraction(0.5, "a part")
 
 
 def parse(*args: str) -> Part:
@@ -75,6 +78,33 @@ class TestFields:
 def test_nearest_names_up_to_three() -> None:
     assert nearest("ppoo", ["ppo", "a2c", "dqn"]) == "; did you mean ppo?"
     assert nearest("zzz", ["ppo", "a2c"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ou", "ornstein_uhlenbeck"),
+        ("param_noise", "parameter_noise"),
+        ("eps", "epsilon"),
+        ("Gausian", "gaussian"),
+        ("step_7", "step_000000200"),
+        ("random", ""),
+        ("epsilon_greedy", "epsilon"),
+        ("o", ""),
+    ],
+)
+def test_a_name_is_suggested_if_it_is_similar_or_written_out(name: str, meant: str) -> None:
+    known = ["own", "none", "gaussian", "ornstein_uhlenbeck", "parameter_noise", "epsilon", "step_000000200"]
+    assert nearest(name, known) == (f"; did you mean {meant}?" if meant else "")
+
+
+@pytest.mark.parametrize(
+    ("field", "given"), [("n_steps", 2.5), ("n_steps", "3"), ("hidden", (8, 8.0)), ("share", None), ("hidden", [8])]
+)
+def test_a_field_that_is_set_in_python_has_a_number_of_its_kind(field: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{field}=.* must be a .*whole number|{field}=.* must be a number"):
+        Part(**{field: given})
+    assert Part(n_steps=np.int64(3), share=np.float32(0.5)).n_steps == 3
 
 
 MODULE = """

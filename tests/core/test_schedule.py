@@ -58,6 +58,7 @@ def test_a_constant_is_always_the_same() -> None:
         ("piecewise(1,0)", r"write piecewise\(0:value,place:value"),
         ("piecewise()", r"write piecewise"),
         ("piecewise(5e5:1,0:2)", "the places 500000, 0 of a schedule must ascend"),
+        ("linear(1,0,1.5)", "the place 1.5 of a schedule is neither a part of the run, up to 1, nor a whole number"),
         ("piecewise(-1:1,5:2)", "must ascend from 0 on"),
         ("piecewise(0:1,0.5:2,300:3)", "must be all env_steps, or all parts of the run"),
     ],

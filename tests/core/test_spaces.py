@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Space
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import (
     action_decoder,
     action_parts,
@@ -206,3 +207,9 @@ class TestRefusals:
 def test_action_parts_are_named_by_their_path() -> None:
     names = [name for name, _ in action_parts(ACTION)]
     assert sorted(names) == ["action['gear']", "action['more'][0]", "action['more'][1]", "action['steer']"]
+
+
+def test_an_error_about_a_space_that_prints_in_lines_is_one_line() -> None:
+    error = ConfigError(f"action space {spaces.MultiDiscrete([[2, 3], [3, 2]])} is not supported")
+    assert "\n" not in str(error)
+    assert "[2 3]  [3 2]" in str(error)

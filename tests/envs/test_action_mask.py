@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlframe.core.errors import warn_once
 from rlframe.core.spaces import mask_parts, random_allowed, without_mask
-from rlframe.envs import EnvError
+from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
 from rlframe.envs.action_mask import ActionMaskFromInfo
 from rlframe.envs.observations import InvalidValue, check_mask
 from tests.envs.rows import made, rows_for
@@ -94,9 +95,22 @@ def test_taxi_allows_what_it_says() -> None:
     assert observation["action_mask"].tolist() == info["action_mask"].tolist()
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "wrapped"])
+def test_a_mask_in_info_that_no_agent_sees_is_warned_of(wrapped: bool, caplog: pytest.LogCaptureFixture) -> None:
+    wrappers = ("rlframe.envs.action_mask:ActionMaskFromInfo",) if wrapped else ()
+    warn_once.cache_clear()
+    envs = make_envs(EnvConfig("Taxi-v4", options=EnvOptions(wrappers=wrappers)), 2, [0, 1])
+    envs.reset(rows_for(envs))
+    warned = [record.getMessage() for record in caplog.records]
+    assert any("info['action_mask'] of the environment has no effect" in text for text in warned) != wrapped
+
+
 def test_an_info_without_a_mask_says_so() -> None:
     with pytest.raises(KeyError, match=r"info has no 'action_mask'"):
         ActionMaskFromInfo(gymnasium.make("CartPole-v1").unwrapped).reset(seed=0)
+    nothing = ActionMaskFromInfo(gymnasium.make("CartPole-v1").unwrapped)
+    with pytest.raises(KeyError, match=r"info has no 'action_mask'"):
+        nothing._with_mask(np.zeros(4), {"action_mask": None})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, Envs, make_envs
+from rlframe.envs.wrappers import ImageObservation
 from rlframe.experiment.config import from_flat
 from rlframe.experiment.trust import foreign
 from rlframe.rollout.env_pool import EnvPool
@@ -54,7 +55,7 @@ def test_a_time_limit_replaces_that_of_the_environment_in_both_directions() -> N
         ({"reward_clip": "sign"}, [-1, 1]),
         ({"reward_clip": "[-1,2]"}, [-1, 2]),
         ({"reward_clip": "-inf,0.5", "reward_scale": 0.1}, [-0.3, 0.3]),
-        ({"normalize_reward": True, "reward_clip": "sign"}, [-3, 3]),  # the sampler does it
+        ({"normalize_reward": True, "reward_clip": "[-1,1]"}, [-3, 3]),  # the sampler does it
     ],
 )
 def test_rewards_are_scaled_and_then_clipped_for_learning_and_scores_are_not(
@@ -152,8 +153,6 @@ def test_a_stack_keeps_colours_and_stacks_vectors() -> None:
 def test_resizing_averages_over_areas() -> None:
     env: Any = wrapping.Pixels((2, 4))
     env._observe = lambda: np.array([[0, 10, 20, 30], [40, 50, 60, 70]], np.uint8)
-    from rlframe.envs.wrappers import ImageObservation
-
     assert ImageObservation(env, False, (1, 2)).reset()[0].tolist() == [[25, 45]]
     assert ImageObservation(env, False, (2, 3)).reset()[0].tolist() == [[2, 15, 28], [42, 55, 68]]
     assert ImageObservation(env, False, (2, 8)).reset()[0][0].tolist() == [0, 0, 10, 10, 20, 20, 30, 30]
@@ -215,6 +214,8 @@ def test_one_thing_is_not_set_twice(id_: str, kwargs: dict[str, Any], options: d
         "reward_clip=signs",
         "reward_scale=0",
         "reward_scale=inf",
+        "reward_scale=1e39",
+        "reward_scale=1e-50",
         "resize=[84]",
         "resize=[84,9999]",
         "resize=[0,84]",
@@ -227,6 +228,12 @@ def test_a_value_that_means_nothing_is_refused_before_anything_starts(word: str)
     key, _, value = word.partition("=")
     with pytest.raises(ConfigError, match=f"env.{key}"):
         from_flat({f"env.{key}": value})
+
+
+@pytest.mark.parametrize("changed", ["env.reward_scale=2", "env.normalize_reward=true"])
+def test_what_a_sign_leaves_nothing_of_is_refused(changed: str) -> None:
+    with pytest.raises(ConfigError, match=f"{changed} changes nothing with env.reward_clip=sign"):
+        from_flat({"env.reward_clip": "sign", **dict([changed.split("=")])})
 
 
 def test_evaluation_has_the_same_options_and_its_own_time_limit_wins() -> None:

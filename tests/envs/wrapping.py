@@ -9,23 +9,32 @@ import numpy as np
 from gymnasium import spaces
 
 
-class Endless(gymnasium.Env):
-    """Rewards `reward` forever; observes its time, and notes what it was told when it was made."""
+class Timed(gymnasium.Env):
+    """Counts its steps, and observes something of them."""
 
-    def __init__(
-        self, reward: float = 3.0, env_index: int = -1, rank: int = -1, seed: int = -1, mode: str = ""
-    ) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
-        self.action_space = spaces.Discrete(2)
-        self.reward, self.time, self.told = reward, 0, (env_index, rank, seed, mode == "eval", mode == "train")
+    def __init__(self, observation_space: spaces.Space) -> None:
+        self.observation_space, self.action_space, self.time = observation_space, spaces.Discrete(2), 0
 
     def _observe(self) -> np.ndarray:
-        return np.array([self.time, *self.told], np.float32)
+        raise NotImplementedError
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.time = 0
         return self._observe(), {}
+
+
+class Endless(Timed):
+    """Rewards `reward` forever; observes its time, and notes what it was told when it was made."""
+
+    def __init__(
+        self, reward: float = 3.0, env_index: int = -1, rank: int = -1, seed: int = -1, mode: str = ""
+    ) -> None:
+        super().__init__(spaces.Box(-np.inf, np.inf, (6,), np.float32))
+        self.reward, self.told = reward, (env_index, rank, seed, mode == "eval", mode == "train")
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.time, *self.told], np.float32)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time += 1
@@ -41,20 +50,15 @@ class Raises(Endless):
         return super().step(action)
 
 
-class Pixels(gymnasium.Env):
+class Pixels(Timed):
     """An image whose pixels are all the time, ending after `length` steps."""
 
     def __init__(self, shape: Any = (16, 12, 3), length: int = 4) -> None:
-        self.observation_space = spaces.Box(0, 255, tuple(shape), np.uint8)
-        self.action_space, self.length, self.time = spaces.Discrete(2), length, 0
+        super().__init__(spaces.Box(0, 255, tuple(shape), np.uint8))
+        self.length = length
 
     def _observe(self) -> np.ndarray:
         return np.full(self.observation_space.shape, 10 * self.time + 1, np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.time += 1

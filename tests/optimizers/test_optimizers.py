@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import from_flat
 from rlframe.optimizers import Optimizer, adam, adamw, muon, own, rmsprop, sgd
@@ -287,6 +288,7 @@ def test_an_own_optimizer_is_stepped_with_the_rate_of_now() -> None:
         ("torch.optm:Adam", {}, "No module named 'torch.optm'"),
         ("math:pi", {}, "is no subclass of torch.optim.Optimizer"),
         ("torch.optim:LBFGS", {}, "computes the loss several times a step"),
+        ("torch.optim:SparseAdam", {}, "is for sparse gradients"),
         ("torch.optim:NAdam", {"beta": 1}, "unexpected keyword argument 'beta'.*algo.optimizer.kwargs.name=value"),
         ("torch.optim:NAdam", {"eps": -1.0}, "Invalid epsilon value: -1.0"),
     ],
@@ -317,3 +319,8 @@ def test_wrong_keys_are_refused_in_one_line(keys: dict[str, str], message: str) 
     with pytest.raises(ConfigError, match=message) as error:
         from_flat(keys)
     assert "\n" not in str(error.value)
+
+
+def test_an_optimizer_that_is_neither_a_name_nor_a_config_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algo.optimizer=<class .*Adam'> must be a name such as adam"):
+        dqn.Config(optimizer=torch.optim.Adam)  # type: ignore[arg-type]
