@@ -35,6 +35,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int) -> list[int]:
+    """Children of a process and theirs, if it runs: it may end at any moment."""
+    with suppress(psutil.NoSuchProcess):
+        return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
 @contextmanager
 def launching(*words: str, **how: Any) -> Iterator[Popen]:
     """`rlframe.launch` in a process group of its own, killed in the end; `how`: further arguments of Popen."""

@@ -9,12 +9,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rlframe import launch
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from tests.processes import DEADLINE_S, is_running, launched, until
+from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 
 PPO = ["env=CartPole-v1", "algo=ppo", "sampler.batch_B=4", "runner.n_steps=1e8"]
 PPO += ["algo.minibatches=1", "eval.n_envs=2"]
@@ -38,14 +37,14 @@ HOW = {
 def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
     with launched(log_dir, *words) as process:
         time.sleep(after_s)  # into the phase, at a different moment each time
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = descendants(process.pid)
         begin = time.monotonic()
         os.kill(process.pid, signum)
         output, _ = process.communicate(timeout=DEADLINE_S)
         assert time.monotonic() - begin < 10
     assert process.returncode == 128 + signum, output
     assert "Traceback" not in output
-    until(lambda: not any(is_running(child.pid) for child in children))
+    until(lambda: not any(map(is_running, children)))
     run = log_dir / "run_0"
     assert load_snapshot(resolve_snapshot(run))[1]["env_steps"] > 0
     assert not (run / "lock.json").exists()
@@ -120,14 +119,14 @@ def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(
 def test_a_second_ctrl_c_shows_no_traceback_and_leaves_no_process(after_s: float, tmp_path: Path) -> None:
     words = [*PPO, "sampler.batch_T=16", "runner.log_interval_steps=640", "eval.n_episodes=2", *HOW["cpu"]]
     with launched(tmp_path, *words) as process:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = descendants(process.pid)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(after_s)
         output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode in (-signal.SIGINT, 130), output
     assert "Traceback" not in output + (tmp_path / "run_0/debug.log").read_text()
-    until(lambda: not any(is_running(child.pid) for child in children))
+    until(lambda: not any(map(is_running, children)))
 
 
 LEAVES = """

@@ -35,7 +35,7 @@ NOISY: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] =
     "td3": (td3, PENDULUM, {"batch_size": 8}, {}),
     "sac": (sac, PENDULUM, {"batch_size": 8}, {"normalize_observation": True}),
 }
-N_BATCHES, INTERRUPTED = 24, 16
+N_BATCHES, INTERRUPTED = 16, 11
 
 
 class Training:

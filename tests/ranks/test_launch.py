@@ -17,7 +17,7 @@ import pytest
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from tests.fork_server import Popen
-from tests.processes import DEADLINE_S, is_running, launched, until
+from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +42,9 @@ def started(*words: str) -> Iterator[Popen]:
     try:
         yield process
     finally:
-        for each in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+        for pid in descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.kill()
         process.communicate()
 
@@ -58,10 +58,6 @@ def output_of(process: Popen) -> str:
 
 def column(run: Path, name: str) -> list[float]:
     return [float(row[name]) for row in read_csv(run / "progress.csv")[1] if row[name]]
-
-
-def descendants(process: Popen) -> list[int]:
-    return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
 def rank_1_of(process: Popen) -> int:
@@ -123,7 +119,7 @@ def test_another_number_of_ranks_does_not_resume_a_run(tmp_path: Path, capsys: p
 
 def test_ctrl_c_saves_and_ends_all_ranks_none_of_which_can_be_reached_by_others(tmp_path: Path) -> None:
     with launched(tmp_path, "world_size=2", *LONG) as process:
-        ranks = descendants(process)
+        ranks = descendants(process.pid)
         assert not [each for pid in [process.pid, *ranks] for each in psutil.Process(pid).net_connections("inet")]
         os.kill(process.pid, signal.SIGINT)
         printed, _ = process.communicate(timeout=PATIENCE_S)
@@ -151,7 +147,7 @@ def test_the_death_of_a_rank_ends_the_run_and_its_snapshot_remains(
     tmp_path: Path, which: str, words: list[str]
 ) -> None:
     with launched(tmp_path, *words) as process:
-        ranks = descendants(process)
+        ranks = descendants(process.pid)
         killed = rank_1_of(process) if which == "rank 1" else process.pid
         os.kill(killed, signal.SIGKILL)
         printed, _ = process.communicate(timeout=PATIENCE_S)

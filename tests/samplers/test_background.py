@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -19,12 +18,13 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, cpu, gpu, serial
 from rlframe.system.supervision import Supervision, WorkersFailed
-from tests.processes import is_running, until
+from tests.processes import descendants, is_running, until
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory, without_diagnostics
 from tests.samplers.faulty import Coded, Fault
 from tests.samplers.made import agent_for, assert_equal, copied
 from tests.samplers.supervised import collected, restarts, warnings_of
+from tests.variants import variants
 
 CONFIGS: dict[str, Any] = {
     "serial": serial.Config(batch_T=8, batch_B=4),
@@ -61,12 +61,10 @@ def remote(
 def family(sampler: BackgroundSampler) -> set[int]:
     """The sampler's process and its workers, without forkservers."""
     pid = sampler.process.child.pid
-    if not is_running(pid):
-        return set()
-    return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    return {pid, *descendants(pid)} if is_running(pid) else set()
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", variants(CONFIGS, ("serial", "alternating")))
 def test_the_first_batches_are_those_of_the_same_sampler_in_this_process(kind: str) -> None:
     with remote(kind, n_slots=3, **LSTM) as (sampler, agent):
         batches = collected(sampler, 6)

@@ -25,6 +25,8 @@ from tests.samplers.faulty import Coded, Fault, Small, Unpicklable
 from tests.samplers.made import agent_for
 from tests.samplers.supervised import FAULTY_SEED, KINDS, SLOW, collected, sampler_for, supervision, workers_for
 
+METHODS = ("forkserver", "spawn")
+
 
 def traceback_of(error: BaseException) -> str:
     """The traceback that a user sees."""
@@ -32,7 +34,8 @@ def traceback_of(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [("cpu", "forkserver"), ("gpu", "forkserver"), ("alternating", "forkserver"), ("gpu", "spawn")]
+    ("kind", "method"),
+    [("cpu", "forkserver"), ("alternating", "forkserver"), *(pytest.param("gpu", how, marks=SLOW) for how in METHODS)],
 )
 def test_an_exception_of_an_environment_is_raised_with_all_facts_to_reproduce_it(kind: str, method: str) -> None:
     fault = Fault(faulty.diverge, at=7, seed=FAULTY_SEED)
@@ -86,7 +89,7 @@ def test_an_exception_in_evaluation_says_so() -> None:
     ("invalid", "message"),
     [("nan", "not finite"), ("nan_reward", "reward is not finite"), ("shape", r"shape \(2,\)"), ("dtype", "complex64")],
 )
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=SLOW)])
 def test_invalid_values_are_found_in_the_worker(kind: str, invalid: str, message: str) -> None:
     with (
         pytest.raises(EnvError, match=rf"^in worker 1 .*environment 2 .*{message}.*seed 13, episode 0, step 2"),

@@ -99,7 +99,7 @@ def test_a_death_in_a_reset_cuts_no_episode_of_that_environment(kind: str) -> No
     ("when", "at", "times", "steps_before"),
     [("constructor", 1, 2, 0), ("constructor", 1, 1, 3), ("reset", 1, 1, 0), ("reset", 1, 1, 3), ("step", 2, 1, 3)],
 )
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=SLOW)])
 def test_a_worker_that_dies_at_start_is_replaced_before_the_first_row(
     kind: str, when: str, at: int, times: int, steps_before: int, tmp_path: Path
 ) -> None:

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.processes import is_running, until
+from tests.processes import descendants, is_running, until
 from tests.samplers.supervised import SLOW
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +32,7 @@ class Master:
 
     def look(self) -> None:
         """Record all processes that it has started by now."""
-        with suppress(psutil.NoSuchProcess):
-            self.pids |= {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
+        self.pids |= set(descendants(self.process.pid))
 
     def line(self) -> str:
         """The next line of its output."""
@@ -71,7 +69,7 @@ def master_for(*arguments: str) -> Iterator[Master]:
     ("method", "what"),
     [
         ("forkserver", "hang_in_c"),
-        ("spawn", "hang_in_c"),
+        pytest.param("spawn", "hang_in_c", marks=SLOW),
         ("forkserver", "start_program"),
         pytest.param("spawn", "step", marks=SLOW),
         pytest.param("forkserver", "stop", marks=SLOW),
@@ -117,7 +115,7 @@ def test_ctrl_c_interrupts_only_the_parent_and_once(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", BOTH)
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=SLOW), signal.SIGTERM])
 def test_workers_ignore_signals_until_the_parent_has_stopped(signum: int, method: str) -> None:
     with master_for(method, "step", "", "stop") as master:
         assert master.line() == "ready\n"

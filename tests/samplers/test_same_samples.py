@@ -14,6 +14,7 @@ from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
 from rlframe.system.supervision import Supervision
 from tests.samplers.made import agent_for, assert_equal, copied
+from tests.variants import variants
 
 B, T, N_BATCHES = 5, 7, 4
 SPLITS = ["cpu1", "cpu2", "cpu3", "gpu1", "gpu2", "gpu3", "alternating2", "alternating3"]
@@ -50,15 +51,22 @@ def history(made: tuple[Sampler, Any]) -> Iterator[Any]:
             yield samples, each.trajectories()
 
 
-MODELS: list[dict[str, Any]] = [{}, {"memory": "lstm", "feed_back": True}, {"normalize_observation": True}]
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lstm": {"memory": "lstm", "feed_back": True},
+    "normalized": {"normalize_observation": True},
+}
 
 
-@pytest.mark.parametrize("model", MODELS, ids=["plain", "lstm", "normalized"])
-@pytest.mark.parametrize("how", SPLITS)
-def test_every_sampler_gives_the_batches_of_the_serial_one(how: str, model: dict[str, Any]) -> None:
-    kwargs = {"max_episode_steps": 9}
-    one = list(history(sampler("serial", "Pendulum-v1", kwargs, 3, **model)))
-    other = list(history(sampler(how, "Pendulum-v1", kwargs, 3, **model)))
+FAST = ["cpu3-lstm", "cpu2-normalized", "alternating3-lstm", "gpu2-normalized"]
+EACH = variants((f"{how}-{model}" for how in SPLITS for model in MODELS), [*FAST, *(f"{how}-plain" for how in SPLITS)])
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_every_sampler_gives_the_batches_of_the_serial_one(case: str) -> None:
+    kwargs, (how, model) = {"max_episode_steps": 9}, case.split("-")
+    one = list(history(sampler("serial", "Pendulum-v1", kwargs, 3, **MODELS[model])))
+    other = list(history(sampler(how, "Pendulum-v1", kwargs, 3, **MODELS[model])))
     assert any(trajectories for _, trajectories in one), "there are ends of episodes inside"
     for (samples, trajectories), (others, other_trajectories) in zip(one, other, strict=True):
         assert_equal(samples, others)

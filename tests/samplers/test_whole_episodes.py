@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe import launch
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
@@ -20,7 +19,7 @@ from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
 from rlframe.samplers.base import SamplerConfig
 from tests.envs.wrapping import Raises
-from tests.runners.resumed import assert_runs_equal, stopped_at, words
+from tests.runners.resumed import assert_resumed_exactly
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault
 from tests.samplers.made import agent_for, assert_equal, copied
@@ -79,17 +78,15 @@ def test_every_sampler_has_the_same_whole_episodes() -> None:
             assert found == also_found
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "pg"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("a2c", marks=pytest.mark.slow), "pg"])
 def test_policy_gradients_learn_from_whole_episodes_and_are_resumed(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = f"algo={algo} env=CartPole-v1 env.max_episode_steps=20 sampler=serial sampler.complete_episodes=true"
     case += " sampler.batch_T=30 sampler.batch_B=2 model.hidden=[8] runner.n_steps=240 runner.log_interval_steps=80"
     case += " eval.n_episodes=1"
-    assert launch.main(words(case, tmp_path / "whole")) == 0
-    stopped_at(130, case, tmp_path / "parts", monkeypatch)
-    assert_runs_equal(tmp_path / "whole/run_0", tmp_path / "parts/run_0")
-    assert float(read_csv(tmp_path / "whole/run_0/progress.csv")[1][-1]["episode/length_mean"]) <= 20
+    run = assert_resumed_exactly(case, tmp_path, monkeypatch)
+    assert float(read_csv(run / "progress.csv")[1][-1]["episode/length_mean"]) <= 20
 
 
 @pytest.mark.parametrize(
@@ -196,7 +193,7 @@ def test_the_numbers_of_random_steps_are_from_0_to_the_most() -> None:
     assert counts.min() > 25
 
 
-def test_new_fields_reach_the_environments() -> None:
+def test_the_keys_of_whole_episodes_and_restarts_reach_the_environments() -> None:
     config = SamplerConfig(complete_episodes=True, env_restarts=3).adapted(EnvConfig("CartPole-v1"))
     assert (config.whole_episodes, config.restarts) == (True, 3)
     env = from_flat({"sampler.env_restarts": 3, "sampler.complete_episodes": "true"}).env_config()

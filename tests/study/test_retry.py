@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rlframe.record.snapshot import list_snapshots
 from tests.fork_server import Popen
-from tests.processes import DEADLINE_S, is_running, launching, until
+from tests.processes import DEADLINE_S, descendants, is_running, launching, until
 from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +153,7 @@ def test_a_signal_stops_the_run_with_a_snapshot_and_its_exit_status(
 
 def test_the_run_ends_with_the_process_that_restarts_it(endless: tuple[Popen, Path]) -> None:
     process, _ = endless
-    family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    family = descendants(process.pid)
     assert family
     process.kill()
     for pid in family:

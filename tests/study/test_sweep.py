@@ -19,7 +19,7 @@ from rlframe import plot
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots
 from tests.fork_server import Popen
-from tests.processes import DEADLINE_S, is_running, launching, until
+from tests.processes import DEADLINE_S, descendants, is_running, launching, until
 from tests.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def test_killing_the_queue_ends_all_processes_of_its_runs(tmp_path: Path) -> Non
     words = (*LONG, "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1", "affinity=1cpu_1cpr")
     with sweeping(tmp_path, *words) as process:
         until(lambda: has_rows(tmp_path, 1), DEADLINE_S)
-        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        family = descendants(process.pid)
         assert len(family) >= 3  # a run, its server of forks, its worker
         process.kill()
         process.wait(DEADLINE_S)
