@@ -1,8 +1,11 @@
 """What holds for every test process and for those that it starts: one compute thread, and imports done once.
 
 Networks in tests are tiny. With more threads, or threads that wait awake, processes on few cores wait for one another.
+Bytecode is written whatever the environment says: to compile the tests takes each process longer than all its imports.
+Nothing waits for a disk. Imports and collected tests stay for the whole session: garbage collection passes them over.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -27,6 +30,9 @@ QUICK = {  # folders and files of pure functions, configurations, and rules for 
     "experiment/test_trust.py",
     "experiment/test_tuning.py",
 }
+gc.disable()  # until all tests are collected
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 os.environ |= {**_ONE_THREAD, "OMP_WAIT_POLICY": "PASSIVE"}  # read by libraries when they are loaded: before torch is
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.getenv("PYTHONPATH")]))
@@ -44,6 +50,11 @@ _set_preload(["tests.preloaded"])
 multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules, "tests.preloaded"])
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is quick by where it is."""
     for item in items:
@@ -53,10 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests do not read or change what the user's runs remember of this machine."""
+def _own_cache_and_no_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests do not read or change what the user's runs remember of this machine, and survive no loss of power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -11,17 +11,18 @@ import shlex
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlframe import evaluate, launch, plot
-from rlframe.envs import atari
+from rlframe.envs import EnvConfig, atari, make_envs
+from rlframe.envs.make import fixed_backend
 from rlframe.experiment import tuning
 from rlframe.experiment.presets import preset_names
 from rlframe.record import METRICS
 from rlframe.samplers import auto
-from rlframe.system.supervision import Supervision
 from tests.fork_server import run_python
 from tests.tables import read_csv
 
@@ -70,11 +71,29 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run_0"
 
 
+class Untimed:
+    """In the place of the process that times environments: one of them, in this process."""
+
+    def __init__(self, env: EnvConfig, n_all: int, n: int, timeout_s: float = 60.0) -> None:
+        self._envs = make_envs(replace(env, backend=fixed_backend(env, n_all), n_threads=1), 1, [0])
+        self.observation_space, self.action_space = self._envs.observation_space, self._envs.action_space
+
+    def step_s(self) -> float:
+        return 1e-5
+
+    def memory_mb(self) -> float:
+        return 50.0
+
+    def close(self) -> None:
+        self._envs.close()
+
+
 @name
 def test_python_blocks_run(document: Path, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
     module = types.ModuleType(f"blocks_of_{document.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(auto, "TimingProcess", Untimed)
     for number, block in enumerate(blocks(document, "python")):
         short = block.replace("n_steps=50_000", "n_steps=2_000")  # of the README's first lines
         exec(compile(short, f"{document.name}, python block {number}", "exec"), vars(module))
@@ -91,10 +110,8 @@ def test_launch_commands_make_a_configuration(
     monkeypatch.chdir(run_dir_with(tmp_path, run_dir))
     save_files(document, tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    fork = Supervision()  # a spawned process would spend 2 s on importing what mine.py does
-    monkeypatch.setattr(auto, "_ENV_BUDGET_S", 0.001)
     monkeypatch.setattr(auto, "_POLICY_BUDGET_S", 0.001)
-    monkeypatch.setattr(auto, "Supervision", lambda *_, **__: fork)
+    monkeypatch.setattr(auto, "TimingProcess", Untimed)
     monkeypatch.setattr(tuning, "_measure", lambda experiment, affinity, ways: {str(way): 1.0 for way in ways})
     for words in commands(document, "rlframe.launch"):
         if any(word.startswith("experiment=mujoco/") for word in words) and not importlib.util.find_spec("mujoco"):

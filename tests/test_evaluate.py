@@ -63,7 +63,7 @@ def test_every_episode_is_a_video_file(run, tmp_path):
     assert all(film.stat().st_size > 1000 for film in films)
 
 
-@pytest.mark.parametrize("words", [["env=CartPole-v1"], ["env=Pendulum-v1"]], ids=str)
+@pytest.mark.parametrize("words", [["env=CartPole-v1"], ["env=Pendulum-v1", "env.max_episode_steps=20"]], ids=str)
 @pytest.mark.parametrize("explore", ["true", "false"])
 def test_the_evaluation_at_a_snapshot_is_replayed_exactly(words, explore, tmp_path, capsys):
     settings = ["seed=3", f"eval.explore={explore}", "snapshot_mode=all", "model.memory=lstm", "eval.n_workers=0"]

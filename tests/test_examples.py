@@ -152,6 +152,7 @@ def test_example_8_queues_its_own_runs_and_goes_on_with_one_that_was_cut_short(t
     assert len(json.loads((cut / "params.json").read_text())["resumed"]) == 1
 
 
+@pytest.mark.slow
 def test_example_10_samples_apart_and_leaves_a_run_that_the_commands_understand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

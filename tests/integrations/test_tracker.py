@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rlframe.integrations.tracker import Points, Tracker
 from rlframe.record import logger_context
 from rlframe.record.context import current_run
 from rlframe.record.writers import CsvWriter, JsonlWriter
+from tests.processes import until
 
 HERE = "tests.integrations.test_tracker"
 ROWS: list[dict[str, float]] = [
@@ -59,6 +59,12 @@ class Store(Tracker):
     def _fail(self, method: str) -> None:
         if method in self.failing:
             raise ConnectionError(f"no network in {method}")
+
+
+def store_of(run: Any) -> Store:
+    """The tracker of a run."""
+    (store,) = (writer for writer in run._writers if isinstance(writer, Store))
+    return store
 
 
 class NotAWriter:
@@ -123,9 +129,10 @@ def test_a_failing_tracker_neither_ends_the_run_nor_loses_a_point(
 ) -> None:
     names = [f"{HERE}:Store"]
     monkeypatch.setattr(Store, "failing", ("algo/loss",))
-    with logger_context(tmp_path, writers=names, console=False):
+    with logger_context(tmp_path, writers=names, console=False) as run:
         for row in ROWS:
             current_run().log(row)
+        until(lambda: store_of(run).n_failed)
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "did not take all rows: ConnectionError: no network in algo/loss" in warnings[0].getMessage()
     assert "resume= sends them" in warnings[-1].getMessage()
@@ -140,11 +147,8 @@ def test_a_failing_tracker_neither_ends_the_run_nor_loses_a_point(
 def test_failures_are_counted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "failing", ("points",))
     with logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run:
-        (store,) = (writer for writer in run._writers if isinstance(writer, Store))
         run.log(ROWS[0])
-        deadline = time.monotonic() + 10
-        while not store.n_failed and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: store_of(run).n_failed)
         run.log(ROWS[1])
     last = json.loads((tmp_path / "run_0/progress.jsonl").read_text().splitlines()[-1])
     assert last["record/not_sent"] == 1

@@ -1,5 +1,6 @@
 """Returns by hand on episodes that terminate, truncate, lose lives and meet the batch's end, and against slow loops."""
 
+import functools
 import math
 
 import pytest
@@ -228,11 +229,17 @@ def slow_n_step(rows: Rows, discount: float, n: int) -> Tensor:
     return target
 
 
-def slow_lambda_return(rows: Rows, discount: float, lambda_: float) -> Tensor:
+@functools.cache
+def slow_n_steps(seed: int) -> list[Tensor]:
+    """The n-step returns of random rows, n = 1 ... T, discounted by 0.9."""
+    rows = random_rows(seed)
+    return [slow_n_step(rows, 0.9, n) for n in range(1, len(rows[0]) + 1)]
+
+
+def slow_lambda_return(seed: int, lambda_: float) -> Tensor:
     """The textbook's mixture of n-step returns: (1-λ) Σ λ^(n-1) G_n, the rest of the weight on the longest."""
-    reward, valid = rows[0], rows[4]
-    T = len(reward)
-    by_n = [slow_n_step(rows, discount, n) for n in range(1, T + 1)]
+    by_n, valid = slow_n_steps(seed), random_rows(seed)[4]
+    T = len(by_n)
     mixture = sum((1 - lambda_) * lambda_**n * target for n, target in enumerate(by_n))
     return (mixture + lambda_**T * by_n[-1]) * valid  # beyond a stretch's length the n-step returns are all the same
 
@@ -267,13 +274,13 @@ class TestAgainstSlowReference:
     @pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
     def test_lambda_return(self, seed: int, lambda_: float) -> None:
         rows = random_rows(seed)
-        assert near(lambda_return(*rows, 0.9, lambda_), slow_lambda_return(rows, 0.9, lambda_), atol=1e-10)
+        assert near(lambda_return(*rows, 0.9, lambda_), slow_lambda_return(seed, lambda_), atol=1e-10)
 
     @pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
     def test_generalized_advantage(self, seed: int, lambda_: float) -> None:
         rows = random_rows(seed)
         advantage, return_ = generalized_advantage(*rows, 0.9, lambda_)
-        expected = slow_lambda_return(rows, 0.9, lambda_)
+        expected = slow_lambda_return(seed, lambda_)
         assert near(return_, expected, atol=1e-10)
         assert near(advantage, (expected - rows[1][:-1]) * rows[4], atol=1e-10)
 

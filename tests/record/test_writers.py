@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import RecordError
+from rlframe.record import writers
 from rlframe.record.writers import CsvWriter, JsonlWriter, TensorBoardWriter
 from tests.tables import read_csv
 
@@ -211,8 +212,10 @@ def test_a_torn_line_of_jsonl_is_replaced_on_resume(tmp_path: Path) -> None:
     assert strict((tmp_path / "progress.jsonl").read_text()) == [{"env_steps": 10, "a": 0.5}, {"env_steps": 20, "a": 1}]
 
 
-def test_a_strangers_table_cannot_grow_without_end_as_jsonl(tmp_path: Path) -> None:
+def test_a_strangers_table_cannot_grow_without_end_as_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.csv"
-    path.write_text(f"env_steps,{'x' * 500_000}\n" + "1,1\n" * 10_000)
-    with pytest.raises(RecordError, match="its rows take more than 268,435,456 bytes as JSON"):
+    path.write_text(f"env_steps,{'x' * 5_000}\n" + "1,1\n" * 1_000)
+    assert writers._MAX_JSONL == 1 << 28
+    monkeypatch.setattr(writers, "_MAX_JSONL", 1 << 20)
+    with pytest.raises(RecordError, match="its rows take more than 1,048,576 bytes as JSON"):
         JsonlWriter(path)

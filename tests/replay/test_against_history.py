@@ -18,7 +18,7 @@ STORAGES: list[Any] = [  # kind, config
     ("vector", {}),
     ("frames", {}),
     ("both", {}),
-    ("both", {"memory": "disk"}),
+    pytest.param("both", {"memory": "disk"}, marks=pytest.mark.slow),
     ("both", {"compress": True}),
     pytest.param("frames", {"compress": True}, marks=pytest.mark.slow),
     pytest.param("both", {"memory": "device"}, marks=pytest.mark.slow),

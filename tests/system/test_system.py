@@ -87,6 +87,7 @@ def test_imports_are_excluded_from_garbage_collection_and_later_objects_are_not(
     with gc_paused():
         assert gc.isenabled(), "where torch is loaded there is little to gain"
     monkeypatch.delitem(sys.modules, "torch")
+    gc.unfreeze()
     try:
         with gc_paused():
             assert not gc.isenabled()
@@ -98,7 +99,6 @@ def test_imports_are_excluded_from_garbage_collection_and_later_objects_are_not(
         assert not gc.isenabled(), "who has turned it off keeps it so"
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 def test_freed_memory_is_kept_where_the_c_library_can():
