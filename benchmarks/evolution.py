@@ -19,12 +19,8 @@ ratio is the median of the ratios within each round. Run it on an idle machine.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import chz
@@ -32,9 +28,8 @@ import gymnasium
 import numpy as np
 
 from benchmarks.parts.chosen import chosen
-from benchmarks.parts.machine import machine
 from benchmarks.parts.ours import worker_cpus
-from benchmarks.parts.turns import Comparison, Contender, Group, Line, Unit, run_group, show
+from benchmarks.parts.turns import Comparison, Contender, Group, Unit, run_groups
 from rlframe.algos import es
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig
@@ -106,9 +101,6 @@ def group(name: str) -> Group:
     return Group(contenders, comparisons, needs)
 
 
-GROUPS: dict[str, Callable[[], Group]] = {name: partial(group, name) for name in ENVS}
-
-
 def main(rounds: int = 5, seconds: float = 3.0, only: str = "", small: bool = False, out: str = "") -> None:
     """Measure and print.
 
@@ -116,20 +108,9 @@ def main(rounds: int = 5, seconds: float = 3.0, only: str = "", small: bool = Fa
         rounds: turns of each contender.    seconds: length of a turn.    only: groups, separated by commas.
         small: one very short round.    out: JSON file for all results."""
     limit_threads()
-    names = chosen(only, GROUPS)
+    names = chosen(only, ENVS)
     rounds, seconds = (1, 0.05) if small else (rounds, seconds)
-    about = machine()
-    print(", ".join(f"{name} {fact}" for name, fact in about.items()))
-    print(f"{rounds} rounds, {seconds} s a turn", flush=True)
-    rates: list[Line] = []
-    ratios: list[Line] = []
-    for name in names:
-        more_rates, more_ratios = run_group(GROUPS[name](), name, rounds, seconds)
-        rates, ratios = rates + more_rates, ratios + more_ratios
-    show(rates, ratios, [])
-    if out:
-        content = {"machine": about, "seconds": seconds, "rates": rates, "ratios": ratios}
-        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
+    run_groups({name: group(name) for name in names}, rounds, seconds, out)
 
 
 if __name__ == "__main__":

@@ -22,19 +22,15 @@ batches of the 150 of a turn. No row is logged, nothing is evaluated. Run it on 
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import chz
 
 from benchmarks.parts import ours
 from benchmarks.parts.chosen import chosen
-from benchmarks.parts.machine import machine
 from benchmarks.parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
 from benchmarks.parts.synthetic import agree
-from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
+from benchmarks.parts.turns import Comparison, Contender, Group, run_groups
 from rlframe.samplers import cpu, serial
 from rlframe.system.machine import limit_threads
 
@@ -86,18 +82,7 @@ def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = Fa
     groups = chosen(only, GROUPS)
     agree()
     rounds, seconds = (1, 0.05) if small else (rounds, seconds)
-    about = machine()
-    print(", ".join(f"{name} {fact}" for name, fact in about.items()))
-    print(f"{rounds} rounds, {seconds} s a turn", flush=True)
-    rates: list[Line] = []
-    ratios: list[Line] = []
-    for name in groups:
-        more_rates, more_ratios = run_group(GROUPS[name](), name, rounds, seconds)
-        rates, ratios = rates + more_rates, ratios + more_ratios
-    show(rates, ratios, [])
-    if out:
-        content = {"machine": about, "seconds": seconds, "rates": rates, "ratios": ratios}
-        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
+    run_groups({name: GROUPS[name]() for name in groups}, rounds, seconds, out)
 
 
 if __name__ == "__main__":

@@ -51,19 +51,15 @@ Stable-Baselines3 is not a dependency of rlframe: pip install stable-baselines3.
 from __future__ import annotations
 
 import importlib.util
-import json
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import chz
 
 from benchmarks.parts import bare, others, ours, worker
 from benchmarks.parts.bare import Policy, Steps, act_discrete, act_gaussian
-from benchmarks.parts.machine import machine
 from benchmarks.parts.ours import SomeConfig
 from benchmarks.parts.synthetic import N_ACTIONS, SIZE, Burning, agree
-from benchmarks.parts.turns import Comparison, Contender, Group, Line, Make, run_group, show
+from benchmarks.parts.turns import Comparison, Contender, Group, Make, run_groups
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.samplers import cpu, gpu, serial
@@ -254,20 +250,8 @@ def main(
     check(chosen, known)
     agree()
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
-    about = machine()
-    print(", ".join(f"{name} {fact}" for name, fact in about.items()))
-    print(f"{rounds} rounds, {seconds} s a turn", flush=True)
-    rates: list[Line] = []
-    ratios: list[Line] = []
-    for name in chosen:
-        if name in known:
-            more_rates, more_ratios = run_group(known[name], name, rounds, seconds)
-            rates, ratios = rates + more_rates, ratios + more_ratios
-    facts = worker.facts(WORKER, rounds) if WORKER in chosen else []
-    show(rates, ratios, facts)
-    if out:
-        content = {"machine": about, "seconds": seconds, "rates": rates, "ratios": ratios, "facts": facts}
-        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
+    facts = partial(worker.facts, WORKER, rounds) if WORKER in chosen else list
+    run_groups({name: known[name] for name in chosen if name != WORKER}, rounds, seconds, out, facts)
 
 
 if __name__ == "__main__":

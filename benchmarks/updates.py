@@ -29,16 +29,13 @@ Stable-Baselines3 is not a dependency of rlframe: pip install stable-baselines3.
 from __future__ import annotations
 
 import importlib.util
-import json
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import chz
 
 from benchmarks.parts import updates_others, updates_ours
 from benchmarks.parts.chosen import chosen
-from benchmarks.parts.turns import Comparison, Contender, Group, Line, run_group, show
+from benchmarks.parts.turns import Comparison, Contender, Group, run_groups
 from benchmarks.parts.updates_ours import Case
 from rlframe.system.machine import limit_threads
 
@@ -79,15 +76,7 @@ def main(rounds: int = 9, seconds: float = 2.0, only: str = "", small: bool = Fa
     if importlib.util.find_spec(SB3) is None:
         raise SystemExit("benchmarks.updates needs pip install stable-baselines3")
     rounds, seconds = (1, 0.01) if small else (rounds, seconds)
-    rates: list[Line] = []
-    ratios: list[Line] = []
-    for name in groups:
-        more_rates, more_ratios = run_group(known[name], name, rounds, seconds)
-        rates, ratios = rates + more_rates, ratios + more_ratios
-    show(rates, ratios, [])
-    if out:
-        content = {"seconds": seconds, "rates": rates, "ratios": ratios}
-        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
+    run_groups({name: known[name] for name in groups}, rounds, seconds, out)
 
 
 if __name__ == "__main__":

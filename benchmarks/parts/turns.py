@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import statistics
@@ -10,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from benchmarks.parts.machine import machine
 from rlframe.core.errors import pluralize
 from rlframe.system.machine import retain_freed_memory
 
@@ -197,6 +200,25 @@ class Remote:
         for process in self._processes:
             process.join(CLOSE_S)
             process.kill()
+
+
+def run_groups(
+    groups: Mapping[str, Group], n_rounds: int, seconds: float, out: str, facts: Callable[[], list[Line]] = list
+) -> None:
+    """Measure groups one after another and then what gives facts; print all, and write it to `out` unless empty."""
+    about = machine()
+    print(", ".join(f"{name} {fact}" for name, fact in about.items()))
+    print(f"{n_rounds} rounds, {seconds} s a turn", flush=True)
+    found: dict[str, list[Line]] = {"rates": [], "ratios": []}
+    for name, group in groups.items():
+        rates, ratios = run_group(group, name, n_rounds, seconds)
+        found["rates"] += rates
+        found["ratios"] += ratios
+    found["facts"] = facts()
+    show(**found)
+    if out:
+        content = {"machine": about, "seconds": seconds, **found}
+        Path(out).write_text(json.dumps(content, default=asdict, indent=2) + "\n", encoding="utf-8")
 
 
 def run_group(group: Group, name: str, n_rounds: int, seconds: float) -> tuple[list[Line], list[Line]]:
