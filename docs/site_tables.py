@@ -16,7 +16,7 @@ import chz
 
 from rlframe.core.flat import PARTS as FLAT
 from rlframe.core.flat import part_name
-from rlframe.core.schedule import Schedule
+from rlframe.core.schedule import Schedule, accepts_schedule
 from rlframe.experiment.config import Experiment
 from rlframe.record import METRICS, metrics_table
 from rlframe.replay import ReplayConfig
@@ -67,11 +67,12 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
         if field.final_type is ReplayConfig:
             lines.append(f"| `{prefix}{name}.*` | | keys of replay: see [Replay](../guides/replay.md) |")
             continue
-        if name in _GUIDES:
+        if prefix == "algo." and name in _GUIDES:
             default = part_name(field._default_factory(), FLAT[f"algo.{name}"])
             lines.append(f"| `{prefix}{name}` | `{default}` | see {_GUIDES[name]} |")
             continue
-        lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)} |")
+        kind = " (number or schedule)" if accepts_schedule(field) else ""
+        lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)}{kind} |")
     return "\n".join(lines)
 
 
