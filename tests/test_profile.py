@@ -62,9 +62,9 @@ def test_all_time_is_counted_also_that_of_long_calls() -> None:
         pass
     sum(range(3_000_000))  # one call into C
     time.sleep(0.02)
+    ran = time.perf_counter() - begin
     stacks.stop()
-    passed = time.perf_counter() - begin
-    assert sum(stacks.seconds.values()) == pytest.approx(passed, abs=0.02)
+    assert ran - 0.02 < sum(stacks.seconds.values()) < time.perf_counter() - begin
     assert list(stacks.seconds) == [OTHER]
 
 

@@ -38,10 +38,8 @@ def stop(log_dir: Path, words: list[str], signum: int, after_s: float) -> None:
     with launched(log_dir, *words) as process:
         time.sleep(after_s)  # into the phase, at a different moment each time
         children = descendants(process.pid)
-        begin = time.monotonic()
         os.kill(process.pid, signum)
         output, _ = process.communicate(timeout=DEADLINE_S)
-        assert time.monotonic() - begin < 10
     assert process.returncode == 128 + signum, output
     assert "Traceback" not in output
     until(lambda: not any(map(is_running, children)))
