@@ -1,7 +1,6 @@
 """Averaging over an interval, the table of names, and the clock."""
 
 import math
-import time
 
 import pytest
 import torch
@@ -90,49 +89,65 @@ def test_the_table_has_every_name_once_on_a_line_of_its_own() -> None:
     assert all("|" not in meaning for meaning in METRICS.values())
 
 
-def busy(seconds: float) -> None:
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass
+class Clock:
+    """A clock that stands still between calls of `wait`."""
+
+    now = 100.0
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def test_evaluation_does_not_count_in_throughput() -> None:
-    clock = Timers()
-    clock.begin(1_000, 0)
-    with clock("sampling"):
-        busy(0.01)
-    with clock("evaluating"):
-        busy(0.05)
-    row = clock.flush(1_100, 4)
-    training = 100 / row["time/env_steps_per_s"]
-    assert 0.01 <= training < 0.05
-    assert row["time/updates_per_s"] == pytest.approx(4 / training)
-    assert row["time/elapsed_s"] >= 0.06
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What the timers of a test read."""
+    found = Clock()
+    monkeypatch.setattr("rlframe.record.metrics.perf_counter", lambda: found.now)
+    return found
 
 
-def test_a_part_inside_another_is_not_counted_twice() -> None:
-    clock = Timers()
-    with clock("learning"):
-        busy(0.005)
-        with clock("evaluating"):
-            busy(0.02)
-    assert clock.seconds()["learning"] < 0.02 <= clock.seconds()["evaluating"]
-    assert sum(clock.fractions().values()) <= 1.0
+def test_evaluation_does_not_count_in_throughput(clock: Clock) -> None:
+    timers = Timers()
+    timers.begin(1_000, 0)
+    with timers("sampling"):
+        clock.wait(2.0)
+    with timers("evaluating"):
+        clock.wait(6.0)
+    row = timers.flush(1_100, 4)
+    assert (row["time/env_steps_per_s"], row["time/updates_per_s"], row["time/elapsed_s"]) == (50.0, 2.0, 8.0)
+    assert (row["time/fraction_sampling"], row["time/fraction_evaluating"]) == (0.25, 0.75)
 
 
-def test_a_part_that_raises_is_counted_and_closed() -> None:
-    clock = Timers()
-    with pytest.raises(KeyError), clock("sampling"):
+def test_a_part_inside_another_is_not_counted_twice(clock: Clock) -> None:
+    timers = Timers()
+    with timers("learning"):
+        clock.wait(1.0)
+        with timers("evaluating"):
+            clock.wait(4.0)
+    clock.wait(3.0)
+    seconds, fractions = timers.seconds(), timers.fractions()
+    assert (seconds["learning"], seconds["evaluating"]) == (1.0, 4.0)
+    assert (fractions["time/fraction_learning"], fractions["time/fraction_evaluating"]) == (0.125, 0.5)
+
+
+def test_a_part_that_raises_is_counted_and_closed(clock: Clock) -> None:
+    timers = Timers()
+
+    def wait_and_fail() -> None:
+        clock.wait(2.0)
         raise KeyError
-    with clock("learning"):
-        pass
-    assert clock.seconds()["sampling"] > 0
+
+    with pytest.raises(KeyError), timers("sampling"):
+        wait_and_fail()
+    with timers("learning"):
+        clock.wait(1.0)
+    assert (timers.seconds()["sampling"], timers.seconds()["learning"]) == (2.0, 1.0)
 
 
-def test_a_new_interval_starts_at_zero_and_elapsed_includes_time_before_a_resume() -> None:
-    clock = Timers(elapsed_s=100.0)
-    with clock("sampling"):
-        busy(0.005)
-    assert clock.flush(10, 1)["time/elapsed_s"] > 100.0
-    assert clock.seconds()["sampling"] == 0.0
-    assert clock.flush(10, 1)["time/env_steps_per_s"] == 0.0
+def test_a_new_interval_starts_at_zero_and_elapsed_includes_time_before_a_resume(clock: Clock) -> None:
+    timers = Timers(elapsed_s=100.0)
+    with timers("sampling"):
+        clock.wait(5.0)
+    assert timers.flush(10, 1)["time/elapsed_s"] == 105.0
+    assert timers.seconds()["sampling"] == 0.0
+    assert timers.flush(10, 1)["time/env_steps_per_s"] == 0.0
