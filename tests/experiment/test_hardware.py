@@ -164,7 +164,8 @@ def test_a_signal_to_all_of_a_parallel_run_ends_it_in_order(tmp_path: Path, sign
     until(lambda: not any(map(is_running, children)))
 
 
-@pytest.mark.parametrize("how", ["cpu", pytest.param("alternating", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cpu", "alternating"])
 def test_a_killed_worker_is_replaced_and_counted_in_the_log_of_the_run(tmp_path: Path, how: str) -> None:
     log = tmp_path / "run_0/debug.log"
     with launched(tmp_path, *ENDLESS, *PARALLEL[how], "runner.log_interval_steps=2000") as process:

@@ -113,7 +113,7 @@ def test_a_batch_is_sampled_with_the_parameters_of_its_version() -> None:
             torch.testing.assert_close(batch.info.value, value.detach())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ["serial", "alternating"])
+@pytest.mark.parametrize("kind", variants(["serial", "alternating"], ("serial",)))
 def test_a_killed_process_is_replaced_and_its_episodes_restart(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     with remote(kind) as (sampler, _):
         before = collected(sampler, 2)
@@ -184,6 +184,7 @@ def test_a_serial_sampler_that_hangs_is_replaced_after_the_timeout(caplog: pytes
     assert "in hang_in_c" in warnings_of(caplog)[0]
 
 
+@pytest.mark.slow
 def test_a_slow_batch_whose_steps_are_in_time_is_not_killed() -> None:
     with remote(kwargs={"pace_s": 0.1}, timeout_s=2.0) as (sampler, _):  # 8 steps of 4 environments: 3.2 s
         collected(sampler, 1)

@@ -113,7 +113,12 @@ def test_a_worker_that_dies_at_start_is_replaced_before_the_first_row(
 
 @pytest.mark.parametrize(
     ("kind", "T"),
-    [("cpu", 1), ("alternating", 8), pytest.param("cpu", 8, marks=SLOW), pytest.param("gpu", 1, marks=SLOW)],
+    [
+        ("cpu", 1),
+        pytest.param("alternating", 8, marks=SLOW),
+        pytest.param("cpu", 8, marks=SLOW),
+        pytest.param("gpu", 1, marks=SLOW),
+    ],
 )
 def test_repeated_deaths_leave_every_row_valid(kind: str, T: int, tmp_path: Path) -> None:
     faults = (Fault(faulty.kill, at=7), Fault(faulty.kill, "reset", 2, path=str(tmp_path / "faults"), times=3))
@@ -204,7 +209,8 @@ def test_a_run_survives_the_death_of_the_forkserver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "when"), [("gpu", "constructor"), ("gpu", "reset"), pytest.param("cpu", "step", marks=SLOW)]
+    ("kind", "when"),
+    [("gpu", "reset"), pytest.param("gpu", "constructor", marks=SLOW), pytest.param("cpu", "step", marks=SLOW)],
 )
 def test_a_worker_that_always_dies_ends_the_run_with_its_name_and_count(kind: str, when: str) -> None:
     start = time.monotonic()

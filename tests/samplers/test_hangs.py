@@ -22,8 +22,8 @@ from tests.samplers.supervised import FAULTY_SEED, SLOW, collected, restarts, sa
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        ("cpu", faulty.hang_in_python),
         ("gpu", faulty.hang_in_c),
+        pytest.param("cpu", faulty.hang_in_python, marks=SLOW),
         pytest.param("alternating", faulty.hang_in_python, marks=SLOW),
         pytest.param("gpu", faulty.stop, marks=SLOW),
     ],

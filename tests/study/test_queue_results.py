@@ -15,8 +15,8 @@ SHORT += "runner.log_interval_steps=100 eval.n_episodes=2 eval.n_envs=2 affinity
     ("word", "state"),
     [
         pytest.param("stop=env_steps>150", "done", marks=pytest.mark.slow),
-        pytest.param("runner.target_score=1", "done", marks=pytest.mark.slow),
-        ("runner.max_time_s=0.3", "interrupted"),
+        ("runner.target_score=1", "done"),
+        pytest.param("runner.max_time_s=0.3", "interrupted", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_ended_early_is_done_unless_its_time_was_over(word: str, state: str, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def has_rows(study: Path, n_runs: int) -> bool:
 LONG = ("env=CartPole-v1", "sampler=cpu", "sampler.n_workers=1", "eval.n_workers=0", "eval.n_episodes=1")
 
 
+@pytest.mark.slow
 def test_killing_the_queue_ends_all_processes_of_its_runs(tmp_path: Path) -> None:
     words = (*LONG, "runner.n_steps=1e8", "runner.log_interval_steps=1024", "sweep.seed=0,1", "affinity=1cpu_1cpr")
     with sweeping(tmp_path, *words) as process:

@@ -30,6 +30,7 @@ from rlframe.system.process import ChildDied, ChildProcess
 from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share_zeros
 from rlframe.system.worker_main import ParentLink
 from tests.processes import is_running, until
+from tests.variants import variants
 
 METHODS = ["forkserver", "spawn"]
 
@@ -73,7 +74,7 @@ def serve(parent: ParentLink) -> None:
     parent.serve(handle)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", variants(METHODS, ("forkserver",)))
 def test_commands_are_answered_in_order(method: str) -> None:
     with child_for(serve, method=method) as child:
         assert answer(child, 0) == child.pid
