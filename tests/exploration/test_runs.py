@@ -132,6 +132,32 @@ def test_another_algorithm_keeps_the_exploration_that_fits_it() -> None:
     assert from_flat(preset, {"explore": "epsilon"}).algo.explore.epsilon.text == "linear(1,0.1,0.02)"
 
 
+OVERRIDDEN = [  # a preset that leaves a part at its default, words of the command line, and what the preset loses
+    ({"algo": "dqn", "algo.explore.epsilon": 0.1}, {"explore": "boltzmann"}, ["algo.explore.epsilon"]),
+    ({"algo": "dqn", "algo.explore.epsilon": 0.1}, {"explore": "noisy"}, []),
+    ({"algo": "dqn", "algo.explore.epsilon": 0.1}, {"explore": SECOND}, ["algo.explore.epsilon"]),
+    (
+        {"algo": "ddpg", "algo.explore.std": 0.1},
+        {"algo": "td3", "explore": "ornstein_uhlenbeck"},
+        ["algo.explore.std"],
+    ),
+    ({"algo": "dqn", "algo.optimizer.epsilon": 0.1}, {"algo.optimizer": "sgd"}, ["algo.optimizer.epsilon"]),
+    ({"algo": "ppo", "algo.optimizer.epsilon": 0.1}, {"algo": "a2c"}, []),
+    ({"algo": "ppo", "algo.optimizer.epsilon": 0.1}, {"algo": "ars"}, ["algo.optimizer.epsilon"]),
+    ({"algo": "ppo", "algo.optimizer.epsilon": 0.1}, {"algo": "ars", "algo.optimizer": "adam"}, []),
+    ({"algo": "ppo", "algo.optimizer": "adamw", "algo.optimizer.epsilon": 0.1}, {"algo": "ars"}, []),
+]
+
+
+@pytest.mark.parametrize(("preset", "words", "lost"), OVERRIDDEN)
+def test_keys_of_a_default_part_do_not_outlive_it(
+    preset: dict[str, Any], words: dict[str, Any], lost: list[str]
+) -> None:
+    assert merge(preset, words)[1] == lost
+    made = to_flat(from_flat(preset, words))
+    assert all(made[key] == preset[key] for key in set(preset) - set(lost) - set(words))
+
+
 REFUSED = [
     ("dqn explore=gaussian", "explore=gaussian does not fit algo=dqn, which takes epsilon, boltzmann"),
     ("dqn explore=epsilom", "did you mean epsilon"),
