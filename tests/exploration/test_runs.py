@@ -20,6 +20,7 @@ from rlframe.deploy.load import load_policy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.config import from_flat, merge, to_flat
 from rlframe.experiment.keys import show_keys
+from rlframe.experiment.train import read_job
 from rlframe.exploration import (
     ExplorationSchedule,
     ExploreConfig,
@@ -156,6 +157,24 @@ def test_keys_of_a_default_part_do_not_outlive_it(
     assert merge(preset, words)[1] == lost
     made = to_flat(from_flat(preset, words))
     assert all(made[key] == preset[key] for key in set(preset) - set(lost) - set(words))
+
+
+@pytest.mark.parametrize(
+    ("preset", "word", "lost"),
+    [
+        ("explore: boltzmann\nexplore.temperature: 2", "explore=epsilon", "algo.explore.temperature=2"),
+        ("algo.optimizer: torch.optim:NAdam", "algo.optimizer=sgd", "algo.optimizer.name=torch.optim:NAdam"),
+    ],
+    ids=["explore", "optimizer"],
+)
+def test_what_a_preset_loses_is_noted_where_it_has_short_keys(
+    preset: str, word: str, lost: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"algo: dqn\n{preset}\n", encoding="utf-8")
+    key, value = word.split("=")
+    assert (
+        read_job({"experiment": f"{tmp_path}/mine.yaml", key: value}).notes[-1] == f"left out, as unknown now: {lost}"
+    )
 
 
 REFUSED = [
