@@ -133,7 +133,8 @@ def make_q_agent(
         given = "shared=true" if config.shared else f"log_std={config.log_std:g}"
         raise ConfigError(f"model.{given} is for policies; the DQN family has none, so leave it out")
     if not isinstance(action_space, spaces.Discrete):
-        raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use sac, td3 or ppo")
+        others = "sac, td3 or ppo" if isinstance(action_space, spaces.Box) else "ppo or a2c"
+        raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use {others}")
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
     seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):

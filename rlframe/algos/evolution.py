@@ -41,6 +41,7 @@ class EvolutionConfig:
     def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
         """A deterministic policy: tanh for a Box, the largest output for a Discrete action."""
         unsupported = {
+            "model.action_embedding=0": model.action_embedding > 0,
             "model.memory=none": model.memory != "none",
             "model.feed_back=false": model.feed_back,
             "model.shared=false": model.shared,
@@ -49,7 +50,7 @@ class EvolutionConfig:
         }
         if remedies := [remedy for remedy, wrong in unsupported.items() if wrong]:
             raise ConfigError(
-                f"evolution strategies have one network, which sees one observation: {', '.join(remedies)}"
+                f"evolution strategies have one network, which sees one observation: set {' and '.join(remedies)}"
             )
         discrete = isinstance(action_space, spaces.Discrete)
         if not discrete and not (isinstance(action_space, spaces.Box) and action_space.is_bounded()):

@@ -20,7 +20,8 @@ _SHORT = {"steps": "env_steps"}  # key: field of eval., where they differ
 _OF_EVAL = ("n_episodes", "steps", "n_envs", "n_workers", "explore", "epsilon")  # with defaults of this command
 _WITH_REPLAY = ("replay", "snapshot", "n_workers", "out", "device", "threads", "trust")
 _WITHOUT_EFFECT = (  # beginnings of keys of the run
-    *("sampler", "runner", "explore.", "snapshot_", "affinity", "world_size", "learners", "callbacks"),
+    *("sampler", "runner", "explore.", "algo.explore", "algo.optimizer", "reward.", "snapshot_", "affinity"),
+    *("world_size", "learners", "callbacks"),
     *("init", "name", "run_ID", "log_dir", "stop", "writers", "log_level"),
     *("eval.function", "eval.interval_steps", "eval.asynchronous", "eval.video_every"),
 )

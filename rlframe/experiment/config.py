@@ -175,11 +175,12 @@ def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     dropped: list[str] = []
     for layer in map(spelled_out, layers):
         for part in PARTS:
-            if part in layer and part in merged and merged[part] != layer[part]:
+            if part in layer and merged.get(part) != layer[part]:  # also where the earlier layer has the default
                 known = {*_SIZES, *keys_of(part, str(layer[part]))}
-                if part == "algo":  # the optimizer stays, and exploration that fits
+                if part == "algo":  # an optimizer that was named stays, and exploration that fits
                     known -= {EXPLORE}
-                    known |= {key for key in merged if key.startswith(kept_parts(merged, str(layer[part])))}
+                    kept = kept_parts({**merged, **layer}, str(layer[part]))
+                    known |= {key for key in merged if key.startswith(kept)}
                 dropped += [key for key in merged if key.startswith(f"{part}.") and key not in known]
         merged = {key: value for key, value in merged.items() if key not in dropped} | dict(layer)
     return merged, dropped

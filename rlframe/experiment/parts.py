@@ -36,10 +36,12 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
-    """The parts of an algorithm that stay as given when `algo` takes its place: exploration only if it fits."""
+    """The parts of an algorithm that stay as given when `algo` takes its place: an optimizer that is named, and
+    exploration if it fits.
+    """
     try:
         field: Any = chz.chz_fields(find_module(algo, PARTS["algo"]).Config)["explore"]
         fits = given[EXPLORE] in field.metadata[KINDS]
     except (ConfigError, AttributeError, KeyError, TypeError):  # reported when the config is made, or it has none
         fits = False
-    return OF_OWN if fits else (OPTIMIZER,)
+    return tuple(part for part, stays in ((OPTIMIZER, OPTIMIZER in given), (EXPLORE, fits)) if stays)

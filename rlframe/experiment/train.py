@@ -23,6 +23,7 @@ from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
 from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
 from rlframe.experiment.live_run import LiveRun
+from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
@@ -78,7 +79,8 @@ def read_job(keys: Mapping[str, Any]) -> Job:
     resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
     base, notes = _resumed(resume, keys, trust) if resume else _preset(preset, keys, trust)
     if dropped := merge(base, keys)[1]:
-        notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={base[key]}' for key in dropped)}")
+        given = spelled_out(base)
+        notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
     return Job(from_flat(base, keys), resume, control.flag("tune_sampler"), notes)
 
 

@@ -57,9 +57,8 @@ class Config(ExploreConfig):
         head, interval = model.head, self.interval or math.inf
         learned = isinstance(head, StateDependentHead)
         if learned and (self.sigma == self.sigma or self.graded):  # not NaN
-            raise ConfigError(
-                f"algo.explore.sigma={self.sigma} is for td3; here σ is learned: set algo.explore.log_std"
-            )
+            given = f"sigma={self.sigma}" if self.sigma == self.sigma else f"sigma_last={self.sigma_last}"
+            raise ConfigError(f"algo.explore.{given} is for td3; here σ is learned: set algo.explore.log_std")
         if not learned and not math.isnan(self.log_std):
             raise ConfigError(f"algo.explore.log_std={self.log_std:g}: td3 learns no σ; set algo.explore.sigma")
         return LearnedGsde(head, interval) if learned else FixedGsde((head.in_features, size), interval, self.graded)

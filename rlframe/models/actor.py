@@ -162,8 +162,12 @@ def make_features(observation_space: Space, config: ModelConfig) -> nn.Module:
     Raises:
         ConfigError: the model has memory or another part that these networks do not support.
     """
+    if config.action_embedding:
+        raise ConfigError(
+            f"model.action_embedding={config.action_embedding} is for Q-values and logits (dqn, r2d1, ppo, a2c, pg, "
+            f"impala, appo); for DDPG, TD3 and SAC set model.action_embedding=0"
+        )
     unsupported = {
-        "model.action_embedding=0": config.action_embedding > 0,
         "model.memory=none": config.memory != "none",
         "model.feed_back=false": config.feed_back,
         "model.shared=false": config.shared,

@@ -162,9 +162,12 @@ def test_q_values_of_a_distribution_by_hand() -> None:
     torch.testing.assert_close(Quantile(3).q(torch.tensor([[[1.0, 2.0, 6.0]]])), torch.tensor([[3.0]]))
 
 
-def test_actions_that_are_not_discrete_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Discrete actions.*use sac, td3 or ppo"):
-        make_q_agent(VECTOR, spaces.Box(-1, 1, (2,)), ModelConfig(), Expected(), "epsilon")
+@pytest.mark.parametrize(
+    ("space", "others"), [(spaces.Box(-1, 1, (2,)), "sac, td3 or ppo"), (spaces.MultiDiscrete([2, 2]), "ppo or a2c")]
+)
+def test_actions_that_are_not_discrete_are_refused_and_other_algorithms_named(space: Any, others: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Discrete actions.*; use {others}$"):
+        make_q_agent(VECTOR, space, ModelConfig(), Expected(), "epsilon")
 
 
 @pytest.mark.parametrize(("settings", "given"), [({"shared": True}, "shared=true"), ({"log_std": -1.0}, "log_std=-1")])

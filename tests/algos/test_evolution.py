@@ -121,6 +121,8 @@ def test_what_it_cannot_act_with_is_refused() -> None:
         ars.Config(directions=2, top_directions=3)
     with pytest.raises(ConfigError, match=r"model\.memory=none"):
         es.Config().make_agent(BOX, BOX, ModelConfig(memory="lstm"), 0)
+    with pytest.raises(ConfigError, match=r"^evolution strategies .* model\.action_embedding=0"):
+        es.Config().make_agent(BOX, spaces.Discrete(2), ModelConfig(action_embedding=4), 0)
     with pytest.raises(ConfigError, match="one Discrete action or bounded Box"):
         es.Config().make_agent(BOX, spaces.MultiDiscrete([2, 2]), LINEAR, 0)
     algo = algorithm(es.Config())

@@ -179,7 +179,7 @@ def test_a_policy_without_memory_is_not_recurrent() -> None:
     ("make", "message"),
     [
         (lambda: actor(sigma=0.1), r"algo.explore.sigma=0.1 is for td3.*algo.explore.log_std"),
-        (lambda: actor(sigma_last=0.1), r"algo.explore.sigma.*is for td3"),
+        (lambda: actor(sigma_last=0.1), r"algo.explore.sigma_last=0.1 is for td3"),
         (lambda: actor(Deterministic, log_std=-1.0), r"algo.explore.log_std=-1: td3 learns no σ.*algo.explore.sigma"),
         (lambda: actor(model=ModelConfig(log_std=-1.0)), r"model.log_std=-1 has no meaning.*algo.explore.log_std"),
         (lambda: policy_agent(log_std=-1.0), r"model.log_std=-1 has no meaning"),

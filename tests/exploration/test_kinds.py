@@ -1,6 +1,8 @@
 """Every kind of exploration: greedy without noise, the same in NumPy as in torch, and its distribution by hand."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,22 @@ def test_levels_are_spaced_logarithmically_from_the_first_to_the_last_environmen
     expected = np.geomspace(float(first), float(last), N)  # type: ignore[arg-type]
     np.testing.assert_allclose(part.level_of(part.level, part.initial_state(range(N)), torch), expected, rtol=1e-5)
     assert part.initial_state(range(2, 4)).env.tolist() == [2, 3]
+
+
+def test_the_kinds_of_the_guide_explore_at_the_level_of_each_environment_and_within_masks(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/exploration.md").read_text(encoding="utf-8")
+    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    second = own.Config(name=f"{tmp_path}/second_best.py:SecondBest", level=1.0, level_last=0.5).make_q(3, True)
+    uniform = own.Config(name=f"{tmp_path}/uniform.py:Uniform", level=0.5, level_last=0.25).make_noise(3)
+    second.set_level(1.0, 0.5, 2)
+    uniform.set_level(0.5, 0.25, 2)
+    inputs, state = AgentInputs((), (), (), torch.tensor([True, True])), second.initial_state(range(2))
+    q = torch.tensor([[1.0, -torch.inf, -torch.inf], [1.0, 3.0, 2.0]])
+    for noise, expected in ((1.0, [0, 2]), (0.4, [0, 1])):
+        assert second.choose(q, inputs, torch.full((2,), noise), state, second.level, torch)[0].tolist() == expected
+    found, _ = uniform.perturb(torch.zeros(2, 3), inputs, torch.ones(2, 3), state, uniform.level, torch)
+    np.testing.assert_allclose(found, [[0.5] * 3, [0.25] * 3])
 
 
 def test_boltzmann_takes_actions_in_proportion_to_exp_of_their_values() -> None:

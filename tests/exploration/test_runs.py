@@ -20,6 +20,7 @@ from rlframe.deploy.load import load_policy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.config import from_flat, merge, to_flat
 from rlframe.experiment.keys import show_keys
+from rlframe.experiment.train import read_job
 from rlframe.exploration import (
     ExplorationSchedule,
     ExploreConfig,
@@ -130,6 +131,50 @@ def test_another_algorithm_keeps_the_exploration_that_fits_it() -> None:
     assert merge(preset, {"algo": "td3"})[1] == ["algo.explore", "algo.explore.temperature"]
     assert from_flat(preset, {"algo": "td3"}).algo.explore.std == 0.1
     assert from_flat(preset, {"explore": "epsilon"}).algo.explore.epsilon.text == "linear(1,0.1,0.02)"
+
+
+OVERRIDDEN = [  # a preset that leaves a part at its default, words of the command line, and what the preset loses
+    ({"algo": "dqn", "algo.explore.epsilon": 0.1}, {"explore": "boltzmann"}, ["algo.explore.epsilon"]),
+    ({"algo": "dqn", "algo.explore.epsilon": 0.1}, {"explore": "noisy"}, []),
+    ({"algo": "dqn", "algo.explore.epsilon": 0.1}, {"explore": SECOND}, ["algo.explore.epsilon"]),
+    (
+        {"algo": "ddpg", "algo.explore.std": 0.1},
+        {"algo": "td3", "explore": "ornstein_uhlenbeck"},
+        ["algo.explore.std"],
+    ),
+    ({"algo": "dqn", "algo.optimizer.epsilon": 0.1}, {"algo.optimizer": "sgd"}, ["algo.optimizer.epsilon"]),
+    ({"algo": "ppo", "algo.optimizer.epsilon": 0.1}, {"algo": "a2c"}, []),
+    ({"algo": "ppo", "algo.optimizer.epsilon": 0.1}, {"algo": "ars"}, ["algo.optimizer.epsilon"]),
+    ({"algo": "ppo", "algo.optimizer.epsilon": 0.1}, {"algo": "ars", "algo.optimizer": "adam"}, []),
+    ({"algo": "ppo", "algo.optimizer": "adamw", "algo.optimizer.epsilon": 0.1}, {"algo": "ars"}, []),
+]
+
+
+@pytest.mark.parametrize(("preset", "words", "lost"), OVERRIDDEN)
+def test_keys_of_a_default_part_do_not_outlive_it(
+    preset: dict[str, Any], words: dict[str, Any], lost: list[str]
+) -> None:
+    assert merge(preset, words)[1] == lost
+    made = to_flat(from_flat(preset, words))
+    assert all(made[key] == preset[key] for key in set(preset) - set(lost) - set(words))
+
+
+@pytest.mark.parametrize(
+    ("preset", "word", "lost"),
+    [
+        ("explore: boltzmann\nexplore.temperature: 2", "explore=epsilon", "algo.explore.temperature=2"),
+        ("algo.optimizer: torch.optim:NAdam", "algo.optimizer=sgd", "algo.optimizer.name=torch.optim:NAdam"),
+    ],
+    ids=["explore", "optimizer"],
+)
+def test_what_a_preset_loses_is_noted_where_it_has_short_keys(
+    preset: str, word: str, lost: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"algo: dqn\n{preset}\n", encoding="utf-8")
+    key, value = word.split("=")
+    assert (
+        read_job({"experiment": f"{tmp_path}/mine.yaml", key: value}).notes[-1] == f"left out, as unknown now: {lost}"
+    )
 
 
 REFUSED = [
