@@ -124,12 +124,12 @@ def test_levels_are_spaced_logarithmically_from_the_first_to_the_last_environmen
     assert part.initial_state(range(2, 4)).env.tolist() == [2, 3]
 
 
-def test_the_kinds_of_the_guide_explore_at_the_level_of_each_environment_and_within_masks(tmp_path: Path) -> None:
+def test_the_kinds_of_the_guide_explore_at_the_level_of_each_environment_and_within_masks() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/exploration.md").read_text(encoding="utf-8")
-    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
-        (tmp_path / name).write_text(code, encoding="utf-8")
-    second = own.Config(name=f"{tmp_path}/second_best.py:SecondBest", level=1.0, level_last=0.5).make_q(3, True)
-    uniform = own.Config(name=f"{tmp_path}/uniform.py:Uniform", level=0.5, level_last=0.25).make_noise(3)
+    kinds: dict[str, Any] = {}
+    for code in re.findall(r"^```python\n# \w+\.py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE):
+        exec(code, kinds)
+    second, uniform = kinds["SecondBest"](3, True, graded=True), kinds["Uniform"](3, graded=True)
     second.set_level(1.0, 0.5, 2)
     uniform.set_level(0.5, 0.25, 2)
     inputs, state = AgentInputs((), (), (), torch.tensor([True, True])), second.initial_state(range(2))
