@@ -36,9 +36,7 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
-    """The parts of an algorithm that stay as given when `algo` takes its place: an optimizer that is named, and
-    exploration if it fits.
-    """
+    """The parts that stay as given when `algo` takes another's place: a named optimizer, and exploration that fits."""
     try:
         field: Any = chz.chz_fields(find_module(algo, PARTS["algo"]).Config)["explore"]
         fits = given[EXPLORE] in field.metadata[KINDS]

@@ -56,8 +56,10 @@ def bf16_is_faster() -> bool:
     inputs = [tuple(t.to(dtype) for t in (x, weight)) for dtype in (torch.float32, torch.bfloat16)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rounds = [[_cpu_seconds(*each) for each in inputs] for _ in range(_ROUNDS)]
-    torch.set_num_threads(threads)
+    try:
+        rounds = [[_cpu_seconds(*each) for each in inputs] for _ in range(_ROUNDS)]
+    finally:
+        torch.set_num_threads(threads)
     single, half = (min(times) for times in zip(*rounds, strict=True))
     return single > _LEAST_GAIN * half
 

@@ -168,10 +168,9 @@ class _PartOf(Munger):
                 f"{key_of(chzself, 'optimizer')}={value!r} must be a name such as adam or torch.optim:NAdam, or a "
                 f"Config of rlframe.optimizers"
             )
-        given: Any = part
-        if "epsilon" in chz.chz_fields(given) and math.isnan(given.epsilon):
-            return chz.replace(given, epsilon=self.epsilon)
-        return given
+        if math.isnan(getattr(part, "epsilon", 0.0)):
+            return chz.replace(part, epsilon=self.epsilon)
+        return part
 
 
 def named(name: str) -> OptimizerConfig:
