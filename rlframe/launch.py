@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, ending_at_ctrl_c, exit_with, run_command
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.presets import competing_work, load_preset, preset_names
+from rlframe.experiment.presets import competing_work, preset_names
 from rlframe.system.machine import gc_paused, limit_threads
 
 DEFAULT_PRESET = "classic/ppo_cartpole"  # if the command line names no env, algo, experiment or resume
@@ -37,7 +37,7 @@ usage: python -m rlframe.launch [key=value ...]
   python -m rlframe.launch experiment=my_study.yaml log_dir=DIR   a study from a file (docs/guides/studies.md)
 
 keys besides the settings below:
-  experiment=NAME      a preset, the path of a YAML file, or of a run's params.json
+  experiment=NAME      a preset, the path of a YAML file, or of a run's params.json; auto: the preset for algo= and env=
   resume=RUN_DIR       continue a run or a study
   trust=true           allow a run's params.json to name code that is not part of rlframe (module:Class, ./file.py);
                        code named on the command line needs no trust
@@ -78,13 +78,8 @@ def _show(argv: list[str]) -> int:
         from rlframe.experiment.keys import show_keys
         from rlframe.experiment.train import read_job
 
-    words = _with_default(KeyValues(argv).remaining)
-    experiment, sources = read_job(words).experiment, [("command line", words)]
-    if "resume" in words:
-        sources.append((f"resume={words['resume']}", load_preset(f"{words['resume']}/params.json")))
-    elif "experiment" in words:
-        sources.append((f"experiment={words['experiment']}", load_preset(words["experiment"])))
-    print(show_keys(experiment, sources))
+    job = read_job(_with_default(KeyValues(argv).remaining))
+    print(show_keys(job.experiment, job.sources))
     return 0
 
 

@@ -8,10 +8,12 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.models import ModelConfig
 from rlframe.ops.masked import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
 from rlframe.optimizers import OptimizerConfig, optimizer
@@ -20,6 +22,9 @@ from rlframe.optimizers import OptimizerConfig, optimizer
 @chz.chz
 class Config(OnPolicyConfig):
     """Defaults follow the paper; n-step returns are λ = 1 over short batches (sampler.batch_T=5)."""
+
+    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=5, B=16))
+    for_vectors = Defaults(batch=BatchSpec(T=5, B=8), own={"learning_rate": 2e-3, "entropy_coef": 0.0})
 
     learning_rate: Scheduled = scheduled("linear(7e-4,0)", "of the optimizer")
     optimizer: OptimizerConfig | str = optimizer("rmsprop", epsilon=1e-5)

@@ -36,7 +36,9 @@ class Config(EvolutionConfig):
                 f"algo.top_directions={self.top_directions} must be at most algo.directions={self.directions}"
             )
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> ActorAgent:
         """As for all evolution strategies, but the last layer is 0: the paper starts from M = 0."""
         agent = super().make_agent(observation_space, action_space, model, seed)
         with torch.no_grad():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     OffPolicy,
     ReplayRatio,
@@ -55,6 +56,20 @@ class Config:
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
+    for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
+    for_vectors = Defaults(  # those of TD3's authors for their DDPG, with an earlier start
+        for_images.model,
+        for_images.batch,
+        {
+            "learning_rate": 1e-3,
+            "tau": 0.005,
+            "batch_size": 256,
+            "replay_ratio": 256.0,
+            "learn_from": 1_000,
+            "explore.std": 0.1,
+        },
+    )
+
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     learning_rate: Scheduled = scheduled(1e-4, "of the actor")
     critic_learning_rate: Scheduled = scheduled(1e-3, "of the critic")
@@ -80,8 +95,11 @@ class Config:
     alpha: float = fraction(0.6, "exponent of the priorities")
     beta: Scheduled = scheduled(0.4, "exponent of the importance weights", high=1)
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
-        return make_actor_agent(observation_space, action_space, Deterministic(action_space), model, self.explore, seed)
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> ActorAgent:
+        model, policy = model or default_model(self, observation_space), Deterministic(action_space)
+        return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
     def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)

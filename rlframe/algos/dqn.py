@@ -19,6 +19,7 @@ from torch import Tensor
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.prefetch import Prefetch
@@ -42,6 +43,22 @@ from rlframe.replay.base import Replay
 @chz.chz
 class Config:
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
+
+    for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=4, B=8))
+    for_vectors = Defaults(
+        ModelConfig(hidden=(256, 256), activation="relu"),
+        BatchSpec(T=4, B=8),
+        {
+            "learning_rate": 5e-4,
+            "batch_size": 64,
+            "replay_ratio": 16.0,
+            "learn_from": 1_000,
+            "target_interval": 250,
+            "double": True,
+            "replay.size": 100_000,
+            "explore.epsilon": "linear(1,0.05,0.1)",
+        },
+    )
 
     learning_rate: Scheduled = scheduled(1e-4, "the paper: 2.5e-4, with RMSProp")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1.5e-4)  # as in Rainbow
@@ -88,7 +105,10 @@ class Config:
                 return Quantile(self.n_atoms, self.huber_delta)
         return Expected(self.huber_delta)
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> QAgent:
+        model = model or default_model(self, observation_space)
         check_feedforward(model, "dqn", "r2d1")
         return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
 

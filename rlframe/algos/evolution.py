@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Choice, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.defaults import default_model
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count
@@ -38,8 +39,11 @@ class EvolutionConfig:
         float("inf"), "global norm at which gradients are clipped; inf: never", above=True, infinite=True
     )
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> ActorAgent:
         """A deterministic policy: tanh for a Box, the largest output for a Discrete action."""
+        model = model or default_model(self, observation_space)
         unsupported = {
             "model.action_embedding=0": model.action_embedding > 0,
             "model.memory=none": model.memory != "none",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.schedule import curve
@@ -32,10 +33,15 @@ NO_INPUTS = AgentInputs((), (), (), ())
 class OnPolicyConfig:
     """Base class of the Configs of on-policy algorithms."""
 
+    for_images = Defaults(ModelConfig(activation="relu"))  # as in Mnih et al. 2015
+
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)
     explore: ExploreConfig | str = explore("stochastic", POLICY_KINDS)
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> PolicyAgent:
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> PolicyAgent:
+        model = model or default_model(self, observation_space)
         return make_policy_agent(observation_space, action_space, model, seed, self.explore)
 
 

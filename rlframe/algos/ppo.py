@@ -13,6 +13,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
 from rlframe.core.config import count, option
 from rlframe.core.schedule import Scheduled, scheduled
@@ -36,6 +37,11 @@ class Rows(NamedTuple):  # of a minibatch, for statistics: constants
 @chz.chz
 class Config(OnPolicyConfig):
     """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
+
+    for_vectors = Defaults(
+        batch=BatchSpec(T=64, B=8),
+        own={"learning_rate": 3e-4, "clip": 0.2, "epochs": 10, "entropy_coef": 0.0},
+    )
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
     discount: Scheduled = scheduled(0.99, "gamma, per env step", high=1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
@@ -40,6 +41,27 @@ LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,
 @chz.chz
 class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
+
+    for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
+    for_vectors = Defaults(
+        ModelConfig(hidden=(64,), activation="relu", memory="lstm"),
+        BatchSpec(T=20, B=8),
+        {
+            "learning_rate": "linear(1e-3,0)",
+            "optimizer.epsilon": 1e-5,
+            "discount": 0.99,
+            "n_step": 3,
+            "batch_size": 32,
+            "burn_in": 10,
+            "learn_T": 20,
+            "replay.size": 100_000,
+            "replay_ratio": 40.0,
+            "learn_from": 5_000,
+            "target_interval": 200,
+            "explore.epsilon": "linear(1,0.1,0.1)",
+            "explore.epsilon_last": "linear(1,0.01,0.1)",
+        },
+    )
 
     learning_rate: Scheduled = scheduled(1e-4, "of the optimizer")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-3)
@@ -71,7 +93,10 @@ class Config:
         0.9, "priority: eta of the largest TD error of a sequence, the rest of their mean", high=1
     )
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> QAgent:
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> QAgent:
+        model = model or default_model(self, observation_space)
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
         return make_q_agent(observation_space, action_space, model, Expected(), self.explore, seed, self.dueling)

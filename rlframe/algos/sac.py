@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, random_until, soft_update, turns
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
@@ -47,6 +48,11 @@ from rlframe.replay.base import Replay
 @chz.chz
 class Config:
     """Defaults are those of the second paper (appendix D)."""
+
+    for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
+    for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
+        for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learn_from": 1_000}
+    )
 
     replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
     learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")
@@ -83,11 +89,14 @@ class Config:
                 f"give the temperature at first"
             )
 
-    def make_agent(self, observation_space: Space, action_space: Space, model: ModelConfig, seed: int) -> ActorAgent:
+    def make_agent(
+        self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
+    ) -> ActorAgent:
         is_choice = isinstance(action_space, spaces.Discrete)
         if is_choice and self.action_prior == "gaussian":
             raise ConfigError("algo.action_prior=gaussian is for Box actions, and these are Discrete; use uniform")
         masked = bool(mask_parts(observation_space, action_space))
+        model = model or default_model(self, observation_space)
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 

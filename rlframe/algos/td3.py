@@ -9,15 +9,23 @@ import chz
 
 from rlframe.agents import ActorAgent
 from rlframe.algos import ddpg
+from rlframe.algos.defaults import Defaults
 from rlframe.core.config import count, positive
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
 from rlframe.exploration import NOISE_KINDS, ExploreConfig, explore
+from rlframe.models import ModelConfig
 
 
 @chz.chz
 class Config(ddpg.Config):
     """Defaults are those of the paper (sections 5.2 and 6.1, and its code)."""
+
+    for_vectors = Defaults(  # the learning rate of the paper's first version, with an earlier start
+        ModelConfig(hidden=(256, 256), activation="relu"),
+        BatchSpec(T=1, B=1),
+        {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "learn_from": 1_000},
+    )
 
     learning_rate: Scheduled = scheduled(3e-4, "of the actor; the paper's first version used 1e-3")
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")

@@ -12,6 +12,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml, read_json, read_regular_file
 
+AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 _OF_STUDY = ("sweep", "zip", "repeats", "experiments")
 
 
@@ -42,7 +43,7 @@ def load_study(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: as `load_preset`.
     """
-    keys = {} if name.endswith(".json") else _keys_of(name)
+    keys = {} if name == AUTO_PRESET or name.endswith(".json") else _keys_of(name)
     return keys if any(map(_is_of_study, keys)) else {}
 
 
@@ -76,13 +77,34 @@ def _read_yaml(path: Path) -> Any:
 _parsed = functools.lru_cache(maxsize=64)(parse_yaml)  # a launch reads its preset several times, 7 ms each
 
 
-def presets_for(env: str) -> list[str]:
-    """The presets made for an environment; files that do not mention it are not parsed, which takes 7 ms each."""
+def presets_for(env: str, algo: str = "") -> list[str]:
+    """The presets made for an environment, and with `algo` those of it: the one of the fewest keys first.
+
+    Those with a runner of their own come last. Files that do not mention it are not parsed, which takes 7 ms each.
+    """
     mention = [name for name in preset_names() if env in (presets_dir() / f"{name}.yaml").read_text(encoding="utf-8")]
-    return [name for name in mention if load_preset(name).get("env") == env]
+    configs = {name: load_preset(name) for name in mention}
+    found = [name for name in mention if configs[name].get("env") == env]
+    if algo:
+        found = [name for name in found if configs[name].get("algo") == algo.lower()]
+    return sorted(found, key=lambda name: ("runner" in configs[name], len(configs[name]), name))
+
+
+def best_preset(algo: str, env: str) -> str:
+    """The preset that experiment=auto takes.
+
+    Raises:
+        ConfigError: there is none for this algorithm and environment.
+    """
+    if names := presets_for(env, algo):
+        return names[0]
+    others = [f"experiment={name}" for name in presets_for(env)]
+    there = f"; for {env} there are {', '.join(others)}" if others else ""
+    raise ConfigError(f"experiment=auto: there is no preset for algo={algo} on env={env}{there}; leave it out")
 
 
 _FROM_REPLAY = ("dqn", "r2d1", "sac")  # of algorithms that learn from images, those that make many updates a batch
+_ONE_ENV = ("ddpg", "sac", "td3")  # algorithms whose default is one environment
 
 
 def competing_work(keys: Mapping[str, Any]) -> str:
@@ -95,11 +117,15 @@ def competing_work(keys: Mapping[str, Any]) -> str:
     config: dict[str, Any] = {}
     with contextlib.suppress(ConfigError, OSError, ValueError):  # reported later, when the config is read
         source = f"{keys['resume']}/params.json" if "resume" in keys else str(keys.get("experiment", ""))
+        if source == AUTO_PRESET:
+            source = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
         config = load_preset(source) if source else {}
     config |= keys
     images = "ALE/" in str(config.get("env"))
-    alone = str(config.get("sampler.batch_B")) == "1" and not str(config.get("runner")).startswith("async")
-    if images and (alone or str(config.get("algo")).lower() in _FROM_REPLAY):
+    algo = str(config.get("algo")).lower()
+    n_envs = config.get("sampler.batch_B", 1 if algo in _ONE_ENV else 0)
+    alone = str(n_envs) == "1" and not str(config.get("runner")).startswith("async")
+    if images and (alone or algo in _FROM_REPLAY):
         return "update"
     if alone:
         return "nothing"

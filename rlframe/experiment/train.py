@@ -22,9 +22,10 @@ from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
 from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
+from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.parts import spelled_out
-from rlframe.experiment.presets import load_preset, load_study, presets_for
+from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
@@ -44,6 +45,8 @@ _FIXED = (
 )  # although sampler is adjustable
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
+Source = tuple[str, Mapping[str, Any]]  # a name for --show, and the keys that it gives
+
 _logger = logging.getLogger("rlframe")
 
 
@@ -55,6 +58,7 @@ class Job:
     resume: str  # its run directory, if it is resumed
     tune_sampler: bool  # measure all samplers
     notes: tuple[str, ...]  # where its settings come from, for the log
+    sources: tuple[Source, ...]  # of its settings, the first has precedence
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class TrainResult:
 def read_job(keys: Mapping[str, Any]) -> Job:
     """The run that keys of the command line describe, with the preset or the resumed run below them.
 
+    Below these are the defaults of the algorithm, but for a resumed run, which has a value for every key.
+
     Raises:
         ConfigError: an unknown key or a wrong value; a preset or run that does not exist or needs trust=true.
     """
@@ -77,17 +83,20 @@ def read_job(keys: Mapping[str, Any]) -> Job:
             raise ConfigError(f"{key}= is empty, perhaps an unset shell variable; give a value, or leave {key} out")
     keys = {key: value for key, value in keys.items() if key not in _CONTROL}
     resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
+    if preset == AUTO_PRESET:
+        preset = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
     base, notes = _resumed(resume, keys, trust) if resume else _preset(preset, keys, trust)
     if dropped := merge(base, keys)[1]:
         given = spelled_out(base)
         notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
-    return Job(from_flat(base, keys), resume, control.flag("tune_sampler"), notes)
+    below = ("", {}) if resume else algorithm_defaults(base, keys)
+    sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
+    return Job(from_flat(below[1], base, keys), resume, control.flag("tune_sampler"), notes, sources)
 
 
 def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not preset:
-        others = [f"experiment={name}" for name in presets_for(str(keys.get("env", "CartPole-v1")))]
-        return {}, (f"presets for this environment: {', '.join(others)}",) if others else ()
+        return {}, _presets_to_take(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
     config = load_preset(preset)
     if study := load_study(preset):
         entries = ", ".join(sorted(set(study) - set(config)))
@@ -99,6 +108,16 @@ def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str
         check_trusted(config, preset, trust, NEW_WEIGHTS)
         config.pop("log_dir", None)  # of that run
     return config, (f"experiment={preset}",)
+
+
+def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
+    """A line that names the presets for the algorithm on the environment, or else those of other algorithms."""
+    if names := presets_for(env, algo):
+        best, others = names[0], [f"experiment={name}" for name in names[1:]]
+        also = f"; others: {', '.join(others)}" if others else ""
+        return (f"experiment={best} is a preset for algo={algo} on {env}, and what experiment=auto takes{also}",)
+    others = [f"experiment={name}" for name in presets_for(env)]
+    return (f"presets for this environment: {', '.join(others)}",) if others else ()
 
 
 def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:

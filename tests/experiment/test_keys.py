@@ -5,6 +5,7 @@ import pytest
 from rlframe.experiment.config import from_flat, to_flat
 from rlframe.experiment.keys import KINDS, keys_of
 from rlframe.experiment.presets import preset_names
+from rlframe.experiment.train import read_job
 from rlframe.launch import main
 
 SMALL = [
@@ -55,7 +56,7 @@ def test_what_help_and_show_print_can_be_typed(capsys):
     printed = [line.rpartition("  ")[0].strip() for line in capsys.readouterr().out.splitlines()]
     words = [word for word in printed if not word.startswith(("env_kwargs=", "eval.env_kwargs="))]
     experiment = from_flat(dict(word.split("=", 1) for word in words))
-    meant = from_flat({"algo": "td3", "algo.learning_rate": 0.000123456789, "env": "Pendulum-v1"})
+    meant = read_job({"algo": "td3", "algo.learning_rate": 0.000123456789, "env": "Pendulum-v1"}).experiment
     assert to_flat(experiment) == to_flat(meant)
     assert "env_kwargs={g: 9.0}" in printed
 

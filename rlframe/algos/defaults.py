@@ -1,0 +1,47 @@
+"""Defaults: the network, the batch and the numbers that an algorithm brings, by kind of observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import chz
+from gymnasium import Space
+
+from rlframe.core.types import BatchSpec
+from rlframe.models import ModelConfig
+from rlframe.models.encoders import has_images
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a run has where no key is given: `for_vectors` and `for_images` of an algorithm's Config.
+
+    The fields of a Config are one setting, usually the paper's; `own` has what another kind of observation wants.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batch: BatchSpec = field(default_factory=lambda: BatchSpec(T=128, B=8))
+    own: Mapping[str, Any] = field(default_factory=dict)  # fields of the algorithm's Config, also explore.std
+
+    def keys(self) -> dict[str, Any]:
+        """As keys of the command line."""
+        plain, given = ModelConfig(), {name: getattr(self.model, name) for name in chz.chz_fields(ModelConfig)}
+        model = {f"model.{name}": value for name, value in given.items() if value != getattr(plain, name)}
+        batch = {"sampler.batch_T": self.batch.T, "sampler.batch_B": self.batch.B}
+        return {**model, **batch, **{f"algo.{name}": value for name, value in self.own.items()}}
+
+
+_NONE = Defaults()
+
+
+def defaults_of(config: Any, images: bool) -> Defaults:
+    """The defaults of an algorithm by its Config, or the class of it; those of all runs if it brings none."""
+    found: Defaults = getattr(config, "for_images" if images else "for_vectors", _NONE)
+    return found
+
+
+def default_model(config: Any, observation_space: Space) -> ModelConfig:
+    """The network that an algorithm brings for these observations."""
+    return defaults_of(config, has_images(observation_space)).model

@@ -1,0 +1,59 @@
+"""The defaults that the algorithm of a run brings, as keys below all that are given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import cloudpickle
+from gymnasium.envs.registration import EnvSpec
+
+from rlframe.algos.defaults import defaults_of
+from rlframe.core.flat import PARTS, part_name
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs.make import is_atari, resolve
+from rlframe.experiment.config import from_flat, merge
+from rlframe.models.encoders import has_images
+from rlframe.samplers.auto import TimingProcess
+
+_OF_VECTORS = tuple(f"gymnasium.envs.{name}" for name in ("classic_control", "mujoco", "toy_text"))
+
+
+def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where they come from, for --show, and the keys that the algorithm named by `layers` brings.
+
+    An environment whose id does not tell what it observes is made once, if that decides a key that is not given.
+
+    Raises:
+        ConfigError: as `from_flat`, or there is no such environment.    EnvError: its constructor raised.
+    """
+    experiment = from_flat(*layers)
+    vectors, images = (defaults_of(experiment.algo, kind).keys() for kind in (False, True))
+    given, _ = merge(*layers)
+    if any(vectors.get(key) != images.get(key) for key in {**vectors, **images} if key not in given):
+        here = part_name(experiment.sampler, PARTS["sampler"]) == "serial"
+        found = images if _sees_images(experiment.env_config(), here) else vectors
+    else:
+        found = vectors
+    return f"default of algo={part_name(experiment.algo, PARTS['algo'])}", found
+
+
+def _sees_images(env: EnvConfig, here: bool) -> bool:
+    """Whether observations have images. `here`: an environment may be made in this process, as the run will do."""
+    target, options = resolve(env.id), env.options
+    if isinstance(target, EnvSpec) and not (options.wrappers or options.changes_observations or env.kwargs):
+        if is_atari(target):
+            return True
+        if str(target.entry_point).startswith(_OF_VECTORS) and not target.additional_wrappers:
+            return False
+    return _seen(cloudpickle.dumps(env), here)
+
+
+@functools.lru_cache(maxsize=64)  # a study reads the keys of each of its runs
+def _seen(pickled: bytes, here: bool) -> bool:
+    """Make one environment and look at its observations; in a process of its own unless `here`."""
+    env = cloudpickle.loads(pickled)
+    with closing(make_envs(env, 1, [0]) if here else TimingProcess(env, 1, 1)) as made:
+        return has_images(made.observation_space)

@@ -1,0 +1,104 @@
+"""What an algorithm brings where nothing is given, and the presets that experiment=auto takes."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlframe.algos import a2c, ddpg, dqn, es, ppo, r2d1, sac, td3
+from rlframe.core.config import module_names
+from rlframe.core.errors import ConfigError
+from rlframe.core.flat import PARTS
+from rlframe.experiment.config import to_flat
+from rlframe.experiment.train import read_job
+from rlframe.launch import main
+from rlframe.models import ModelConfig
+
+
+def keys(**given):
+    return to_flat(read_job({key.replace("__", "."): value for key, value in given.items()}).experiment)
+
+
+def test_vectors_and_images_have_the_networks_and_batches_of_their_literature():
+    of_vectors = keys(algo="sac", env="Pendulum-v1")
+    assert (of_vectors["model.hidden"], of_vectors["model.activation"]) == ([256, 256], "relu")
+    assert (of_vectors["sampler.batch_T"], of_vectors["sampler.batch_B"]) == (1, 1)
+    assert of_vectors["algo.learn_from"] == 1_000
+    of_vectors, of_images = keys(algo="ppo", env="CartPole-v1"), keys(algo="ppo", env="ALE/Pong-v5")
+    assert (of_vectors["model.activation"], of_vectors["algo.clip"]) == ("tanh", 0.2)
+    assert (of_images["model.activation"], of_images["algo.clip"]) == ("relu", 0.1)
+    assert (of_images["sampler.batch_T"], of_images["sampler.batch_B"]) == (128, 8)
+    of_images = keys(algo="dqn", env="ALE/Pong-v5")
+    assert of_images["algo.learn_from"] == 50_000, "as in Mnih et al. 2015"
+
+
+def test_a_key_that_is_given_wins_and_a_preset_too():
+    found = keys(algo="td3", env="Pendulum-v1", model__hidden=[32], algo__learn_from=7)
+    assert (found["model.hidden"], found["algo.learn_from"], found["model.activation"]) == ([32], 7, "relu")
+    preset = keys(experiment="classic/td3_pendulum", algo__learn_from=7)
+    assert (preset["algo.discount"], preset["algo.learn_from"]) == (0.98, 7)
+    other = keys(experiment="classic/td3_pendulum", algo="sac")
+    assert other["algo.critic_learning_rate"] == 1e-3, "the preset's"
+
+
+def test_another_exploration_has_its_own_defaults():
+    assert keys(algo="dqn")["algo.explore.epsilon"] == "linear(1,0.05,0.1)"
+    found = keys(algo="dqn", algo__explore="boltzmann")
+    assert "algo.explore.epsilon" not in found
+    assert found["algo.explore"] == "boltzmann"
+
+
+@pytest.mark.parametrize("sampler", ["serial", pytest.param("auto", marks=pytest.mark.slow)])
+def test_observations_of_an_unknown_environment_are_looked_at(sampler, tmp_path, monkeypatch):
+    (tmp_path / "pixels_of_mine.py").write_text(
+        "import gymnasium, numpy as np\n"
+        "class Pixels(gymnasium.Env):\n"
+        "    def __init__(self, side=40):\n"
+        "        self.observation_space = gymnasium.spaces.Box(0, 255, (side, side, 3), np.uint8)\n"
+        "        self.action_space = gymnasium.spaces.Discrete(2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = keys(algo="ppo", env="pixels_of_mine:Pixels", sampler=sampler)
+    assert (found["model.activation"], found["algo.clip"]) == ("relu", 0.1)
+    found = keys(algo="ppo", env="pixels_of_mine:Pixels", sampler=sampler, **{"env_kwargs.side": 4})
+    assert (found["model.activation"], found["algo.clip"]) == ("tanh", 0.2), "so few pixels are a vector"
+
+
+def test_show_says_which_algorithm_a_default_is_of(capsys):
+    assert main(["algo=sac", "env=Pendulum-v1", "algo.tau=0.01", "--show"]) == 0
+    printed = {line.split("=")[0]: line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()}
+    assert printed["model.hidden"] == printed["sampler.batch_B"] == "default of algo=sac"
+    assert (printed["algo.tau"], printed["algo.n_step"]) == ("command line", "default")
+
+
+@pytest.mark.parametrize("module", [a2c, ddpg, dqn, es, ppo, r2d1, sac, td3], ids=lambda module: module.__name__)
+def test_agents_made_by_hand_have_the_network_of_their_algorithm(module):
+    observations = spaces.Box(-1, 1, (3,), np.float32)
+    actions = spaces.Box(-1, 1, (1,), np.float32) if module in (ddpg, sac, td3) else spaces.Discrete(2)
+    config = module.Config()
+    made, given = config.make_agent(observations, actions), ModelConfig(hidden=(5,), memory="gru")
+    assert made.model_config == getattr(config, "for_vectors", made).model if module is not es else ModelConfig()
+    if module is r2d1:
+        assert config.make_agent(observations, actions, given).model_config == given
+
+
+@pytest.mark.parametrize("algo", module_names(PARTS["algo"]))
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5"])
+def test_every_algorithm_reads_with_what_it_brings(algo, env):
+    assert read_job({"algo": algo, "env": env}).experiment.algo
+
+
+def test_auto_takes_the_preset_of_the_algorithm_and_the_environment():
+    job = read_job({"experiment": "auto", "algo": "ddpg", "env": "Pendulum-v1", "algo.tau": 0.01})
+    assert job.notes == ("experiment=classic/ddpg_pendulum",), "and none of its variants"
+    assert (job.experiment.algo.discount, job.experiment.algo.tau) == (0.98, 0.01)
+    assert read_job({"experiment": "auto"}).notes == ("experiment=classic/ppo_cartpole",)
+    with pytest.raises(ConfigError, match=r"no preset for algo=dqn on env=Pendulum-v1; for Pendulum-v1 there are .*sac"):
+        read_job({"experiment": "auto", "algo": "dqn", "env": "Pendulum-v1"})
+
+
+def test_a_run_with_defaults_names_the_preset_of_its_pair():
+    (note,) = read_job({"algo": "sac", "env": "Pendulum-v1"}).notes
+    assert note.startswith("experiment=classic/sac_pendulum is a preset for algo=sac on Pendulum-v1")
+    (note,) = read_job({"algo": "a2c", "env": "Pendulum-v1"}).notes
+    assert note.startswith("presets for this environment: ")
+    assert read_job({"algo": "ppo", "env": "Acrobot-v1"}).notes == ()
