@@ -122,7 +122,7 @@ def found(out: Path) -> list[dict[str, str]]:
 
 def table(lines: list[dict[str, str]]) -> str:
     """Both frameworks by row, as Markdown: mean return and its standard error over seeds, median seconds."""
-    text = "| defaults alone | env_steps | rlframe | Stable-Baselines3 | seconds | theirs |\n|---|---|---|---|---|---|\n"
+    text = "| defaults alone | env_steps | rlframe | Stable-Baselines3 | seconds | theirs |\n" + "|---" * 6 + "|\n"
     for name, row in ROWS.items():
         cells = []
         for framework in FRAMEWORKS:
@@ -155,7 +155,7 @@ def main(words: dict[str, str]) -> None:
         return
     if "core" in words and sys.platform == "linux":
         os.sched_setaffinity(0, {int(words["core"])})
-    threads = {key: "1" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} if framework == "sb3" else {}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1") if framework == "sb3" else {}
     for name in names:
         for seed in seeds:
             if any((line["framework"], line["row"], line["seed"]) == (framework, name, seed) for line in found(out)):

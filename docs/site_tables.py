@@ -14,6 +14,8 @@ from typing import Any
 
 import chz
 
+from rlframe.algos.defaults import defaults_of
+from rlframe.core.config import module_names
 from rlframe.core.flat import PARTS as FLAT
 from rlframe.core.flat import part_name
 from rlframe.core.schedule import Schedule, accepts_schedule
@@ -52,6 +54,23 @@ def keys(config: str) -> str:
     target, _, prefix = config.partition(" ")
     module, _, name = target.partition(":") if ":" in target else (f"rlframe.algos.{target}", ":", "Config")
     return _table(getattr(importlib.import_module(module), name), prefix or "algo.")
+
+
+def defaults(_: str) -> str:
+    """A table of what each algorithm brings besides the fields of its Config, by kind of observation."""
+    lines = ["| `algo=` | observations | keys |", "|---|---|---|"]
+    for algo in module_names(FLAT["algo"]):
+        config = importlib.import_module(f"{FLAT['algo']}.{algo}").Config
+        for kind, images in (("vectors", False), ("images", True)):
+            words = [f"`{key}={_spelled(value)}`" for key, value in defaults_of(config, images).keys().items()]
+            lines.append(f"| `{algo}` | {kind} | {' '.join(words)} |")
+    return "\n".join(lines)
+
+
+def _spelled(value: Any) -> str:
+    """A value as on the command line."""
+    text = f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 def experiment_keys(_: str) -> str:
@@ -122,6 +141,7 @@ def include(path: str) -> str:
 
 FILLERS: dict[str, Callable[[str], str]] = {
     "keys": keys,
+    "defaults": defaults,
     "experiment_keys": experiment_keys,
     "metrics": metrics,
     "metrics_table": lambda _: metrics_table(),

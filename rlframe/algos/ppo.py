@@ -39,8 +39,8 @@ class Config(OnPolicyConfig):
     """Defaults are those of the paper's Atari runs; the presets have tuned ones for each environment."""
 
     for_vectors = Defaults(
-        batch=BatchSpec(T=64, B=8),
-        own={"learning_rate": 3e-4, "clip": 0.2, "epochs": 10, "entropy_coef": 0.0},
+        batch=BatchSpec(T=128, B=16),
+        own={"learning_rate": 5e-4, "clip": 0.2, "epochs": 10, "minibatches": 16, "entropy_coef": 0.0},
     )
 
     learning_rate: Scheduled = scheduled("linear(2.5e-4,0)", "of the optimizer")
