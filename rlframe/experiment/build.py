@@ -22,6 +22,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.evaluator import make_evaluator
+from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -100,7 +101,9 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             threads = torch_threads(experiment, affinity, envs.observation_space)
             torch.set_num_threads(threads)
             torch.manual_seed(seed_int(experiment.seed, Role.TORCH))  # of users' networks: dropout
+            check_networks(experiment, envs.observation_space, envs.action_space, device)
             agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
+            check_batch(experiment, agent, envs.observation_space, envs.action_space)
             sampler = _make_sampler(experiment, envs, agent, device)
             n_steps = experiment.runner.n_steps
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
@@ -189,6 +192,7 @@ def without_init(experiment: Experiment) -> Experiment:
 def untrained_agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
     """An agent to measure with, on the experiment's device."""
     device = choose_device(experiment.device, affinity.gpus)
+    check_networks(experiment, observation_space, action_space, device)
     return make_agent(without_init(experiment), observation_space, action_space, device)
 
 

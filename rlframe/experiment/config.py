@@ -204,7 +204,7 @@ def _check_once(layer: Mapping[str, Any]) -> None:
     for key in layer:
         group = next((name for name in _MAPPINGS if str(key).startswith(f"{name}.")), "")
         inside = _parse(group, layer[group]) if group in layer else {}
-        if isinstance(inside, Mapping) and key.removeprefix(f"{group}.") in inside:
+        if isinstance(inside, Mapping) and str(key).removeprefix(f"{group}.") in inside:
             raise ConfigError(f"{key} is set twice, also in {group}={{...}}; remove one of them")
 
 
