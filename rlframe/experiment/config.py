@@ -94,8 +94,8 @@ class Experiment:
             raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
         if self.init_optimizer and not self.init:
             raise ConfigError("init_optimizer=true needs init=RUN_DIR, whose optimizers it takes")
-        if self.stop:
-            StopRule(self.stop)
+        if self.stop and (name := StopRule(self.stop).needs("eval")) and not self.evaluates:
+            raise ConfigError(f"stop={self.stop:.200}: this run does not evaluate, so that {name} is never known")
         if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
