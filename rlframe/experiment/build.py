@@ -200,7 +200,9 @@ def untrained_agent(experiment: Experiment, affinity: Affinity, observation_spac
     """An agent to measure with, on the experiment's device."""
     device = choose_device(experiment.device, affinity.gpus)
     check_networks(experiment, observation_space, action_space, device)
-    return make_agent(without_init(experiment), observation_space, action_space, device)
+    agent = make_agent(without_init(experiment), observation_space, action_space, device)
+    check_batch(experiment, agent, observation_space, action_space)
+    return agent
 
 
 def check_weights(weights: Any, source: str) -> None:

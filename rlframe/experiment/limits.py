@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
 import torch
 from gymnasium import Space, spaces
+from torch import nn
 
 from rlframe.agents import Agent
 from rlframe.bonuses.curiosity import CuriosityConfig
@@ -19,6 +20,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
 from rlframe.experiment.config import Experiment
 from rlframe.models.encoders import has_images
+from rlframe.optimizers import Optimizer
 from rlframe.replay.columns import available_memory
 from rlframe.rollout.inference import empty_batch
 from rlframe.system.machine import n_cpus
@@ -30,6 +32,7 @@ _THREADS_PER_CPU, _MOST_THREADS = 16, 1024
 _SMALL = 1 << 26  # weights of a network that needs no check: it fits into any machine
 _CHANNELS, _KERNELS, _STRIDES = (32, 64, 64), (8, 4, 3), (4, 2, 1)  # of convolutions by default
 _NUMBER = 4  # bytes of a float32
+_SIDE = 64  # of a matrix of hidden layers
 
 
 def check_machine(experiment: Experiment, n_ranks: int) -> None:
@@ -128,13 +131,14 @@ def check_networks(experiment: Experiment, observation_space: Space, action_spac
     n = _count(experiment, observation_space, action_space)
     n_bonus = _count_bonus(experiment, observation_space, action_space)
     in_critics = n_critics * (sum(map(operator.mul, widths, widths[1:])) + sum(widths))  # at least
-    moments = getattr(getattr(algo, "optimizer", None), "n_moments", 0)
+    moments = _moments(algo)
     targets = int(hasattr(algo, "target_interval"))
     numbers = n * (2 + moments + targets * (not n_critics)) + in_critics * (2 + moments + targets) + n_bonus
     on_gpu, available = device.type == "cuda", available_memory()
     setting = (
-        f"{_largest(experiment)}: {n + in_critics + n_bonus:,} weights, with gradients, {moments} moments of each by "
-        f"the optimizer{' and targets' * targets},"
+        f"{_largest(experiment)}: {n + in_critics + n_bonus:,} weights for observations of "
+        f"{_numbers(observation_space):,} numbers, with gradients, {moments} moments of each by the optimizer"
+        f"{' and targets' * targets},"
     )
     _check_fits(setting, _NUMBER * (n + n_bonus), available, "memory")  # they are made there
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else available
@@ -203,6 +207,25 @@ def _count_bonus(experiment: Experiment, observation_space: Space, action_space:
         made = bonus.make_bonus(observation_space, action_space)
         return _numel((*made.parameters(), *made.buffers()))
     return 0
+
+
+def _moments(algo: Any) -> int:
+    """How many numbers an algorithm's optimizer keeps for each weight, as it does for a small matrix."""
+    weight = nn.Parameter(torch.zeros(_SIDE, _SIDE))
+    weight.grad = torch.ones_like(weight)
+    with contextlib.suppress(Exception):  # an algorithm of the user's own may have no such optimizer
+        optimizer: Optimizer = algo.optimizer.make([weight])
+        optimizer.advance(0.0)
+        return sum(x.numel() for x in _tensors(optimizer.state_dict())) // weight.numel()
+    return 0
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors(each)
 
 
 def _numel(tensors: Iterable[torch.Tensor]) -> int:

@@ -16,8 +16,6 @@ from rlframe.optimizers.base import Moments, OptimizerConfig, betas, epsilon
 class Config(OptimizerConfig):
     """Algorithm 1."""
 
-    n_moments = 2
-
     betas: tuple[float, ...] = betas()
     epsilon: float = epsilon()
     weight_decay: float = number(0.0, "times the parameters, is added to the gradients; adamw decays them apart")

@@ -16,8 +16,6 @@ from rlframe.optimizers.base import OptimizerConfig, betas, epsilon
 class Config(OptimizerConfig):
     """Algorithm 2: θ <- θ - rate (m^ / (√v^ + ε) + λ θ)."""
 
-    n_moments = 2
-
     betas: tuple[float, ...] = betas()
     epsilon: float = epsilon()
     weight_decay: float = number(0.01, "lambda: times the learning rate, the part that parameters lose in a step")

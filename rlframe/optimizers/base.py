@@ -140,8 +140,6 @@ class Moments(Optimizer):
 class OptimizerConfig:
     """Base class of the Configs of optimizers."""
 
-    n_moments = 0  # numbers that it keeps for each parameter, at least
-
     def make(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """The optimizer of these parameters."""
         raise NotImplementedError

@@ -25,8 +25,6 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that brings singular valu
 class Config(OptimizerConfig):
     """Matrices of hidden layers are Muon's; their number of rows and columns tells them from inputs and outputs."""
 
-    n_moments = 1
-
     momentum: float = below_one(0.95, "mu: decay of the mean of gradients")
     nesterov: bool = option(True, "a step is from the mean of that mean and the gradient, by mu")
     n_iterations: int = count(5, "of Newton-Schulz, towards a matrix whose singular values are 1", high=1_000)

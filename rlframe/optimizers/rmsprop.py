@@ -16,8 +16,6 @@ from rlframe.optimizers.base import Moments, OptimizerConfig, epsilon
 class Config(OptimizerConfig):
     """As in torch.optim: ε is outside of the root."""
 
-    n_moments = 1
-
     decay: float = below_one(0.99, "alpha: of the mean of squared gradients")
     epsilon: float = epsilon()
     momentum: float = below_one(0.0, "mu: the part of a step that the next one repeats")

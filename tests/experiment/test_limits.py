@@ -41,7 +41,11 @@ TRANSFORMER = {"model.memory": "transformer", "model.memory_window": 65536}
 @pytest.mark.parametrize(
     ("settings", "action", "message"),
     [
-        ({"model.hidden": [10**9]}, CHOICE, "model.hidden=[1000000000]: 13,000,000,003 weights, with gradients, 2 mom"),
+        (
+            {"model.hidden": [10**9]},
+            CHOICE,
+            "model.hidden=[1000000000]: 13,000,000,003 weights for observations of 4 nu",
+        ),
         ({"model.hidden": [10**18]}, CHOICE, "model.hidden=[1000000000000000000] must be at most"),
         ({"model.hidden": [20_000] * 4}, CHOICE, "model.hidden=[20000, 20000, 20000, 20000]: 2,400,380,003 weights"),
         ({"model.memory": "gru", "model.memory_size": 10**5}, CHOICE, "model.memory_size=100000: 60,0"),
@@ -84,7 +88,7 @@ TRANSFORMER = {"model.memory": "transformer", "model.memory_window": 65536}
         (
             {"eval.n_envs": 10**9, "eval.n_episodes": 10**9},
             CHOICE,
-            "eval.n_envs=1000000000 would take at least 1,000.0",
+            "eval.n_episodes=1000000000 must be from 0 to 1e+07",
         ),
         ({"threads": 1000}, CHOICE, "threads=1000 are more than 32, 16 for each of 2 CPUs; use threads=2 or less"),
         ({"world_size": 10**5, "eval.n_episodes": 10**6}, CHOICE, "100,000 processes are too many for this machine"),
@@ -151,6 +155,13 @@ def test_weights_are_counted_without_memory_and_without_a_random_number(
     assert torch.equal(torch.get_rng_state(), before)
     agent = experiment.algo.make_agent(observation, action, experiment.model, experiment.seed)
     assert counted == sum(x.numel() for x in (*agent.parameters(), *agent.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "n"), [("adam", 2), ("adamw", 2), ("rmsprop", 1), ("sgd", 0), ("muon", 1), ("torch.optim:NAdam", 2)]
+)
+def test_the_moments_of_an_optimizer_are_counted(optimizer: str, n: int) -> None:
+    assert limits._moments(from_flat({"algo.optimizer": optimizer}).algo) == n
 
 
 def test_a_batch_of_large_observations_is_refused_before_it_is_allocated() -> None:
