@@ -48,7 +48,7 @@ class Config(OnPolicyConfig):
     clip: Scheduled = scheduled(
         0.2, "epsilon: the ratio of learned to receiving policy stays within 1 ± clip", above=True
     )
-    epochs: int = count(2, "passes over each batch; each keeps the sampler's parameters waiting")
+    epochs: int = count(2, "passes over each batch; each keeps the sampler's parameters waiting", high=10_000)
     minibatches: int = count(2, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus")
     value_coef: Scheduled = scheduled(0.5, "weight of the value loss")

@@ -80,7 +80,7 @@ class Config:
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critic takes over")
     tau: Scheduled = scheduled(0.001, "how far targets move to the online networks at each of their moves", high=1)
-    n_critics: int = count(1, "critics; the target takes the least of their values (2 in TD3)")
+    n_critics: int = count(1, "critics; the target takes the least of their values (2 in TD3)", high=10_000)
     policy_interval: int = count(1, "updates of the critic for each of the actor")
     target_interval: int = count(1, "updates of the critic for each move of the targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critic's targets; inf: any", above=True)

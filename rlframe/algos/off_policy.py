@@ -23,6 +23,7 @@ from rlframe.replay.base import Replay
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
+_MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
 
 
 class ReplayRatio:
@@ -140,6 +141,12 @@ class OffPolicy(Algorithm):
 
     def check_run(self, n_steps: int) -> None:
         c: Any = self.config
+        if (n := c.replay_ratio / self.ratio.batch_size) > _MOST_UPDATES:
+            raise ConfigError(
+                f"algo.replay_ratio={c.replay_ratio:g} with algo.batch_size={c.batch_size} makes {n:,.0f} updates for "
+                f"each env_step, more than {_MOST_UPDATES:,}; use algo.replay_ratio={_MOST_UPDATES * c.batch_size} or "
+                f"less"
+            )
         if not self.ratio.updates_until(n_steps):
             raise ConfigError(
                 f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} "

@@ -59,7 +59,7 @@ class Config(OnPolicyConfig):
     value_clip: Scheduled = scheduled(
         math.inf, "largest move of the value from that when acting, in units of return; inf: none", above=True
     )
-    epochs: int = count(4, "passes over each batch")
+    epochs: int = count(4, "passes over each batch", high=10_000)
     minibatches: int = count(4, "gradient steps an epoch; of rows, or of whole sequences with memory")
     entropy_coef: Scheduled = scheduled(0.01, "weight of the entropy bonus")
     value_coef: Scheduled = scheduled(0.5, "weight of the value loss")

@@ -64,7 +64,7 @@ class Config:
     discount: float = fraction(0.99, "gamma, per env step")
     n_step: int = count(1, "rewards of a return before the critics take over")
     tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each move", high=1)
-    n_critics: int = count(2, "critics; targets and policy take the least of their values")
+    n_critics: int = count(2, "critics; targets and policy take the least of their values", high=10_000)
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
     target_interval: int = count(1, "updates of the critics for each move of their targets")
     target_clip: Scheduled = scheduled(math.inf, "largest magnitude of the critics' targets; inf: any", above=True)

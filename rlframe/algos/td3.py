@@ -30,7 +30,7 @@ class Config(ddpg.Config):
     learning_rate: Scheduled = scheduled(3e-4, "of the actor; the paper's first version used 1e-3")
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
     tau: Scheduled = scheduled(0.005, "how far targets move to the online networks at each of their moves", high=1)
-    n_critics: int = count(2, "critics; targets take the least of their values")
+    n_critics: int = count(2, "critics; targets take the least of their values", high=10_000)
     policy_interval: int = count(2, "updates of the critics for each of the actor")
     target_interval: int = count(2, "updates of the critics for each move of the targets")
     target_noise: Scheduled = scheduled(0.2, "standard deviation of the noise that smooths the target policy")

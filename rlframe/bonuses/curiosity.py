@@ -45,7 +45,7 @@ class CuriosityConfig(BonusConfig):
     )
     discount: float = below_one(0.99, "gamma of the bonus's return, by whose running deviation it is divided")
     batch_size: int = count(256, "steps of a gradient step; smaller batches of the sampler are collected first")
-    epochs: int = count(4, "passes over each step")
+    epochs: int = count(4, "passes over each step", high=10_000)
     share: float = fraction(0.25, "part of the steps that each pass learns from, at random", above=True)
     learn_from: int = count(1000, "env_steps before the first bonus, in which only observations are normalised", low=0)
     normalize_observation: bool = option(True, "by the running mean and deviation of each number, images too")

@@ -14,6 +14,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
 
 _MAX_WORD = 1 << 16  # characters
+_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")  # in torch's errors
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
@@ -119,7 +120,9 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
             print("".join(traceback.format_exception(error.__cause__, chain=False)), file=sys.stderr)
         print(printable(f"{error.prefix}: {error}"), file=sys.stderr)
         return error.exit_status
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _OF_MEMORY):
+            raise
         if show_traceback:
             traceback.print_exc()
         print(printable(f"error: out of memory: {error}"), file=sys.stderr)

@@ -73,6 +73,18 @@ def key_of(config: Any, name: str) -> str:
     return _KEYS.get(module, _KEYS.get(module.rpartition(".")[0], "")) + name.removeprefix("X_")  # chz adds X_
 
 
+def entries_of(text: str) -> list[str]:
+    """The entries of a list: a,b or [a,b] or (a,b). Raises ValueError if it has more brackets, or empty entries."""
+    inside = text.strip()
+    if inside[:1] + inside[-1:] in ("[]", "()"):
+        inside = inside[1:-1]
+    entries = [entry.strip() for entry in inside.split(",")]
+    entries = entries if entries[-1] else entries[:-1]
+    if "" in entries or "[" in inside or "]" in inside:
+        raise ValueError
+    return entries
+
+
 def _numbers_of(given: Any) -> tuple[float, ...]:
     return given if isinstance(given, tuple) else (given,)
 
@@ -106,7 +118,9 @@ def within(
             inside = inside and (value < high if below else value <= high)
             if not (inside or (infinite and value == math.inf) or (nan and math.isnan(value))):
                 shown = list(given) if isinstance(given, tuple) else given
-                raise ConfigError(f"{key_of(config, name)}={shown} must be {text}")
+                too_large = high == _LARGEST and value > high
+                limit = f"at most {_LARGEST:,}; larger numbers are not exact" if too_large else text
+                raise ConfigError(f"{key_of(config, name)}={shown} must be {limit}")
 
     return check
 
@@ -153,7 +167,7 @@ def positive(default: float, doc: str, infinite: bool = False) -> Any:
 
 def _sizes(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.strip("[]() ").split(",") if part.strip())
+        return tuple(map(int, entries_of(text)))
     except ValueError:
         raise CastError(f"{text!r} is not a list of whole numbers such as [64,64]") from None
 
@@ -171,7 +185,10 @@ def sizes(default: tuple[int, ...], doc: str) -> Any:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.strip("[] ").split(",") if name.strip())
+    try:
+        return tuple(entries_of(text))
+    except ValueError:
+        raise CastError(f"{text!r} is not a list of names such as [a,b]") from None
 
 
 def names(default: tuple[str, ...], doc: str) -> Any:
@@ -204,7 +221,7 @@ def below_one(default: float, doc: str) -> Any:
 
 def _decays(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.strip("[]() ").split(","))
+        return tuple(map(float, entries_of(text)))
     except ValueError:
         raise CastError(f"{text!r} is not a list of numbers such as [0.9,0.999]") from None
 

@@ -5,6 +5,7 @@ import logging
 import signal
 
 ONCE = "once"  # attribute of a log record that is not repeated
+_BEGINNING, _END = 1_500, 500  # characters of a long message that are kept
 
 
 class ReadableError(Exception):
@@ -21,7 +22,9 @@ class ConfigError(ReadableError):
     exit_status = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(message.replace("\n", " "))
+        text = message.replace("\n", " ")
+        is_long = len(text) > _BEGINNING + _END
+        super().__init__(f"{text[:_BEGINNING]} ... {text[-_END:]}" if is_long else text)
 
 
 class SnapshotError(ReadableError):

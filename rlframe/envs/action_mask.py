@@ -42,9 +42,11 @@ class ActionMaskFromInfo(gymnasium.Wrapper):
         return self._with_mask(observation, info), reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        if info.get(ACTION_MASK) is None:
-            raise KeyError(f"info has no {ACTION_MASK!r}, only {sorted(info)}; give it in every reset and step")
-        mask = info[ACTION_MASK]
+        mask = info.get(ACTION_MASK)
+        if mask is None:
+            is_none = ACTION_MASK in info
+            found = f"info[{ACTION_MASK!r}] is None" if is_none else f"info has no {ACTION_MASK!r}, only {[*info]}"
+            raise KeyError(f"{found}; give it in every reset and step")
         whole = np.concatenate(mask) if isinstance(mask, tuple | list) and np.ndim(mask[0]) else np.asarray(mask)
         return {"observation": observation, ACTION_MASK: whole.astype(np.int8)}
 

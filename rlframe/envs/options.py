@@ -6,7 +6,7 @@ import math
 
 import chz
 
-from rlframe.core.config import count, names, number, option, sizes
+from rlframe.core.config import count, entries_of, names, number, option, sizes
 from rlframe.core.errors import ConfigError
 
 _MAX_SIDE = 4096  # pixels
@@ -19,7 +19,7 @@ def clip_bounds(text: str) -> tuple[float, float]:
         ConfigError: it is not two numbers in order.
     """
     try:
-        low, high = map(float, text.strip("[]() ").split(",")) if text else (-math.inf, math.inf)
+        low, high = map(float, entries_of(text)) if text else (-math.inf, math.inf)
     except (ValueError, AttributeError):  # not text
         low, high = 1.0, 0.0
     if not low < high:

@@ -22,6 +22,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.evaluator import make_evaluator
+from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
@@ -49,6 +50,12 @@ def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
         raise ConfigError(f"device={name!r} is not a device; use auto, cpu or cuda:0") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={name}: {torch.cuda.device_count()} GPUs are visible; use device=cpu or auto")
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.ones(2, device=device).sum().item()
+        except Exception as error:  # torch raises one of many types where there is no such device
+            reason = " ".join(str(error).split())[:100]
+            raise ConfigError(f"device={name} cannot be used here ({reason}); use auto, cpu or cuda:0") from None
     return device
 
 
@@ -100,7 +107,9 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             threads = torch_threads(experiment, affinity, envs.observation_space)
             torch.set_num_threads(threads)
             torch.manual_seed(seed_int(experiment.seed, Role.TORCH))  # of users' networks: dropout
+            check_networks(experiment, envs.observation_space, envs.action_space, device)
             agent = make_agent(experiment, envs.observation_space, envs.action_space, device)
+            check_batch(experiment, agent, envs.observation_space, envs.action_space)
             sampler = _make_sampler(experiment, envs, agent, device)
             n_steps = experiment.runner.n_steps
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
@@ -171,6 +180,7 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
         raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")
     if experiment.init:
         saved, own = load_snapshot(Path(experiment.init), key="agent")[0], agent.state_dict()
+        check_weights(saved, experiment.init)
         weights = _of_exploration(saved, False) | _of_exploration(own, True)  # a new run explores as its config says
         load_weights(agent, weights, experiment.init)
     return agent.to(device)
@@ -189,22 +199,37 @@ def without_init(experiment: Experiment) -> Experiment:
 def untrained_agent(experiment: Experiment, affinity: Affinity, observation_space: Space, action_space: Space) -> Agent:
     """An agent to measure with, on the experiment's device."""
     device = choose_device(experiment.device, affinity.gpus)
-    return make_agent(without_init(experiment), observation_space, action_space, device)
+    check_networks(experiment, observation_space, action_space, device)
+    agent = make_agent(without_init(experiment), observation_space, action_space, device)
+    check_batch(experiment, agent, observation_space, action_space)
+    return agent
 
 
-def load_weights(agent: Agent, weights: Mapping[str, Any], source: str) -> None:
+def check_weights(weights: Any, source: str) -> None:
+    """Raise ConfigError unless these are tensors by name."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"{source} holds no weights of a network, but {type(weights).__name__}; use another snapshot")
+    for name, x in weights.items():
+        is_tensor = isinstance(x, torch.Tensor) and not (x.is_complex() or x.is_sparse or x.is_quantized)
+        if not isinstance(name, str) or not (is_tensor or name.endswith("_extra_state")):  # of torch's get_extra_state
+            what = f"{type(x).__name__} {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ConfigError(f"{source} holds no weights of a network: {name!r:.60} is {what}; use another snapshot")
+
+
+def load_weights(agent: Agent, weights: Any, source: str) -> None:
     """Load saved weights into an agent.
 
     Raises:
-        ConfigError: they are from another network; the message names what differs.
+        ConfigError: they are no weights, or from another network; the message names what differs.
     """
+    check_weights(weights, source)
     try:
         agent.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{source} holds another network: {' '.join(str(error).split())}") from None
 
 
-def load_optimizers(algo: Algorithm, saved: Mapping[str, Any], source: str) -> None:
+def load_optimizers(algo: Algorithm, saved: Any, source: str) -> None:
     """Give the optimizers of an algorithm their saved states, without a learning rate that was set in that run.
 
     Raises:
@@ -213,12 +238,20 @@ def load_optimizers(algo: Algorithm, saved: Mapping[str, Any], source: str) -> N
     """
     parts = vars(algo.unwrapped)
     steps = {name: part for name, part in parts.items() if isinstance(part, OptimizerStep)}
+    if not isinstance(saved, Mapping):
+        raise ConfigError(f"init_optimizer=true: {source} has no state of an algorithm, but {type(saved).__name__}")
     if not steps:
         raise ConfigError(f"init_optimizer=true: {type(algo.unwrapped).__name__} has no OptimizerStep")
     for name, step in steps.items():
         if name not in saved:
             raise ConfigError(f"init_optimizer=true: {source} has no state of {name}; use init= alone")
+        state = saved[name]
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"init_optimizer=true: {name} of {source} is {type(state).__name__}, no state; use init=")
         try:
-            step.load_state_dict({key: x for key, x in saved[name].items() if key != "kept_rate"})
+            step.load_state_dict({key: x for key, x in state.items() if key != "kept_rate"})
         except ValueError as error:
             raise ConfigError(f"init_optimizer=true: {name} of {source}: {error}") from None
+        except (TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
+            problem = f"{type(error).__name__} {str(error)[:100]}"
+            raise ConfigError(f"init_optimizer=true: {name} of {source} is malformed: {problem}; use init=") from None

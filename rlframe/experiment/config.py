@@ -29,14 +29,15 @@ from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import EvalConfig, no_sampler
 from rlframe.samplers.base import SamplerConfig
 
-_MAX_KEY = 200  # characters
+_MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
 _SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
 _MAPPINGS = ("env_kwargs", "eval.env_kwargs", *(f"{part}.kwargs" for part in OF_OWN))  # keys below are not rlframe's
 _CONFIGS = {"model": ModelConfig, "reward": RewardConfig, "eval": EvalConfig}  # which have no value of their own
+_STUDY_KEYS = ("repeats", "stall_s", "seeds")
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
-    *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback"),
-    *("repeats", "retries", "stall_s", "seeds"),
+    *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),
+    *_STUDY_KEYS,
 )
 
 
@@ -93,8 +94,8 @@ class Experiment:
             raise ConfigError(f"learners={learners} needs world_size=1, not {self.world_size}; choose one of them")
         if self.init_optimizer and not self.init:
             raise ConfigError("init_optimizer=true needs init=RUN_DIR, whose optimizers it takes")
-        if self.stop:
-            StopRule(self.stop)
+        if self.stop and (name := StopRule(self.stop).needs("eval")) and not self.evaluates:
+            raise ConfigError(f"stop={self.stop:.200}: this run does not evaluate, so that {name} is never known")
         if self.snapshot_best.lstrip("-").startswith("eval/") and not self.evaluates:
             raise ConfigError(
                 f"snapshot_best={self.snapshot_best}: this run does not evaluate; use episode/return_mean"
@@ -192,7 +193,31 @@ def from_flat(*layers: Mapping[str, Any]) -> Experiment:
     Raises:
         ConfigError: an unknown key or name (with the nearest), a wrong type or value.
     """
-    merged, _ = merge(*layers)
+    for layer in layers:
+        _check_length(layer)
+        _check_once(layer)
+    return _experiment(merge(*layers)[0])
+
+
+def _check_once(layer: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a layer sets a name of env_kwargs, or the like, in both ways of writing it."""
+    for key in layer:
+        group = next((name for name in _MAPPINGS if str(key).startswith(f"{name}.")), "")
+        inside = _parse(group, layer[group]) if group in layer else {}
+        if isinstance(inside, Mapping) and str(key).removeprefix(f"{group}.") in inside:
+            raise ConfigError(f"{key} is set twice, also in {group}={{...}}; remove one of them")
+
+
+def _check_length(layer: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a text that is too long; an argument of the environment may be long."""
+    for key, value in layer.items():
+        if isinstance(value, str) and len(value) > _MAX_VALUE and not str(key).startswith(_MAPPINGS):
+            raise ConfigError(
+                f"{key!s:.200}={value:.200}... has {len(value):,} characters, more than the limit of {_MAX_VALUE:,}"
+            )
+
+
+def _experiment(merged: Mapping[str, Any]) -> Experiment:
     arguments: dict[str, Any] = {}
     for key, value in merged.items():
         if not isinstance(key, str) or len(key) > _MAX_KEY:
@@ -237,14 +262,17 @@ def _field_of(key: str) -> str:
 def _readable(message: str, given: Mapping[str, Any]) -> str:
     """The relevant line of an error message of chz about these settings."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
+    if unknown and unknown[1] in _COMMAND_KEYS:
+        whose = "a study, with sweep.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
+        return f"{unknown[1]}={given.get(unknown[1])} is no setting of a run: it is for {whose}"
     if unknown:
         hint = suggestion(unknown[1], given, (*_COMMAND_KEYS, *chz.chz_fields(Experiment)))
         return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
-    bad = re.match(r"Could not interpret argument '(.*)' provided for param '([^']+)'", message)
+    bad = re.match(r"Could not interpret argument (?:'(.*)'|\"(.*)\") provided for param '([^']+)'", message)
     reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
     if not bad or len(reasons) != 2:
         return message
-    return f"{bad[2]}={bad[1]}: {reasons[bad[2] in PARTS]}"
+    return f"{bad[3]}={bad[1] or bad[2] or ''}: {reasons[bad[3] in PARTS]}"
 
 
 def _parse(key: str, value: Any) -> Any:
@@ -255,9 +283,7 @@ def _parse(key: str, value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value)) or "[]"
-    return str(value)
+    return f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def check_parts(experiment: Experiment) -> None:

@@ -21,6 +21,7 @@ from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, torch_threads, untrained_agent
 from rlframe.experiment.config import Experiment
+from rlframe.experiment.limits import check_machine, size
 from rlframe.experiment.tuning import fastest, ways_to_learn
 from rlframe.kernels.device import choose_precision
 from rlframe.rollout.env_pool import split
@@ -28,12 +29,9 @@ from rlframe.rollout.inference import empty_batch
 from rlframe.samplers import auto
 from rlframe.samplers.base import Sampler
 from rlframe.system.affinity import Affinity, affinity_share, plan, read_topology
-from rlframe.system.machine import n_cpus
 
 _TUNE_S = 2.0  # of sampling with each candidate
 _TORCH_BYTES = 200e6  # of a process that acts, above one that only steps
-_STEPPING_BYTES, _ACTING_BYTES, _RANK_BYTES = 8e6, 13e6, 180e6  # of CartPole's, without what processes share
-_MOST_PER_CPU = 100  # processes
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, loc
     Raises:
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
+    check_machine(experiment, local_world_size)
     affinity = affinity_of(experiment, local_rank, local_world_size)
     device = choose_device(experiment.device, affinity.gpus)
     experiment = chz.replace(experiment, precision=choose_precision(experiment.precision, device))
@@ -72,26 +71,8 @@ def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, loc
     if experiment.threads == AUTO:
         way, reason = fastest(experiment, affinity, ways_to_learn(experiment, affinity.threads))
         affinity, notes = replace(affinity, threads=way.threads), (*notes, reason)
-    _check_processes(experiment, local_world_size)
+    check_machine(experiment, local_world_size)
     return Resolved(experiment, affinity, notes)
-
-
-def _check_processes(experiment: Experiment, n_ranks: int) -> None:
-    """Raise ConfigError if the run has more processes than the machine can have, whatever its environment."""
-    config, eval_config = experiment.sampler, experiment.eval
-    evaluates = experiment.evaluates
-    n_eval = min(eval_config.n_workers, eval_config.n_envs, eval_config.n_episodes) if evaluates else 0
-    n_workers = n_ranks * (config.worker_count() + n_eval)
-    least = _ACTING_BYTES if config.acts_in_workers else _STEPPING_BYTES
-    n_bytes, total = n_workers * least + n_ranks * _RANK_BYTES, psutil.virtual_memory().total
-    most = _MOST_PER_CPU * n_cpus()
-    if n_bytes > total or n_workers + n_ranks > most:
-        raise ConfigError(
-            f"{n_workers + n_ranks:,} processes are too many for this machine: they need at least {_size(n_bytes)} of "
-            f"{_size(total)} memory, and its {n_cpus()} CPUs run at most {most}; lower sampler.n_workers="
-            f"{config.worker_count()}, eval.n_workers={eval_config.n_workers}, world_size={experiment.world_size} or "
-            f"learners={experiment.learners}"
-        )
 
 
 def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) -> Affinity:
@@ -195,7 +176,7 @@ def describe_processes(resolved: Resolved) -> str:
     work = "learns" if in_background or not acts else "acts and learns" if n_workers else "steps, acts and learns"
     lines = [*resolved.notes, affinity.describe(), "processes:"]
     of_torch = pluralize(threads, "torch thread")
-    lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {_size(batch_bytes)}")
+    lines.append(f"  main          {work} on {device}, {of_torch}; a batch of {size(batch_bytes)}")
     if experiment.n_ranks > 1:
         what = "does the same" if experiment.n_samplers > 1 else "learns from a part of each batch"
         others = "rank 1" if experiment.n_ranks == 2 else f"ranks 1 to {experiment.n_ranks - 1}"
@@ -212,14 +193,9 @@ def describe_processes(resolved: Resolved) -> str:
     if n_eval:
         lines.append(f"  evaluation    {pluralize(n_eval, 'worker')} to step {pluralize(n_eval_envs, 'environment')}")
     here, n_all = psutil.Process().memory_info().rss, n_workers + n_eval  # all workers are forks of the same server
-    parts = [f"main {_size(here)}", f"{'batches' if in_background else 'the batch'} {_size(batch_bytes)}"]
+    parts = [f"main {size(here)}", f"{'batches' if in_background else 'the batch'} {size(batch_bytes)}"]
     if n_all:
-        parts.append(f"{pluralize(n_all, 'worker')} {_size(n_all * worker_bytes)}")
+        parts.append(f"{pluralize(n_all, 'worker')} {size(n_all * worker_bytes)}")
     each = "" if experiment.n_ranks == 1 else " for each rank"
-    lines.append(f"memory: about {_size(here + batch_bytes + n_all * worker_bytes)}{each}: {', '.join(parts)}")
+    lines.append(f"memory: about {size(here + batch_bytes + n_all * worker_bytes)}{each}: {', '.join(parts)}")
     return "\n".join(lines)
-
-
-def _size(n_bytes: float) -> str:
-    unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if n_bytes >= unit), (1e3, "kB"))
-    return f"{n_bytes / unit:,.1f} {name}"

@@ -14,6 +14,7 @@ from rlframe.core.files import parse_yaml, read_json, read_regular_file
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
 _OF_STUDY = ("sweep", "zip", "repeats", "experiments")
+_OF_PRESET = ("command", "expect", "measured")  # beside `config:`, what its author claims and measured
 
 
 def presets_dir() -> Path:
@@ -32,7 +33,8 @@ def load_preset(name: str) -> dict[str, Any]:
     """The config of a preset, by name or by the path of a YAML file or of a run's params.json.
 
     Raises:
-        ConfigError: it does not exist (with the nearest names), is not valid YAML or JSON, or has no `config`.
+        ConfigError: it does not exist (with the nearest names), is not valid YAML or JSON, has no `config`, or has
+            unknown keys beside it.
     """
     return {key: value for key, value in _keys_of(name).items() if not _is_of_study(key)}
 
@@ -64,7 +66,16 @@ def _keys_of(name: str) -> dict[str, Any]:
         return dict(content)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{path} has no mapping `config:`")
-    return {key: value for key, value in content.items() if _is_of_study(key)} | content["config"]
+    if path.suffix == ".json":
+        return dict(content["config"])
+    beside = {key: value for key, value in content.items() if key not in ("config", *_OF_PRESET)}
+    for key in beside:
+        if not _is_of_study(key):
+            hint = nearest(str(key), ("config", *_OF_STUDY, *_OF_PRESET))
+            raise ConfigError(f"{path}: unknown key {key!s:.60} beside `config:`; settings stand below it{hint}")
+        if key in content["config"]:
+            raise ConfigError(f"{path}: {key} stands in `config:` and beside it; remove one of them")
+    return beside | content["config"]
 
 
 def _read_yaml(path: Path) -> Any:

@@ -23,6 +23,7 @@ from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
 from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
 from rlframe.experiment.defaults import algorithm_defaults
+from rlframe.experiment.limits import check_machine
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
@@ -147,12 +148,14 @@ def check_job(job: Job) -> Experiment:
     """The experiment of a job that a study queues.
 
     Raises:
-        ConfigError: its runner cannot train in ranks, its batches cannot be divided, or a writer does not exist.
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, the machine is too small, or a
+            writer does not exist.
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
     check_writers(job.experiment.writers)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
+    check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
     return experiment
 
@@ -161,8 +164,8 @@ def place_job(job: Job) -> tuple[Job, int]:
     """The job for the ranks that train it, and the number of those on this machine.
 
     Raises:
-        ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity does not fit,
-            or a writer does not exist.
+        ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
+            fit, or a writer does not exist.
     """
     check_writers(job.experiment.writers)
     place = rank_from_environment()
@@ -175,6 +178,7 @@ def place_job(job: Job) -> tuple[Job, int]:
         notes = (*notes, *filter(None, [reason]))
     experiment = for_ranks(experiment, place.world_size if started else experiment.world_size)
     n_here = place.local_world_size if started else experiment.n_ranks
+    check_machine(experiment, n_here)
     device = choose_device(experiment.device, hardware.affinity_of(experiment, 0, n_here).gpus)
     share_of(experiment, rank=0)
     if experiment.learners > 1 and device.type != "cpu":

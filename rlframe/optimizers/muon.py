@@ -27,7 +27,7 @@ class Config(OptimizerConfig):
 
     momentum: float = below_one(0.95, "mu: decay of the mean of gradients")
     nesterov: bool = option(True, "a step is from the mean of that mean and the gradient, by mu")
-    n_iterations: int = count(5, "of Newton-Schulz, towards a matrix whose singular values are 1")
+    n_iterations: int = count(5, "of Newton-Schulz, towards a matrix whose singular values are 1", high=1_000)
     scale: str = choice("adam", ("adam", "original"), "of a step: 0.2 √max(rows, columns), or √max(1, rows / columns)")
     smallest: int = count(32, "rows and columns that a matrix of Muon has at least; Adam moves smaller ones")
     betas: tuple[float, ...] = betas()

@@ -14,6 +14,14 @@ from rlframe.core.config import find_attribute, option
 from rlframe.core.errors import ConfigError
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
+_REFUSED = {  # arguments of torch's optimizers, and why they have no place here
+    "params": "the parameters are those of the networks; remove it",
+    "lr": "the learning rate is set at each step; use algo.learning_rate",
+    "maximize": "losses are minimized; remove it",
+    "capturable": "steps of an optimizer of your own are not part of CUDA graphs; remove it",
+    "differentiable": "no gradient passes through a step; remove it",
+}
+
 
 @chz.chz
 class Config(OptimizerConfig):
@@ -24,6 +32,10 @@ class Config(OptimizerConfig):
 
     @chz.validate
     def _check(self) -> None:
+        for argument, value in self.kwargs.items():
+            reason = "it is not a number" if value != value else _REFUSED.get(argument, "")
+            if reason and value is not False:
+                raise ConfigError(f"algo.optimizer.kwargs.{argument}={value!s:.60}: {reason}")
         if self.name:
             self.load()
 
@@ -50,6 +62,13 @@ class Config(OptimizerConfig):
         return Own(parameters, self)
 
 
+def _try(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], kwargs: Mapping[str, Any]) -> None:
+    """Make a step with a copy of the smallest parameter: torch looks at some arguments only then."""
+    copy = min(parameters, key=lambda parameter: parameter.numel()).detach().clone().requires_grad_()
+    copy.grad = torch.ones_like(copy)
+    cls([copy], **{"lr": 1e-3, **kwargs}).step()
+
+
 class Own(Optimizer):
     """Wraps an optimizer of torch's kind; its state and the numbers of its groups are saved.
 
@@ -63,9 +82,12 @@ class Own(Optimizer):
         self.name, cls = config.name, config.load()
         try:
             self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
-        except (TypeError, ValueError) as error:
+            if cls.__module__.startswith("torch."):
+                _try(cls, self.parameters, config.kwargs)
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+            problem = " ".join(str(error).split())[:200]
             hint = "its arguments are algo.optimizer.kwargs.name=value"
-            raise ConfigError(f"algo.optimizer={self.name}: {error}; {hint}") from None
+            raise ConfigError(f"algo.optimizer={self.name}: {problem}; {hint}") from None
 
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         for group in self.optimizer.param_groups:

@@ -99,7 +99,9 @@ class SamplerConfig:
 
     batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")
-    decorrelation_steps: int = count(0, "most random steps of an environment before training; each has its own number")
+    decorrelation_steps: int = count(
+        0, "most random steps of an environment before training; each has its own number", high=10**7
+    )
     complete_episodes: bool = option(False, "batches of whole episodes, of at most batch_T env steps each")
     env_restarts: int = count(0, "times that an environment which raises is made again, before the run fails")
     statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")

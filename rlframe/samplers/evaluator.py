@@ -39,7 +39,9 @@ class EvalConfig:
     """How agents are scored."""
 
     n_envs: int = count(8, "environments, which step together")
-    n_episodes: int = count(20, "episodes per evaluation, split evenly over n_envs; 0: none (sync_rl, async_rl)", low=0)
+    n_episodes: int = count(
+        20, "episodes per evaluation, split evenly over n_envs; 0: none (sync_rl, async_rl)", low=0, high=10**7
+    )
     interval_steps: float = number(
         0.0, "env_steps between evaluations; 0: one at every row of the log; inf: at the end only", infinite=True
     )
@@ -52,7 +54,9 @@ class EvalConfig:
         math.nan, "with explore=true, the rate of random actions instead of training's; nan: training's"
     )
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
-    env_steps: int = count(0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides")
+    env_steps: int = count(
+        0, "env steps to play, in whole episodes, instead of n_episodes; 0: n_episodes decides", high=10**10
+    )
     video_every: int = count(0, "film an episode after every n-th evaluation, into RUN_DIR/videos; 0: none")
     function: str = option("", "module:function or ./file.py:function of (policy, make_env): its metrics, no episodes")
 

@@ -41,19 +41,24 @@ def read_experiments(arguments: Mapping[str, str]) -> Experiments:
     if not study:
         return {"": dict(arguments)}
     given = {key: value for key, value in arguments.items() if key != "experiment"}
-    named = study.pop("experiments", {"": {}})
-    if not isinstance(named, Mapping) or not named:
-        raise ConfigError(f"{source}: experiments needs the form {{name: {{key: value}}}}, not {str(named)[:60]}")
+    with naming(source):
+        if "experiments" not in study:
+            return {"": _override(_words(study), given)}
+        named = study.pop("experiments")
+        if not isinstance(named, Mapping) or not named:
+            raise ConfigError(f"experiments needs the form {{name: {{key: value}}}}, not {str(named)[:60]}")
+        common = _words(study)
     experiments = {}
     for name, entries in named.items():
-        with naming(f"{source}: {name}" if name else source):
-            own = _words_of_experiment(str(name), entries)
-            experiments[str(name)] = _override(_override(_words(study), own), given)
+        with naming(f"{source}: {str(name)[:60]}"):
+            experiments[name] = _override(_override(common, _words_of_experiment(name, entries)), given)
     return experiments
 
 
-def _words_of_experiment(name: str, entries: Any) -> dict[str, str]:
-    if name and not _NAME.fullmatch(name):
+def _words_of_experiment(name: Any, entries: Any) -> dict[str, str]:
+    if not isinstance(name, str):
+        raise ConfigError(f"an experiment's name is text, not {name!r:.60}; write it in quotes, as '{name!s:.60}'")
+    if not _NAME.fullmatch(name):
         raise ConfigError("an experiment's name is a directory: use letters, digits, _, -, + and =, and not run_N")
     if not isinstance(entries, Mapping):
         raise ConfigError(f"an experiment needs the form {{key: value}}, not {str(entries)[:60]}")
@@ -65,14 +70,15 @@ def _words_of_experiment(name: str, entries: Any) -> dict[str, str]:
 
 def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
     """Entries of a YAML file as words of a command line; `sweep: {KEY: values}` is sweep.KEY."""
-    words = {}
+    words: dict[str, str] = {}
     for key, value in entries.items():
-        if key not in (SWEEP[:-1], ZIP[:-1]):
-            words[str(key)] = _text(str(key), value)
-        elif isinstance(value, Mapping):
-            words |= {f"{key}.{name}": _text(f"{key}.{name}", values) for name, values in value.items()}
-        else:
+        if key in (SWEEP[:-1], ZIP[:-1]) and not isinstance(value, Mapping):
             raise ConfigError(f"{key} needs the form {{KEY: [value, value]}}, not {str(value)[:60]}")
+        of_grid = key in (SWEEP[:-1], ZIP[:-1])
+        for name, each in [(f"{key}.{name}", each) for name, each in value.items()] if of_grid else [(str(key), value)]:
+            if name in words:
+                raise ConfigError(f"{name} is set twice: {words[name]:.60} and {_text(name, each):.60}; remove one")
+            words[name] = _text(name, each)
     return words
 
 

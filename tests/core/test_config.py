@@ -18,6 +18,7 @@ from rlframe.core.config import (
     fraction,
     module_names,
     module_part,
+    names,
     nearest,
     option,
     sizes,
@@ -31,6 +32,7 @@ class Part:
     kind: str = choice("mean", ("mean", "median"), "which average")
     rate: float = option(0.1, "a rate")
     share: float = fraction(0.5, "a part")
+    files: tuple[str, ...] = names((), "of your own")
 
 
 def parse(*args: str) -> Part:
@@ -55,6 +57,13 @@ class TestFields:
     )
     def test_sizes(self, text: str, value: tuple[int, ...]) -> None:
         assert parse(f"hidden={text}").hidden == value
+
+    @pytest.mark.parametrize("text", ["[[1]]", "[1", "1]", "[1,,2]", "[1,[2]]", "([1])", "[]]", "[,1]", ","])
+    def test_a_nested_or_torn_list_is_an_error(self, text: str) -> None:
+        with pytest.raises(InvalidBlueprintArg, match="not a list of whole numbers"):
+            parse(f"hidden={text}")
+        with pytest.raises(InvalidBlueprintArg, match="not a list of names"):
+            parse(f"files={text}")
 
     def test_an_invalid_list_of_sizes_is_an_error(self) -> None:
         with pytest.raises(InvalidBlueprintArg, match="not a list of whole numbers"):

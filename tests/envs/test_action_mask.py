@@ -109,8 +109,10 @@ def test_an_info_without_a_mask_says_so() -> None:
     with pytest.raises(KeyError, match=r"info has no 'action_mask'"):
         ActionMaskFromInfo(gymnasium.make("CartPole-v1").unwrapped).reset(seed=0)
     nothing = ActionMaskFromInfo(gymnasium.make("CartPole-v1").unwrapped)
-    with pytest.raises(KeyError, match=r"info has no 'action_mask'"):
+    with pytest.raises(KeyError, match=r"info\['action_mask'\] is None; give it in every reset and step"):
         nothing._with_mask(np.zeros(4), {"action_mask": None})
+    with pytest.raises(KeyError, match=r"info has no 'action_mask', only \[3, 'x'\]"):
+        nothing._with_mask(np.zeros(4), {3: 1, "x": 2})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import chz
 import pytest
+from gymnasium import spaces
 
 from rlframe import launch
 from rlframe.core.config import AUTO, module_names
@@ -150,3 +151,74 @@ def test_a_word_that_a_field_does_not_know_is_refused_with_its_key(
 def test_a_deviation_that_overflows_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"model.log_std=.* must be from -20 to 10"):
         from_flat({"model.log_std": value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"seed": 10**18},
+            "seed=1000000000000000000 must be at most 9,007,199,254,740,992; larger numbers are not exact",
+        ),
+        ({"model.hidden": [10**18]}, "model.hidden=[1000000000000000000] must be at most 9,007,199,254,740,992"),
+        ({"learners": 10**18}, "learners=1000000000000000000 must be at most 9,007,199,254,740,992"),
+        (
+            {"algo.clip": "'linear(1,2)'"},
+            "algo.clip='linear(1,2)': \"'linear(1,2)'\" is neither a number nor a schedule",
+        ),
+        ({"algo.clip": 'it\'s\n"x"'}, "is neither a number nor a schedule"),
+        ({"seed": [1]}, "seed=[1]: '[1]' is not a number"),
+        ({"model.hidden": [[1]]}, "model.hidden=[[1]]: '[[1]]' is not a list of whole numbers such as [64,64]"),
+        (
+            {"env_kwargs": "{a: 1}", "env_kwargs.a": 2},
+            "env_kwargs.a is set twice, also in env_kwargs={...}; remove one",
+        ),
+        ({"trust": True}, "trust=True is no setting of a run: it is for the command line"),
+        ({"resume": "x"}, "resume=x is no setting of a run: it is for the command line"),
+        (
+            {"seeds": "outermost"},
+            "seeds=outermost is no setting of a run: it is for a study, with sweep.KEY= or repeats=",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_rule_that_it_breaks(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_flat(settings)
+    assert message in str(error.value)
+    assert "factory" not in str(error.value)
+
+
+def test_settings_of_two_layers_may_name_one_argument_in_both_ways() -> None:
+    assert from_flat({"env_kwargs": {"a": 1, "b": 2}}, {"env_kwargs.a": "3"}).env_kwargs == {"a": 3, "b": 2}
+
+
+LONG = ["x" * 70_000, "1" * 70_000, "it's " * 20_000, "1," * 30_000 + "x", "{" * 70_000, "y" * 16_000]
+
+
+@pytest.mark.parametrize("text", LONG, ids=["letters", "digits", "quotes", "list", "brackets", "shorter"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("algo", "algo.learning_rate", "algo.optimizer", "algo.discount", "seed", "model.hidden", "model.encoder"),
+        *("stop", "snapshot_mode", "env_kwargs", "env.reward_clip", "eval.interval_steps", "eval.n_envs"),
+    ],
+)
+def test_an_error_shows_the_beginning_of_a_long_value(key: str, text: str) -> None:
+    if key == "model.encoder":
+        text = f"{text}:x"
+    with pytest.raises(ConfigError) as error:
+        build_with(key, text)
+    assert key.rpartition(".")[2] in str(error.value)
+    assert len(str(error.value)) < 2_100
+
+
+def build_with(key: str, text: str) -> None:
+    experiment = from_flat({key: text})
+    experiment.algo.make_agent(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), experiment.model, 0)
+
+
+def test_an_error_of_any_length_keeps_its_beginning_and_its_end() -> None:
+    error = str(ConfigError(f"init={'x' * 100_000} is no directory; name one"))
+    assert error.startswith("init=xxx")
+    assert error.endswith("xxx is no directory; name one")
+    assert len(error) < 2_100

@@ -18,6 +18,24 @@ from rlframe.launch import main
         (b"config: " + b"[" * 1_000, "is not valid YAML"),
         (b"config: 3", "has no mapping `config:`"),
         (b"", "has no mapping `config:`"),
+        (
+            b"config: {}\nrepeat: 5",
+            "unknown key repeat beside `config:`; settings stand below it; did you mean repeats",
+        ),
+        (
+            b"config: {}\nsweeps: {seed: 1}",
+            "unknown key sweeps beside `config:`; settings stand below it; did you mean sweep",
+        ),
+        (
+            b"config: {}\nexpected: 1",
+            "unknown key expected beside `config:`; settings stand below it; did you mean expect",
+        ),
+        (b"config: {}\nseed: 5", "unknown key seed beside `config:`; settings stand below it"),
+        (b"config: {}\nalgo.clip: 5", "unknown key algo.clip beside `config:`; settings stand below it"),
+        (b"config: {}\nnull: 5", "unknown key None beside `config:`; settings"),
+        (b"config: {}\nretries: 5", "unknown key retries beside `config:`; settings"),
+        (b"sweep: {seed: [1]}\njunk: 1\nconfig: {}", "unknown key junk beside `config:`"),
+        (b"config: {repeats: 2}\nrepeats: 3", "repeats stands in `config:` and beside it"),
     ],
 )
 def test_an_invalid_preset_is_refused_with_file_and_line(
@@ -25,7 +43,7 @@ def test_an_invalid_preset_is_refused_with_file_and_line(
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"mine.yaml {message}"):
+    with pytest.raises(ConfigError, match=f"mine.yaml:? {message}"):
         load_preset(str(path))
     assert main([f"experiment={path}"]) == 2
     assert "error: " in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""device= and init=: what is no device, and a snapshot that holds no weights, are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.types import BatchSpec
+from rlframe.experiment.build import choose_device, load_optimizers, load_weights, make_agent
+from rlframe.experiment.config import from_flat
+from rlframe.launch import main
+from rlframe.record.snapshot import save_snapshot
+from tests.experiment.test_limits import CHOICE, VECTOR
+
+NAMES = ["meta", "mps", "xpu", "xla", "vulkan", "hip", "hpu", "mtia", "lazy", "opengl", "privateuseone"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_that_torch_cannot_compute_on_is_refused(name: str) -> None:
+    if (name == "mps" and torch.backends.mps.is_available()) or (name == "xpu" and torch.xpu.is_available()):
+        pytest.skip("this machine has one")
+    with pytest.raises(ConfigError) as error:
+        choose_device(name)
+    assert f"device={name} cannot be used here (" in str(error.value)
+    assert str(error.value).endswith("; use auto, cpu or cuda:0")
+    assert len(str(error.value)) < 250
+
+
+def agent(init: str = "") -> Any:
+    experiment = from_flat({"model.hidden": [8], "init": init})
+    return make_agent(experiment, VECTOR, CHOICE, torch.device("cpu"))
+
+
+def saved(folder: Path, state: Any) -> str:
+    return str(save_snapshot(folder / "snapshot", {"agent": state}, {"env_steps": 0}))
+
+
+MALFORMED = {
+    "a list": [1, 2],
+    "a number": 3,
+    "nothing": None,
+    "text": "weights",
+    "a tensor": torch.zeros(3),
+    "numbers": {"model.log_std": 3},
+    "lists": {"model.log_std": [1.0]},
+    "dicts": {"model": {"log_std": torch.zeros(1)}},
+    "complex": {"model.log_std": torch.zeros(1, dtype=torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("state", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_snapshot_without_weights_is_refused_in_one_line(tmp_path: Path, state: Any) -> None:
+    source = saved(tmp_path, state)
+    with pytest.raises(ConfigError, match=r"holds no weights of a network.*; use another snapshot") as error:
+        agent(source)
+    assert source in str(error.value)
+    with pytest.raises(ConfigError, match="holds no weights of a network"):
+        load_weights(agent(), state, source)
+
+
+@pytest.mark.parametrize("change", ["fewer", "more", "shape", "empty"])
+def test_weights_of_another_network_are_refused_in_one_line(tmp_path: Path, change: str) -> None:
+    state = dict(agent().state_dict())
+    name = next(iter(state))
+    match change:
+        case "fewer":
+            del state[name]
+        case "more":
+            state["other"] = torch.zeros(1)
+        case "shape":
+            state[name] = torch.zeros(2, 3, 4)
+        case "empty":
+            state = {}
+    with pytest.raises(ConfigError, match="holds another network"):
+        agent(saved(tmp_path, state))
+
+
+def test_launch_says_so_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = saved(tmp_path, [1])
+    words = ["env=CartPole-v1", "sampler=serial", f"init={source}", f"log_dir={tmp_path / 'runs'}"]
+    assert main(words) == 2
+    assert f"error: {source} holds no weights of a network, but list; use another snapshot" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "state", [None, [], 3, {}, {"optimizer": 3}, {"optimizer": {}}, {"optimizer": {"optimizer": 3}}], ids=str
+)
+def test_a_malformed_state_of_an_optimizer_is_refused_in_one_line(state: Any) -> None:
+    experiment, made = from_flat({"model.hidden": [8]}), agent()
+    algo = experiment.algo.make_algorithm(made, BatchSpec(8, 4), 1_000, 0)
+    before = [x.clone() for x in made.parameters()]
+    with pytest.raises(ConfigError, match="init_optimizer=true: "):
+        load_optimizers(algo, state, "there")
+    torch.testing.assert_close(list(made.parameters()), before)
