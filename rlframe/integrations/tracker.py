@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.files import open_regular_file, read_json
 from rlframe.record.directory import replace_file
 from rlframe.record.writers import Writer
 
@@ -48,7 +48,9 @@ class Tracker(Writer):
         run_id = _read_id(directory / _ID_FILE) if resumed else secrets.token_hex(8)
         try:
             self.connect(directory, config, name, run_id, resumed)
-        except Exception as error:
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{self.title} cannot start: {type(error).__name__}: {error}; leave it out of writers, or try again"
             ) from error
@@ -133,9 +135,9 @@ class Tracker(Writer):
 
 def _rows_from(path: Path, position: int) -> Iterator[tuple[dict[str, float], int]]:
     """The complete rows of a progress.jsonl from a position on, each with the position after it."""
-    if not path.exists():  # the run did not start
+    if not os.path.lexists(path):  # the run did not start
         return
-    with path.open("rb") as file:
+    with open_regular_file(path, sys.maxsize) as file:
         file.seek(position)
         for line in file:
             if not line.endswith(b"\n"):

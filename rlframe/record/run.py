@@ -1,5 +1,6 @@
 """An open run: writes metrics, messages and snapshots into its directory. Opened by `record.context.logger_context`."""
 
+import io
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlframe.core.errors import ConfigError, Interrupted, RecordError
-from rlframe.core.files import disk_error, make_own
+from rlframe.core.files import disk_error, is_in_place, open_to_append
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, MessageConsole, PlainConsole, on_terminal
 from rlframe.record.directory import (
@@ -161,7 +162,7 @@ class Run(BaseRun):
             self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvWriter(directory / "episodes.csv"), opened)
-            self._debug_log = _debug_log(directory / "debug.log")
+            self._debug_log, self._has_debug_log = _debug_log(directory / "debug.log"), True
             _attach(self._debug_log, opened)
             _attach(_ConsoleMessages(self._console, log_level or "WARNING"), opened)
             table = directory / "progress.csv"
@@ -175,7 +176,7 @@ class Run(BaseRun):
 
         Raises:
             ValueError: it has no `env_steps`.    ConfigError: it lacks the metric `snapshot_best`.
-            RecordError: the directory is gone, or a disk error with snapshot_errors=stop.
+            RecordError: the directory or a file is gone, or a disk error with snapshot_errors=stop.
         """
         if "env_steps" not in row:
             raise ValueError(f"a row of metrics needs env_steps, got {', '.join(row)}")
@@ -192,6 +193,8 @@ class Run(BaseRun):
 
     def _write(self, row: Mapping[str, float]) -> None:
         self._check_place()
+        for writer in self._writers:
+            writer.check()
         self._console.write(row)
         for writer in self._writers:
             try:
@@ -206,6 +209,7 @@ class Run(BaseRun):
             self._has_config = True
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._episodes.check()
         try:
             self._episodes.write_all(rows)
         except OSError as error:
@@ -251,7 +255,8 @@ class Run(BaseRun):
         self._retention.awaited = env_steps
 
     def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:
-        """As `BaseRun.score_snapshot`. Raises RecordError if a disk error stops the run."""
+        """As `BaseRun.score_snapshot`. Raises RecordError as `snapshot`."""
+        self._check_place()
         score = self._policy.score(evaluation, evaluation.get("eval/return_mean", math.nan))
         try:
             self._retention.score(env_steps, score)
@@ -275,6 +280,13 @@ class Run(BaseRun):
     def _check_place(self) -> None:
         if _inode(self.directory) != self._inode:
             raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
+        if (snapshots := self.directory / "snapshot").is_symlink():
+            raise RecordError(f"{snapshots} was replaced by a link during the run; nothing more can be recorded in it")
+        if self._has_debug_log and not self._debug_log.is_in_place():
+            self._has_debug_log = False
+            _logger.warning(
+                "%s was deleted or replaced during the run; messages are lost", self._debug_log.baseFilename
+            )
 
     def trim(self, env_steps: int) -> None:
         for writer in (self._episodes, *self._writers):
@@ -351,14 +363,19 @@ def _console(title: str, log_level: str) -> Console:
 class _DebugLog(logging.FileHandler):
     """debug.log. A message lost to a disk error is still shown on the console."""
 
+    def is_in_place(self) -> bool:
+        return self.stream is not None and is_in_place(self.stream)
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BufferedWriter(open_to_append(Path(self.baseFilename))), "utf-8")
+
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
 
-def _debug_log(path: Path) -> logging.Handler:
-    make_own(path)
-    handler = _DebugLog(path, encoding="utf-8")
+def _debug_log(path: Path) -> _DebugLog:
+    handler = _DebugLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     return handler
 
