@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable, shortened
 
 _MAX_WORD = 1 << 16  # characters
+_MAX_SHOWN = 20_000  # characters of an error
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
@@ -116,8 +117,9 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
         if show_traceback:
             traceback.print_exc()
         elif error.shows_cause and error.__cause__:
-            print("".join(traceback.format_exception(error.__cause__, chain=False)), file=sys.stderr)
-        print(printable(f"{error.prefix}: {error}"), file=sys.stderr)
+            cause = "".join(traceback.format_exception(error.__cause__, chain=False))
+            print(shortened(cause, _MAX_SHOWN), file=sys.stderr)
+        print(printable(f"{error.prefix}: {shortened(str(error), _MAX_SHOWN)}"), file=sys.stderr)
         return error.exit_status
     except MemoryError as error:
         if show_traceback:

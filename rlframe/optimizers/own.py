@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import find_attribute, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 
@@ -61,11 +61,12 @@ class Own(Optimizer):
     def __init__(self, parameters: Sequence[nn.Parameter], config: Config) -> None:
         super().__init__(parameters)
         self.name, cls = config.name, config.load()
-        try:
-            self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
-        except (TypeError, ValueError) as error:
-            hint = "its arguments are algo.optimizer.kwargs.name=value"
-            raise ConfigError(f"algo.optimizer={self.name}: {error}; {hint}") from None
+        with naming(f"algo.optimizer={self.name} cannot be made"):
+            try:
+                self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
+            except (TypeError, ValueError) as error:
+                hint = "its arguments are algo.optimizer.kwargs.name=value"
+                raise ConfigError(f"algo.optimizer={self.name}: {shortened(str(error))}; {hint}") from None
 
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         for group in self.optimizer.param_groups:

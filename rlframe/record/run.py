@@ -1,6 +1,5 @@
 """An open run: writes metrics, messages and snapshots into its directory. Opened by `record.context.logger_context`."""
 
-import io
 import json
 import logging
 import math
@@ -11,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlframe.core.errors import ConfigError, Interrupted, RecordError
-from rlframe.core.files import disk_error, is_in_place, open_to_append
+from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, qualified_name
+from rlframe.core.files import disk_error
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, MessageConsole, PlainConsole, on_terminal
 from rlframe.record.directory import (
@@ -25,8 +24,10 @@ from rlframe.record.directory import (
     write_params,
 )
 from rlframe.record.films import FILMS
+from rlframe.record.messages import ConsoleMessages, attach, open_debug_log
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
+from rlframe.record.writer_errors import close_writer, is_own, make_writer, naming_writer
 from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
 
 RESULT = "result.json"
@@ -156,15 +157,17 @@ class Run(BaseRun):
             if not resume:
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
-            chosen = [_opened(writer(directory, config, name), named) for writer in writers]  # before any file
+            chosen = [
+                _opened(make_writer(writer, directory, config, name), named) for writer in writers
+            ]  # before any file
             (append_resumed if resume else write_params)(directory / "params.json", config)
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvWriter(directory / "episodes.csv"), opened)
-            self._debug_log, self._has_debug_log = _debug_log(directory / "debug.log"), True
-            _attach(self._debug_log, opened)
-            _attach(_ConsoleMessages(self._console, log_level or "WARNING"), opened)
+            self._debug_log, self._has_debug_log = open_debug_log(directory / "debug.log"), True
+            attach(self._debug_log, opened)
+            attach(ConsoleMessages(self._console, log_level or "WARNING"), opened)
             table = directory / "progress.csv"
             self._writers: list[Writer] = [_opened(CsvWriter(table), opened), _opened(JsonlWriter(table), opened)]
             self._writers += chosen  # in this order: a writer may read the file of one before it
@@ -198,9 +201,11 @@ class Run(BaseRun):
         self._console.write(row)
         for writer in self._writers:
             try:
-                writer.write(row)
+                with naming_writer(writer, "write"):
+                    writer.write(row)
             except OSError as error:
-                what = f"the row of env_steps {row['env_steps']:,}"
+                of = f" of writer {qualified_name(type(writer))}" if is_own(type(writer)) else ""
+                what = f"the row of env_steps {row['env_steps']:,}{of}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
@@ -290,7 +295,8 @@ class Run(BaseRun):
 
     def trim(self, env_steps: int) -> None:
         for writer in (self._episodes, *self._writers):
-            writer.trim(env_steps)
+            with naming_writer(writer, "trim"):
+                writer.trim(env_steps)
         self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
@@ -308,9 +314,18 @@ class Run(BaseRun):
         self._debug_log.handle(_logger.makeRecord(_logger.name, level, __file__, 0, text, (), info))
 
     def close(self) -> None:
-        """Close all files, even if closing one of them fails. May be called twice."""
+        """Close all files, even if closing one of them fails. May be called twice.
+
+        Raises:
+            PartError: a writer of the user's own raised an exception, unless the run has failed already.
+        """
+        failed = sys.exc_info()[0] is not None
         try:
             self._open.close()
+        except PartError as error:
+            if not failed:
+                raise
+            _logger.warning("%s", error)
         except OSError as error:  # a full disk was reported before
             _logger.warning("closing %s: %s", self.directory, error.strerror or error)
 
@@ -322,7 +337,7 @@ def _finite(value: Any) -> Any:
 
 
 def _opened(writer: _W, until: ExitStack) -> _W:
-    until.callback(writer.close)
+    until.callback(close_writer, writer)
     return writer
 
 
@@ -358,47 +373,6 @@ def _console(title: str, log_level: str) -> Console:
     from rlframe.record.rich_console import LiveConsole
 
     return LiveConsole(title, RichConsole())
-
-
-class _DebugLog(logging.FileHandler):
-    """debug.log. A message lost to a disk error is still shown on the console."""
-
-    def is_in_place(self) -> bool:
-        return self.stream is not None and is_in_place(self.stream)
-
-    def _open(self) -> io.TextIOWrapper:
-        return io.TextIOWrapper(io.BufferedWriter(open_to_append(Path(self.baseFilename))), "utf-8")
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
-def _debug_log(path: Path) -> _DebugLog:
-    handler = _DebugLog(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    return handler
-
-
-class _ConsoleMessages(logging.Handler):
-    """Shows messages of a level and above on the run's console, so that they do not break its table."""
-
-    def __init__(self, console: Console, level: str) -> None:
-        super().__init__(level)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        self._console.message(level + self.format(record))
-
-
-def _attach(handler: logging.Handler, until: ExitStack) -> None:
-    before = _logger.level
-    _logger.addHandler(handler)
-    _logger.setLevel(logging.DEBUG)
-    until.callback(handler.close)
-    until.callback(_logger.removeHandler, handler)
-    until.callback(_logger.setLevel, before)
 
 
 def check_directory(directory: Path) -> None:
