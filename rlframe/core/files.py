@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, BinaryIO
 
 import yaml
@@ -142,6 +143,47 @@ def check_in_place(file: IO[Any]) -> None:
     """Raise RecordError unless `is_in_place`."""
     if not is_in_place(file):
         raise RecordError(f"{file.name} was deleted or replaced during the run; nothing more can be recorded in it")
+
+
+def prepare_output(path: Path, key: str) -> None:
+    """Make the folder of a file that a command is to write, and check that the file can be written there.
+
+    Raises:
+        ConfigError: it cannot, or is a link, whose target a run directory of another person may have chosen.
+    """
+    remedy = f"{key}={path} cannot be written: {{}}; name another file"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _is_written_in_place(path):
+            return
+        if path.is_dir():
+            raise ConfigError(remedy.format("it is a directory"))
+        if path.is_symlink():
+            raise ConfigError(remedy.format(f"it is a link to {os.readlink(path)}"))
+        check_folder(path.parent)
+    except OSError as error:
+        raise ConfigError(remedy.format(error.strerror)) from None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError unless files can be made in a folder."""
+    with TemporaryFile(dir=folder):
+        pass
+
+
+def clear_output(path: Path) -> None:
+    """Remove an old file before `path` is written, so that no other name of it gets the new content."""
+    if not _is_written_in_place(path):
+        path.unlink(missing_ok=True)
+
+
+def _is_written_in_place(path: Path) -> bool:
+    """Whether it is a pipe or device, also by a link such as /dev/stdout."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # missing, or a link to nothing
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def parse_json(data: bytes) -> Any:
