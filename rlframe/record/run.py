@@ -17,6 +17,7 @@ from rlframe.record.console import Console, MessageConsole, PlainConsole, on_ter
 from rlframe.record.directory import (
     LOCK_FILE,
     DirectoryLock,
+    add_choices,
     add_config,
     append_resumed,
     check_config,
@@ -44,6 +45,9 @@ class BaseRun:
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
         """Record the config of a run that was opened without one."""
+
+    def record_choices(self, choices: Mapping[str, Any]) -> None:
+        """Record what was chosen for settings that are `auto`, so that a resumed run keeps it."""
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record training episodes; each row has `env_steps`."""
@@ -212,6 +216,10 @@ class Run(BaseRun):
         if not self._has_config:
             add_config(self.directory / "params.json", config())
             self._has_config = True
+
+    def record_choices(self, choices: Mapping[str, Any]) -> None:
+        if choices:
+            add_choices(self.directory / "params.json", choices)
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._episodes.check()
