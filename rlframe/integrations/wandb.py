@@ -13,7 +13,7 @@ from rlframe.core.files import append, open_regular_file, open_to_append, parse_
 from rlframe.integrations.tracker import Points, Tracker
 
 _FOLDERS = ("wandb", ".wandb")  # one of them is W&B's own in the run's directory
-_MAX_BYTES, _MAX_LINE_BYTES, _MAX_NAMES = 1 << 26, 1 << 20, 10_000  # of wandb_sent.jsonl
+_MAX_BYTES, _MAX_LINE_BYTES, _MAX_NAMES = 1 << 25, 1 << 20, 10_000  # of wandb_sent.jsonl
 
 
 class WandbWriter(Tracker):
@@ -49,12 +49,12 @@ class WandbWriter(Tracker):
 
     def points(self) -> Points:
         n_steps = self._run.step
+        given = (line for line in _given(self._sent) if 0 <= line[0] < n_steps)
         # A step that did not arrive is given again: its last line counts.
-        by_step = {step: (env_steps, names) for step, env_steps, names in _given(self._sent)}
+        by_step = {step: (env_steps, names) for step, env_steps, names in given}
         points: dict[int, set[str]] = {}
-        for step, (env_steps, names) in by_step.items():
-            if step < n_steps:
-                points.setdefault(env_steps, set()).update(names)
+        for env_steps, names in by_step.values():
+            points.setdefault(env_steps, set()).update(names)
         return points
 
     def send(self, env_steps: int, metrics: Mapping[str, float]) -> None:
