@@ -19,6 +19,7 @@ import torch
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError, SnapshotError, printable
+from rlframe.core.files import prepare_output
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.deploy import evaluation_report
@@ -82,7 +83,7 @@ def _evaluate(argv: list[str]) -> int:
     options = read_options(KeyValues(word for word, path in zip(argv, is_path, strict=True) if not path))
     runs = [_load(name, options) for name in names]
     if options.out:
-        evaluation_report.prepare(Path(options.out))
+        prepare_output(Path(options.out), "out")
     if options.video:
         prepare_film(Path(options.video))
     found = []

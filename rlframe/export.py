@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import clear_output, prepare_output
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
 from rlframe.deploy.load import load_trained
 from rlframe.rollout.greedy import Greedy
@@ -47,10 +48,11 @@ def _export(argv: list[str]) -> int:
         raise ConfigError(f"format={kind!r} is not one of torch, onnx")
     if kind == "onnx":
         require_onnx()
+    prepare_output(out, "out")
     trained = load_trained(Path(argv[0]), "cpu", trust)
     policy = FlatGreedy(Greedy(trained.agent, trained.observation_space, trained.action_space))
     program = trace(policy)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    clear_output(out)
     exported = (save_onnx if kind == "onnx" else save_torch)(program, policy, out)
     difference = compare(policy, exported)
     print(f"{out}: {', '.join(policy.inputs)} -> {', '.join(policy.outputs)}, each with a leading batch dimension")

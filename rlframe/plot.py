@@ -26,6 +26,7 @@ from rlframe.analysis.curves import (
 from rlframe.core.command_line import exit_with, run_command
 from rlframe.core.config import nearest
 from rlframe.core.errors import pluralize, printable
+from rlframe.core.files import clear_output, prepare_output
 
 USAGE = """\
 python -m rlframe.plot DIR... [key=value ...]
@@ -130,7 +131,7 @@ def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 100k, 2M
     axes.legend(frameon=False, fontsize="small")
     try:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+        clear_output(options.out)
         figure.savefig(options.out)
     except (OSError, ValueError) as error:
         raise PlotError(f"cannot write {options.out}: {error}") from None
@@ -146,7 +147,7 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     Args:
         options: those of the command (`USAGE`), but for DIR: out, x, smooth, center, bound, title.
     Raises:
-        PlotError: a wrong option, no rows, or matplotlib is not installed.
+        ConfigError: a wrong option, no rows, the file cannot be written, or matplotlib is not installed.
     """
     if not runs or (labels and len(labels) != len(runs)):
         raise PlotError(f"plot_runs needs one label for each of its runs, or none: {len(labels)} for {len(runs)}")
@@ -154,6 +155,7 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
     found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
     chosen = replace(Options((), y=y), **checked)
+    prepare_output(chosen.out, "out")
     y = choose_y(found, y)
     curves = [make_curve(each, X_COLUMNS[chosen.x], y, chosen.smooth, chosen.center) for each in found]
     draw(curves, chosen, y, printable(chosen.title))
@@ -179,6 +181,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _plot(arguments: Sequence[str]) -> int:
     options = parse(arguments)
+    prepare_output(options.out, "out")
     experiments = find_experiments(options.dirs, options.labels)
     y = choose_y(experiments, options.y)
     x_column = X_COLUMNS[options.x]

@@ -1,6 +1,7 @@
 """The evaluate command scores and films a trained agent."""
 
 import json
+import os
 import re
 import shutil
 
@@ -124,8 +125,11 @@ def endless(render_mode: str = "") -> gymnasium.Env:
         (["n_episodes=0"], "at least 1"),
         (["explore=perhaps"], "true or false"),
         (["n_episodes=0", "video=films"], "at least 1"),
-        (["n_episodes=1", "video=/proc/films"], "cannot be made"),
+        (["n_episodes=1", "video=/proc/films"], "cannot hold films: No such file or directory; name another folder"),
+        (["n_episodes=1", "video=/proc"], "cannot hold films"),
         (["out=/proc/x/y.json", "n_episodes=1"], "cannot be written"),
+        (["out=/proc/x.csv", "n_episodes=1"], "out=/proc/x.csv cannot be written"),
+        (["out=/proc", "n_episodes=1"], "out=/proc cannot be written: it is a directory"),
     ],
 )
 def test_bad_words_are_refused_in_one_message(run, capsys, words, message):
@@ -133,6 +137,43 @@ def test_bad_words_are_refused_in_one_message(run, capsys, words, message):
     captured = capsys.readouterr()
     assert message in captured.err
     assert "Traceback" not in captured.err
+    assert "Episode #" not in captured.out, "it is refused before any episode is played"
+
+
+@pytest.mark.parametrize("name", ["result.json", "result.csv"])
+def test_a_link_in_the_place_of_the_result_is_not_written_through(run, tmp_path, capsys, name):
+    outside, out = tmp_path / "outside", tmp_path / name
+    outside.write_text("precious")
+    out.symlink_to(outside)
+    assert main([str(run), "n_episodes=1", f"out={out}"]) == 2
+    assert f"is a link to {outside}; name another file" in capsys.readouterr().err
+    out.unlink()
+    out.hardlink_to(outside)
+    assert main([str(run), "n_episodes=1", f"out={out}"]) == 0
+    assert outside.read_text() == "precious"
+    assert out.stat().st_size > 100
+
+
+def test_a_result_may_go_to_a_pipe(run, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main([str(run), "n_episodes=1", f"out={pipe}"]) == 0
+        assert json.loads(os.read(reader, 1 << 16))["n_episodes"] == 1
+    finally:
+        os.close(reader)
+
+
+def test_a_film_is_not_written_through_a_link(run, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (tmp_path / "episode_0.mp4").symlink_to(outside)
+    assert main([str(run), "n_episodes=1", f"video={tmp_path}"]) == 0
+    assert outside.read_text() == "precious"
+    assert not (tmp_path / "episode_0.mp4").is_symlink()
 
 
 def test_a_path_without_a_run_is_refused(tmp_path, capsys):

@@ -17,7 +17,7 @@ from rlframe.algos.defaults import default_model
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import as_numpy
@@ -63,6 +63,10 @@ class EvolutionConfig:
         return make_actor_agent(observation_space, action_space, policy, model, "none", seed)
 
 
+class ReturnsTooLarge(ReadableError):
+    """Returns of a generation are infinite as float32: no gradient can be estimated from them."""
+
+
 class Evolution(Algorithm):
     """Asks for a population's returns, and steps along the gradient that they tell; subclasses add `weights`.
 
@@ -90,11 +94,16 @@ class Evolution(Algorithm):
 
     def receive(self, samples: Samples) -> None:
         """Raises:
-        ConfigError: they are not a population's.
+        ConfigError: they are not a population's.    ReturnsTooLarge: a return is beyond float32.
         """
         if not isinstance(samples.info, EvaluationInfo):
             raise ConfigError(f"{type(self).__name__} learns from whole episodes of a population: use runner=evolution")
         self.progress.env_steps += int(as_numpy(samples.info.length).sum())
+        if n := int(np.count_nonzero(~np.isfinite(as_numpy(samples.reward)))):
+            raise ReturnsTooLarge(
+                f"at env_steps {self.progress.env_steps:,} {n} of {samples.reward.numel()} returns are beyond float32, "
+                f"{np.finfo(np.float32).max:.3g}, and cannot be compared; make rewards smaller: env.reward_scale"
+            )
         self.samples = [samples]
 
     def updates_due(self) -> int:

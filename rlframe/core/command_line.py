@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from rlframe.core.config import nearest
-from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable
+from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printable, shortened
 
 _MAX_WORD = 1 << 16  # characters
 _OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")  # in torch's errors
+_MAX_SHOWN = 20_000  # characters of an error
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
 
@@ -117,8 +118,9 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
         if show_traceback:
             traceback.print_exc()
         elif error.shows_cause and error.__cause__:
-            print("".join(traceback.format_exception(error.__cause__, chain=False)), file=sys.stderr)
-        print(printable(f"{error.prefix}: {error}"), file=sys.stderr)
+            cause = "".join(traceback.format_exception(error.__cause__, chain=False))
+            print(shortened(cause, _MAX_SHOWN), file=sys.stderr)
+        print(printable(f"{error.prefix}: {shortened(str(error), _MAX_SHOWN)}"), file=sys.stderr)
         return error.exit_status
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in _OF_MEMORY):

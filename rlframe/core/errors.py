@@ -3,6 +3,8 @@
 import functools
 import logging
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 ONCE = "once"  # attribute of a log record that is not repeated
 _BEGINNING, _END = 1_500, 500  # characters of a long message that are kept
@@ -40,6 +42,23 @@ class RecordError(ReadableError):
     """A snapshot or log row that could not be written; earlier ones are unchanged."""
 
 
+class PartError(ReadableError):
+    """Code of the user's, which a setting names, raised an exception; the message names it."""
+
+    shows_cause = True
+
+
+@contextmanager
+def naming(part: str) -> Iterator[None]:
+    """Raise PartError, `part: <the exception>`, if the user's code inside raises an exception."""
+    try:
+        yield
+    except ReadableError:
+        raise
+    except Exception as error:
+        raise PartError(f"{part}: {describe(error)}") from error
+
+
 class Interrupted(KeyboardInterrupt):
     """A run stopped by a signal. `exit_status` is the shell's: 128 + signal."""
 
@@ -51,6 +70,21 @@ class Interrupted(KeyboardInterrupt):
 def pluralize(n: int, noun: str) -> str:
     """A number with its noun: 1 worker, 2 workers."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def shortened(text: str, n: int = 200) -> str:
+    """The first `n` characters of a text that may be of any length."""
+    return text if len(text) <= n else f"{text[:n]}... ({len(text):,} characters)"
+
+
+def describe(error: BaseException) -> str:
+    """An exception of foreign code in one short line."""
+    return f"{type(error).__name__}: {shortened(str(error))}".replace("\n", " ")
+
+
+def qualified_name(cls: type) -> str:
+    """module:Class, as in a setting."""
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def printable(text: str) -> str:

@@ -1,14 +1,17 @@
 """File access: untrusted files are read with a size limit, our own are flushed to disk (fsync)."""
 
 import csv
+import errno
 import hashlib
+import io
 import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any, BinaryIO
 
 import yaml
 
@@ -18,6 +21,7 @@ MAX_BYTES = 1 << 24
 LEAST_BYTES = 100_000  # of a new run or study: its settings, log and lock
 _MAX_NODES = 1 << 21  # values of a JSON text; each takes about 100 bytes of memory
 _MAX_TABLE_BYTES = 1 << 26
+_MAX_COPY_BYTES = 1 << 30
 _MAX_YAML = 1 << 17  # characters
 _MAX_LINE_BYTES, _MAX_ROWS = 1 << 20, 2_000_000
 
@@ -56,37 +60,130 @@ def is_regular_file(path: Path) -> bool:
 
 def read_regular_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a whole file. Raises ConfigError if it is missing, not a regular file, or larger than `max_bytes`."""
-    _check_regular(path, max_bytes)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    with open_regular_file(path, max_bytes) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            data = file.read(size + 1)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > size:
+        raise ConfigError(f"{path} has changed while it was read; try again")
+    return data
 
 
-def _check_regular(path: Path, max_bytes: int) -> None:
+def open_regular_file(path: Path, max_bytes: int) -> BinaryIO:
+    """Open a file to read it. Raises ConfigError as `read_regular_file`."""
     try:
-        if not is_regular_file(path):
+        if not is_regular_file(path):  # opening a device may have effects, so this is asked first
             raise ConfigError(f"{path} is not a regular file; replace the link, pipe or folder by the file itself")
-        size = path.stat().st_size
+        file = open(path, "rb", opener=_open_itself)  # noqa: SIM115  # the caller closes it
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if size > max_bytes:
-        raise ConfigError(f"{path} has {size:,} bytes, more than the limit of {max_bytes:,}")
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
+        return file
+    file.close()
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path} is not a regular file; something replaced it just now")
+    raise ConfigError(f"{path} has {status.st_size:,} bytes, more than the limit of {max_bytes:,}")
 
 
-def make_own(path: Path) -> None:
-    """Make sure that appending to `path` changes no other file: one with several names is copied.
+def _open_itself(path: str, flags: int) -> int:
+    """An opener for `open` that neither follows a link nor waits at a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def open_to_append(path: Path) -> io.FileIO:
+    """Open a file without a buffer to append to it; it is made if it is missing.
+
+    Appending changes no other file: one with several names (hard links) is replaced by a copy first.
 
     Raises:
-        ConfigError: it is a link, pipe or folder.    OSError: it cannot be copied.
+        ConfigError: it is a link, pipe or folder, or too large to be copied.    OSError: a disk error.
     """
-    if not os.path.lexists(path):
-        return
-    if not is_regular_file(path):
-        raise ConfigError(f"{path} is not a regular file; remove it")
-    if path.stat().st_nlink > 1:
-        own = shutil.copyfile(path, path.with_name(f".{path.name}.new"), follow_symlinks=False)
-        os.replace(own, path)
+    if os.path.lexists(path):
+        if not is_regular_file(path):
+            raise ConfigError(f"{path} is not a regular file; remove it")
+        if path.stat().st_nlink > 1:
+            _replace_by_copy(path)
+    file = open(path, "ab", buffering=0, opener=_open_itself)  # noqa: SIM115  # the caller closes it
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        file.close()
+        raise ConfigError(f"{path} is not a regular file of one name; something replaced it just now")
+    return file
+
+
+def _replace_by_copy(path: Path) -> None:
+    own = path.with_name(f".{path.name}.new")
+    own.unlink(missing_ok=True)  # never write through a link
+    with open_regular_file(path, _MAX_COPY_BYTES) as file, own.open("xb") as copy:
+        shutil.copyfileobj(file, copy)
+    os.replace(own, path)
+
+
+def append(file: io.FileIO, text: str) -> None:
+    """Append complete lines to a file of `open_to_append` in one write, or nothing. Raises OSError."""
+    data, size = text.encode(), os.fstat(file.fileno()).st_size
+    n_written = file.write(data)
+    if n_written != len(data):
+        file.truncate(size)
+        raise OSError(errno.ENOSPC, f"{file.name}: {n_written} of {len(data)} bytes written; is the disk full?")
+
+
+def is_in_place(file: IO[Any]) -> bool:
+    """Whether an open file is still the one of its name; if not, what is written to it is lost."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(file.name))
+    except OSError:
+        return False
+
+
+def check_in_place(file: IO[Any]) -> None:
+    """Raise RecordError unless `is_in_place`."""
+    if not is_in_place(file):
+        raise RecordError(f"{file.name} was deleted or replaced during the run; nothing more can be recorded in it")
+
+
+def prepare_output(path: Path, key: str) -> None:
+    """Make the folder of a file that a command is to write, and check that the file can be written there.
+
+    Raises:
+        ConfigError: it cannot, or is a link, whose target a run directory of another person may have chosen.
+    """
+    remedy = f"{key}={path} cannot be written: {{}}; name another file"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _is_written_in_place(path):
+            return
+        if path.is_dir():
+            raise ConfigError(remedy.format("it is a directory"))
+        if path.is_symlink():
+            raise ConfigError(remedy.format(f"it is a link to {os.readlink(path)}"))
+        check_folder(path.parent)
+    except OSError as error:
+        raise ConfigError(remedy.format(error.strerror)) from None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError unless files can be made in a folder."""
+    with TemporaryFile(dir=folder):
+        pass
+
+
+def clear_output(path: Path) -> None:
+    """Remove an old file before `path` is written, so that no other name of it gets the new content."""
+    if not _is_written_in_place(path):
+        path.unlink(missing_ok=True)
+
+
+def _is_written_in_place(path: Path) -> bool:
+    """Whether it is a pipe or device, also by a link such as /dev/stdout."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # missing, or a link to nothing
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def parse_json(data: bytes) -> Any:
@@ -118,9 +215,8 @@ def iter_csv(path: Path) -> Iterator[list[str]]:
     """
     if not os.path.lexists(path):
         return
-    _check_regular(path, _MAX_TABLE_BYTES)
     n_columns = n_rows = 0
-    with path.open("rb") as file:
+    with open_regular_file(path, _MAX_TABLE_BYTES) as file:
         for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
             if not line.endswith(b"\n"):  # torn by a crash, or too long
                 while line and not line.endswith(b"\n"):
@@ -194,7 +290,7 @@ def check_file(file: Path, n_bytes: int, sha256: str) -> None:
         if status.st_size != n_bytes:
             found = f"{status.st_size:,} bytes, its manifest says {n_bytes:,}"
             raise SnapshotError(f"{file} has {found}; use another snapshot", damaged=True)
-        with file.open("rb") as stream:
+        with open(file, "rb", opener=_open_itself) as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:  # missing, or a failing disk
         raise SnapshotError(f"{file} cannot be read: {error.strerror}", damaged=True) from None

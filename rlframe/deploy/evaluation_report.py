@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import iter_csv
+from rlframe.core.files import clear_output, iter_csv
 from rlframe.core.types import Trajectory
 from rlframe.deploy.load import Trained, params_of
 from rlframe.samplers.evaluator import summarize
@@ -89,6 +89,7 @@ def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the episodes to FILE.csv, or as JSON to any other file: an object, or with several runs a list of them."""
     facts = [each.facts() for each in evaluations]
     try:
+        clear_output(out)
         if out.suffix != ".csv":
             out.write_text(json.dumps(facts if len(facts) > 1 else facts[0], indent=2) + "\n", encoding="utf-8")
             return
@@ -98,16 +99,6 @@ def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(rows)
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
-
-
-def prepare(out: Path) -> None:
-    """Make the folder of a file to be written. Raises ConfigError if that is impossible."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.is_dir():
-            raise ConfigError(f"out={out} is a directory; give the name of a file")
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
 

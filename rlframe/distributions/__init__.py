@@ -5,7 +5,7 @@ from collections.abc import Callable
 from gymnasium import Space, spaces
 
 from rlframe.core.config import find_attribute, nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.distributions.base import Distribution, Joint
 from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical
@@ -74,4 +74,5 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
     if not (isinstance(found, type) and issubclass(found, Distribution)):
         raise ConfigError(f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution")
     make: Callable[..., Distribution] = found
-    return make(shape)
+    with naming(f"model.distribution={name} cannot be made"):
+        return make(shape)

@@ -225,9 +225,7 @@ def resolve(id_: str | Callable[..., Any]) -> Target:
     module, colon, rest = id_.rpartition(":")
     if module.endswith(".py"):
         found = find_attribute(id_, "env")
-        if not callable(found):
-            raise ConfigError(f"env={id_}: {rest!r} is {found!r}, which is not callable")
-        return found
+        return _checked(id_, rest, found)
     if colon and rest.isidentifier():
         return _callable(id_, module, rest)
     if colon:
@@ -260,9 +258,15 @@ def _callable(id_: str, module: str, attribute: str) -> Callable[..., Any]:
     if attribute not in found:
         public = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"env={id_}: {module} has no {attribute!r}{nearest(attribute, public)}")
-    if not callable(found[attribute]):
-        raise ConfigError(f"env={id_}: {attribute!r} is {found[attribute]!r}, which is not callable")
-    return found[attribute]
+    return _checked(id_, attribute, found[attribute])
+
+
+def _checked(id_: str, attribute: str, found: Any) -> Callable[..., Any]:
+    if not callable(found):
+        raise ConfigError(f"env={id_}: {attribute!r} is {found!r}, which is not callable")
+    if isinstance(found, type) and not issubclass(found, gymnasium.Env):
+        raise ConfigError(f"env={id_}: the class {attribute} is not a subclass of gymnasium.Env")
+    return found
 
 
 def _import(id_: str, module: str) -> Any:

@@ -25,10 +25,12 @@ def load_wrappers(options: EnvOptions) -> list[Wrap]:
     """The user's own wrappers, the first innermost.
 
     Raises:
-        ConfigError: there is no such module or name, or it is no function of an environment.
+        ConfigError: there is no such module or name, or it is no function of an environment and no wrapper.
     """
     found = [find_attribute(name, "env.wrappers") for name in options.wrappers]
     for name, wrap in zip(options.wrappers, found, strict=True):
+        if isinstance(wrap, type) and not issubclass(wrap, gymnasium.Env):
+            raise ConfigError(f"env.wrappers={name} is not a subclass of gymnasium.Wrapper")
         try:
             inspect.signature(wrap).bind("env")
         except (TypeError, ValueError):

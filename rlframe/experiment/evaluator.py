@@ -57,6 +57,8 @@ def make_evaluator(experiment: Experiment, agent: Agent, affinity: Affinity, env
 
 def _function(name: str) -> Any:
     function = find_attribute(name, "eval.function")
+    if isinstance(function, type):
+        raise ConfigError(f"eval.function={name} is a class; it must be a function of (policy, make_env)")
     try:
         inspect.signature(function).bind("policy", "make_env")
     except (TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
+from rlframe.core.flat import PARTS, part_name
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, torch_threads, untrained_agent
@@ -43,11 +44,14 @@ class Resolved:
     notes: tuple[str, ...]  # what was chosen and why, for the log
 
 
-def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, local_world_size: int = 1) -> Resolved:
+def resolve(
+    experiment: Experiment, tune: bool = False, local_rank: int = 0, local_world_size: int = 1, threads: int = 0
+) -> Resolved:
     """Replace every `auto` that the hardware decides. `tune` chooses the sampler by measuring all candidates.
 
     Args:
         local_rank, local_world_size: of the run's ranks on this machine; the affinity is that of this rank.
+        threads: what the run that is resumed chose for threads=auto; another number computes other roundings.
     Raises:
         ConfigError: the affinity does not fit the machine, or the environment cannot be made.
     """
@@ -68,11 +72,24 @@ def resolve(experiment: Experiment, tune: bool = False, local_rank: int = 0, loc
     experiment = chz.replace(experiment, sampler=experiment.sampler.with_workers(n_workers))
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
-    if experiment.threads == AUTO:
+    if experiment.threads == AUTO and 1 <= threads <= affinity.threads:
+        reason = f"learning: {pluralize(threads, 'thread')}, as before"
+        affinity, notes = replace(affinity, threads=threads), (*notes, reason)
+    elif experiment.threads == AUTO:
         way, reason = fastest(experiment, affinity, ways_to_learn(experiment, affinity.threads))
         affinity, notes = replace(affinity, threads=way.threads), (*notes, reason)
     check_machine(experiment, local_world_size)
     return Resolved(experiment, affinity, notes)
+
+
+def choices_of(asked: Experiment, resolved: Resolved) -> dict[str, Any]:
+    """What `resolve` chose where the experiment says auto, and what a resumed run must keep to compute the same."""
+    chosen: dict[str, Any] = {}
+    if asked.sampler.undecided:
+        chosen["sampler"] = part_name(resolved.experiment.sampler, PARTS["sampler"])
+    if asked.threads == AUTO:
+        chosen["threads"] = resolved.affinity.threads
+    return chosen
 
 
 def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) -> Affinity:

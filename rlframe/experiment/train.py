@@ -44,6 +44,7 @@ _ADJUSTABLE = (  # in a resumed run
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
 )  # although sampler is adjustable
+_CANDIDATES = ("serial", "cpu", "gpu")  # of sampler=auto
 _NEEDED = ("algo", "env", "sampler.batch_T", "sampler.batch_B", "runner.n_steps")  # to rebuild a run from its config
 
 Source = tuple[str, Mapping[str, Any]]  # a name for --show, and the keys that it gives
@@ -60,6 +61,7 @@ class Job:
     tune_sampler: bool  # measure all samplers
     notes: tuple[str, ...]  # where its settings come from, for the log
     sources: tuple[Source, ...]  # of its settings, the first has precedence
+    threads: int = 0  # that the resumed run chose for threads=auto; 0: none
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,20 @@ def read_job(keys: Mapping[str, Any]) -> Job:
             raise ConfigError(f"{key}= is empty, perhaps an unset shell variable; give a value, or leave {key} out")
     keys = {key: value for key, value in keys.items() if key not in _CONTROL}
     resume, preset, trust = control.text("resume"), control.text("experiment"), control.flag("trust")
+    tune = control.flag("tune_sampler")
     if preset == AUTO_PRESET:
         preset = best_preset(str(keys.get("algo", "ppo")), str(keys.get("env", "CartPole-v1")))
     base, notes = _resumed(resume, keys, trust) if resume else _preset(preset, keys, trust)
+    if resume and not tune:
+        keys, kept = _without_auto(keys, base)
+        notes = (*notes, *kept)
     if dropped := merge(base, keys)[1]:
         given = spelled_out(base)
         notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
     below = ("", {}) if resume else algorithm_defaults(base, keys)
     sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
-    return Job(from_flat(below[1], base, keys), resume, control.flag("tune_sampler"), notes, sources)
+    threads = _chosen(Path(resume)).get("threads", 0) if resume else 0
+    return Job(from_flat(below[1], base, keys), resume, tune, notes, sources, threads)
 
 
 def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -137,6 +144,25 @@ def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[st
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: a script wrote it, so resume the run from that script")
     return config, (f"resuming {resume}",)
+
+
+def _without_auto(keys: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Keys of a resumed run but sampler=auto and sampler.n_workers=auto, which it has settled; and notes of these."""
+    settled = {key: base[key] for key in ("sampler", "sampler.n_workers") if keys.get(key) == "auto" and key in base}
+    left_out = {key: value for key, value in settled.items() if value != "auto"}
+    notes = [
+        f"{key}=auto: {value}, as before, since another may round otherwise; name one to change it"
+        for key, value in left_out.items()
+    ]
+    return {key: value for key, value in keys.items() if key not in left_out}, tuple(notes)
+
+
+def _chosen(run: Path) -> dict[str, Any]:
+    """What a run chose for settings that were auto, as `hardware.choices_of`; without entries that cannot be so."""
+    found = read_json(run / "params.json").get("chosen")
+    chosen = found if isinstance(found, dict) else {}
+    kept = {"threads": type(chosen.get("threads")) is int, "sampler": chosen.get("sampler") in _CANDIDATES}
+    return {key: chosen[key] for key, valid in kept.items() if valid}
 
 
 def _is_fixed(key: str) -> bool:
@@ -207,7 +233,7 @@ def describe_job(job: Job, n_here: int) -> str:
     Raises:
         ConfigError: its parts do not fit together.
     """
-    resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here)
+    resolved = hardware.resolve(share_of(job.experiment, 0), job.tune_sampler, 0, n_here, job.threads)
     config = to_flat(whole_of(resolved.experiment, job.experiment))
     return f"{json.dumps(config, indent=2)}\n{hardware.describe_processes(resolved)}"
 
@@ -223,7 +249,7 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
     check_parts(job.experiment)
     experiment = chz.replace(job.experiment, learners=1, log_dir=log_dir)  # learners may be auto
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
-    resolved = hardware.resolve(experiment, job.tune_sampler)
+    resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
     settings = without_init(resolved.experiment) if found else resolved.experiment
     run = LiveRun(
         build(settings, resolved.affinity), to_flat(resolved.experiment), _record_of(experiment) if log_dir else None
@@ -254,9 +280,10 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
     experiment, resume = job.experiment, job.resume
     found = _newest_state(resume, experiment.snapshot_mode, place.rank) if resume else None
     retain_freed_memory()
+    experiment, threads = (experiment, job.threads) if resume else _as_before(experiment, place)
     share = share_of(experiment, place.rank)
     tune = job.tune_sampler and place.rank < experiment.n_samplers
-    resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size)
+    resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, threads)
     config = to_flat(whole_of(resolved.experiment, experiment))
     pin(resolved.affinity.master)
     with _join(resolved, place) as ranks:
@@ -274,6 +301,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
                 for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
                     _logger.info(note)
                 _logger.info(f"run: {run.directory}")
+                run.record_choices(hardware.choices_of(share, resolved))
             if resume:
                 _continue(built, state, resume)
             metrics = built.train()
@@ -325,9 +353,27 @@ def _run_of_this_job(experiment: Experiment, config: Mapping[str, Any], place: R
 
     A job is recognised by its run directory and the fixed part of its config, as torchrun may not report a restart.
     """
-    directory = Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
+    directory = _directory_of(experiment)
     if not place.job or not experiment.log_dir or not (directory / "params.json").is_file():
         return ""
     before = read_json(directory / "params.json").get("config", {})
     same = all(before.get(key) == value for key, value in config.items() if _is_fixed(key))
     return str(directory) if same else ""
+
+
+def _directory_of(experiment: Experiment) -> Path:
+    return Path(experiment.log_dir).expanduser().absolute() / f"run_{experiment.run_ID}"
+
+
+def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int]:
+    """The experiment with the sampler, and the threads, that its job chose before torchrun restarted its ranks."""
+    directory = _directory_of(experiment)
+    if not _run_of_this_job(experiment, to_flat(experiment), place):
+        return experiment, 0
+    chosen = _chosen(directory)
+    if experiment.sampler.undecided and "sampler" in chosen:
+        config = read_json(directory / "params.json").get("config", {})
+        of_sampler = {key: value for key, value in config.items() if key.startswith("sampler.")}
+        before = from_flat({**to_flat(experiment), "sampler": chosen["sampler"], **of_sampler})
+        experiment = chz.replace(experiment, sampler=before.sampler)
+    return experiment, chosen.get("threads", 0)

@@ -8,7 +8,7 @@ from typing import Any
 import chz
 
 from rlframe.core.config import find_attribute, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.exploration.base import HIGHEST, ActionNoise, ExploreConfig, QExploration, last
 
@@ -53,11 +53,12 @@ class Config(ExploreConfig):
         cls: Any = self.load()
         if not issubclass(cls, base):
             raise ConfigError(f"algo.explore={self.name}: for {of} it must be a subclass of {base.__name__}")
-        try:
-            return cls(*arguments, graded=self.graded, **self.kwargs)
-        except TypeError as error:
-            hint = "its arguments are algo.explore.kwargs.name=value"
-            raise ConfigError(f"algo.explore={self.name}: {error}; {hint}") from None
+        with naming(f"algo.explore={self.name} cannot be made"):
+            try:
+                return cls(*arguments, graded=self.graded, **self.kwargs)
+            except TypeError as error:
+                hint = "its arguments are algo.explore.kwargs.name=value"
+                raise ConfigError(f"algo.explore={self.name}: {shortened(str(error))}; {hint}") from None
 
     def levels(self) -> tuple[Scheduled, Scheduled]:
         return self.level, self.level_last

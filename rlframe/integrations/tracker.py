@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import ConfigError
-from rlframe.core.files import read_json
+from rlframe.core.errors import ConfigError, describe
+from rlframe.core.files import open_regular_file, read_json
 from rlframe.record.directory import replace_file
 from rlframe.record.writers import Writer
 
@@ -43,14 +43,17 @@ class Tracker(Writer):
         self._known: Points | None = None  # what the tracker had; None: ask it, and read from the first row
         self._position = 0  # in the file, in bytes
         self._wake, self._closing, self._failed = threading.Event(), False, False
+        self._problem = ""  # the last that was logged
         self._thread = threading.Thread(target=self._copy, daemon=True, name=type(self).__name__)
         resumed = os.path.lexists(directory / _ID_FILE)
         run_id = _read_id(directory / _ID_FILE) if resumed else secrets.token_hex(8)
         try:
             self.connect(directory, config, name, run_id, resumed)
-        except Exception as error:
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"{self.title} cannot start: {type(error).__name__}: {error}; leave it out of writers, or try again"
+                f"{self.title} cannot start: {describe(error)}; leave it out of writers, or try again"
             ) from error
         if not resumed:
             replace_file(directory / _ID_FILE, json.dumps({"id": run_id}) + "\n")
@@ -111,12 +114,17 @@ class Tracker(Writer):
                 self._send_rows()
                 if closing:
                     self.finish(self._failed)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit would end this thread without a word
                 self._known = None
                 self.n_failed += 1
                 if self.n_failed == 1 or closing:
-                    problem = f"{self.title} did not take all rows: {type(error).__name__}: {error}"
-                    _logger.warning("%s; %s", problem, "resume= sends them" if closing else "they are sent later")
+                    self._warn(f"{self.title} did not take all rows: {describe(error)}", closing)
+
+    def _warn(self, problem: str, closing: bool) -> None:
+        """Log a problem, and what becomes of the rows; the same problem is not repeated."""
+        text = f"{self.title} did not take all rows to the end" if problem == self._problem else problem
+        self._problem = problem
+        _logger.warning("%s; %s", text, "resume= sends them" if closing else "they are sent later")
 
     def _send_rows(self) -> None:
         known = self._known
@@ -133,9 +141,9 @@ class Tracker(Writer):
 
 def _rows_from(path: Path, position: int) -> Iterator[tuple[dict[str, float], int]]:
     """The complete rows of a progress.jsonl from a position on, each with the position after it."""
-    if not path.exists():  # the run did not start
+    if not os.path.lexists(path):  # the run did not start
         return
-    with path.open("rb") as file:
+    with open_regular_file(path, sys.maxsize) as file:
         file.seek(position)
         for line in file:
             if not line.endswith(b"\n"):

@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.core.config import find_module, nearest
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
@@ -349,7 +349,9 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}{nearest(name, found)}")
     if not (isinstance(found[name], type) and issubclass(found[name], nn.Module)):
         raise ConfigError(f"model.encoder={config.encoder!r}: {name} is not a subclass of torch.nn.Module")
-    return CustomEncoder(found[name](space), space)
+    with naming(f"model.encoder={config.encoder} cannot be made"):
+        module = found[name](space)
+    return CustomEncoder(module, space)
 
 
 def _user_module(name: str, encoder: str) -> ModuleType:

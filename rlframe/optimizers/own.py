@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import find_attribute, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 _REFUSED = {  # arguments of torch's optimizers, and why they have no place here
@@ -80,14 +80,14 @@ class Own(Optimizer):
     def __init__(self, parameters: Sequence[nn.Parameter], config: Config) -> None:
         super().__init__(parameters)
         self.name, cls = config.name, config.load()
-        try:
-            self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
-            if cls.__module__.startswith("torch."):
-                _try(cls, self.parameters, config.kwargs)
-        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-            problem = " ".join(str(error).split())[:200]
-            hint = "its arguments are algo.optimizer.kwargs.name=value"
-            raise ConfigError(f"algo.optimizer={self.name}: {problem}; {hint}") from None
+        with naming(f"algo.optimizer={self.name} cannot be made"):
+            try:
+                self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
+                if cls.__module__.startswith("torch."):
+                    _try(cls, self.parameters, config.kwargs)
+            except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+                hint = "its arguments are algo.optimizer.kwargs.name=value"
+                raise ConfigError(f"algo.optimizer={self.name}: {shortened(" ".join(str(error).split()))}; {hint}") from None
 
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         for group in self.optimizer.param_groups:

@@ -49,6 +49,15 @@ def add_config(path: Path, config: Mapping[str, Any]) -> None:
         replace_file(path, json.dumps({**params, "config": dict(config), "seed": config.get("seed")}, indent=2) + "\n")
 
 
+def add_choices(path: Path, choices: Mapping[str, Any]) -> None:
+    """Add what was chosen for settings that are `auto` to params.json's `chosen`."""
+    params = read_json(path)
+    before = params.get("chosen", {})
+    chosen = {**(before if isinstance(before, dict) else {}), **choices}
+    if chosen != before:
+        replace_file(path, json.dumps({**params, "chosen": chosen}, indent=2) + "\n")
+
+
 def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
     """Add to params.json's list `resumed`: session facts, and the settings that differ from the recorded config."""
     try:

@@ -8,10 +8,12 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlframe.core.context_variable import set_within
+from rlframe.core.errors import shortened
 from rlframe.core.reduction import Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
@@ -144,20 +146,18 @@ class Metrics:
             if name not in self._reductions:
                 self._reductions[name] = reduction_of(name)
             if reduce := self._reductions[name]:
-                number = float(value)
+                number = _number(name, value)
                 self._reduced[name] = reduce(self._reduced[name], number) if name in self._reduced else number
-                continue
-            self._counts[name] = self._counts.get(name, 0) + 1
-            if isinstance(value, Tensor):
-                if not value.is_cpu or value.numel() != 1:
-                    self._add_tensor(name, value)
-                    continue
-                value = value.item()  # on the CPU: no synchronization
-            self._floats[name] = self._floats.get(name, 0.0) + float(value)
+            elif isinstance(value, Tensor) and not (value.is_cpu and value.numel() == 1):
+                self._add_tensor(name, value)
+                self._counts[name] = self._counts.get(name, 0) + 1
+            else:
+                self._floats[name] = self._floats.get(name, 0.0) + _number(name, value)
+                self._counts[name] = self._counts.get(name, 0) + 1
 
     def _add_tensor(self, name: str, value: Tensor) -> None:
         if value.numel() != 1:
-            raise ValueError(f"metric {name!r} must be a single number, got shape {tuple(value.shape)}; take its mean")
+            raise _not_one_number(name, value)
         total = self._tensors.get(name)
         if total is None:
             total = self._tensors[name] = _zero_on(value.device)
@@ -188,6 +188,20 @@ class Metrics:
         found = means | self._reduced
         self._tensors, self._floats, self._counts, self._reduced = {}, {}, {}, {}
         return found
+
+
+def _number(name: str, value: Any) -> float:
+    """The value as a float; a tensor on the CPU, or an array, may have any shape of one element."""
+    try:
+        return float(value.item() if isinstance(value, Tensor | np.ndarray) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise _not_one_number(name, value) from None
+
+
+def _not_one_number(name: str, value: Any) -> ValueError:
+    shape = getattr(value, "shape", None)
+    found = f"shape {tuple(shape)}; take its mean" if shape else f"{type(value).__name__} {shortened(repr(value))}"
+    return ValueError(f"metric {name!r} must be a single number, got {found}")
 
 
 def _zero_on(device: torch.device) -> Tensor:

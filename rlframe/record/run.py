@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlframe.core.errors import ConfigError, Interrupted, RecordError
-from rlframe.core.files import disk_error, make_own
+from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, qualified_name
+from rlframe.core.files import disk_error
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, MessageConsole, PlainConsole, on_terminal
 from rlframe.record.directory import (
     LOCK_FILE,
     DirectoryLock,
+    add_choices,
     add_config,
     append_resumed,
     check_config,
@@ -24,8 +25,10 @@ from rlframe.record.directory import (
     write_params,
 )
 from rlframe.record.films import FILMS
+from rlframe.record.messages import ConsoleMessages, attach, open_debug_log
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
+from rlframe.record.writer_errors import close_writer, is_own, make_writer, naming_writer
 from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
 
 RESULT = "result.json"
@@ -42,6 +45,9 @@ class BaseRun:
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
         """Record the config of a run that was opened without one."""
+
+    def record_choices(self, choices: Mapping[str, Any]) -> None:
+        """Record what was chosen for settings that are `auto`, so that a resumed run keeps it."""
 
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record training episodes; each row has `env_steps`."""
@@ -155,15 +161,17 @@ class Run(BaseRun):
             if not resume:
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
-            chosen = [_opened(writer(directory, config, name), named) for writer in writers]  # before any file
+            chosen = [
+                _opened(make_writer(writer, directory, config, name), named) for writer in writers
+            ]  # before any file
             (append_resumed if resume else write_params)(directory / "params.json", config)
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)
             self._episodes = _opened(CsvWriter(directory / "episodes.csv"), opened)
-            self._debug_log = _debug_log(directory / "debug.log")
-            _attach(self._debug_log, opened)
-            _attach(_ConsoleMessages(self._console, log_level or "WARNING"), opened)
+            self._debug_log, self._has_debug_log = open_debug_log(directory / "debug.log"), True
+            attach(self._debug_log, opened)
+            attach(ConsoleMessages(self._console, log_level or "WARNING"), opened)
             table = directory / "progress.csv"
             self._writers: list[Writer] = [_opened(CsvWriter(table), opened), _opened(JsonlWriter(table), opened)]
             self._writers += chosen  # in this order: a writer may read the file of one before it
@@ -175,7 +183,7 @@ class Run(BaseRun):
 
         Raises:
             ValueError: it has no `env_steps`.    ConfigError: it lacks the metric `snapshot_best`.
-            RecordError: the directory is gone, or a disk error with snapshot_errors=stop.
+            RecordError: the directory or a file is gone, or a disk error with snapshot_errors=stop.
         """
         if "env_steps" not in row:
             raise ValueError(f"a row of metrics needs env_steps, got {', '.join(row)}")
@@ -192,12 +200,16 @@ class Run(BaseRun):
 
     def _write(self, row: Mapping[str, float]) -> None:
         self._check_place()
+        for writer in self._writers:
+            writer.check()
         self._console.write(row)
         for writer in self._writers:
             try:
-                writer.write(row)
+                with naming_writer(writer, "write"):
+                    writer.write(row)
             except OSError as error:
-                what = f"the row of env_steps {row['env_steps']:,}"
+                of = f" of writer {qualified_name(type(writer))}" if is_own(type(writer)) else ""
+                what = f"the row of env_steps {row['env_steps']:,}{of}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
     def record_config(self, config: Callable[[], Mapping[str, Any]]) -> None:
@@ -205,7 +217,12 @@ class Run(BaseRun):
             add_config(self.directory / "params.json", config())
             self._has_config = True
 
+    def record_choices(self, choices: Mapping[str, Any]) -> None:
+        if choices:
+            add_choices(self.directory / "params.json", choices)
+
     def log_episodes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._episodes.check()
         try:
             self._episodes.write_all(rows)
         except OSError as error:
@@ -251,7 +268,8 @@ class Run(BaseRun):
         self._retention.awaited = env_steps
 
     def score_snapshot(self, env_steps: int, evaluation: Mapping[str, float]) -> None:
-        """As `BaseRun.score_snapshot`. Raises RecordError if a disk error stops the run."""
+        """As `BaseRun.score_snapshot`. Raises RecordError as `snapshot`."""
+        self._check_place()
         score = self._policy.score(evaluation, evaluation.get("eval/return_mean", math.nan))
         try:
             self._retention.score(env_steps, score)
@@ -275,10 +293,18 @@ class Run(BaseRun):
     def _check_place(self) -> None:
         if _inode(self.directory) != self._inode:
             raise RecordError(f"{self.directory} was deleted or moved during the run; nothing more can be recorded")
+        if (snapshots := self.directory / "snapshot").is_symlink():
+            raise RecordError(f"{snapshots} was replaced by a link during the run; nothing more can be recorded in it")
+        if self._has_debug_log and not self._debug_log.is_in_place():
+            self._has_debug_log = False
+            _logger.warning(
+                "%s was deleted or replaced during the run; messages are lost", self._debug_log.baseFilename
+            )
 
     def trim(self, env_steps: int) -> None:
         for writer in (self._episodes, *self._writers):
-            writer.trim(env_steps)
+            with naming_writer(writer, "trim"):
+                writer.trim(env_steps)
         self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
@@ -296,9 +322,18 @@ class Run(BaseRun):
         self._debug_log.handle(_logger.makeRecord(_logger.name, level, __file__, 0, text, (), info))
 
     def close(self) -> None:
-        """Close all files, even if closing one of them fails. May be called twice."""
+        """Close all files, even if closing one of them fails. May be called twice.
+
+        Raises:
+            PartError: a writer of the user's own raised an exception, unless the run has failed already.
+        """
+        failed = sys.exc_info()[0] is not None
         try:
             self._open.close()
+        except PartError as error:
+            if not failed:
+                raise
+            _logger.warning("%s", error)
         except OSError as error:  # a full disk was reported before
             _logger.warning("closing %s: %s", self.directory, error.strerror or error)
 
@@ -310,7 +345,7 @@ def _finite(value: Any) -> Any:
 
 
 def _opened(writer: _W, until: ExitStack) -> _W:
-    until.callback(writer.close)
+    until.callback(close_writer, writer)
     return writer
 
 
@@ -346,42 +381,6 @@ def _console(title: str, log_level: str) -> Console:
     from rlframe.record.rich_console import LiveConsole
 
     return LiveConsole(title, RichConsole())
-
-
-class _DebugLog(logging.FileHandler):
-    """debug.log. A message lost to a disk error is still shown on the console."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
-def _debug_log(path: Path) -> logging.Handler:
-    make_own(path)
-    handler = _DebugLog(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    return handler
-
-
-class _ConsoleMessages(logging.Handler):
-    """Shows messages of a level and above on the run's console, so that they do not break its table."""
-
-    def __init__(self, console: Console, level: str) -> None:
-        super().__init__(level)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        self._console.message(level + self.format(record))
-
-
-def _attach(handler: logging.Handler, until: ExitStack) -> None:
-    before = _logger.level
-    _logger.addHandler(handler)
-    _logger.setLevel(logging.DEBUG)
-    until.callback(handler.close)
-    until.callback(_logger.removeHandler, handler)
-    until.callback(_logger.setLevel, before)
 
 
 def check_directory(directory: Path) -> None:

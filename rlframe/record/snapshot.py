@@ -113,8 +113,12 @@ def save_snapshot(
         other_ranks: writes the states of ranks 1, 2, ... into the given folder; returns their entries.
     Raises:
         TypeError: the state holds another type; the message gives its path.
-        RecordError: a disk error; existing snapshots are unchanged.
+        RecordError: a disk error, or `directory` is a link; existing snapshots are unchanged.
     """
+    try:
+        check_inside(directory)
+    except SnapshotError as error:
+        raise RecordError(f"no snapshot can be written: {error}") from None
     temporary = directory / f".writing-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """Writers of metric rows: progress.csv, progress.jsonl and TensorBoard event files. Used by `record.run`."""
 
 import csv
-import errno
 import io
 import json
 import math
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import RecordError
-from rlframe.core.files import iter_csv
+from rlframe.core.files import append, check_in_place, iter_csv, open_to_append
 from rlframe.record.directory import replace_file
 from rlframe.record.films import read_gif
 
@@ -37,6 +36,9 @@ class Writer(ABC):
         Args:
             directory: of the run.    config: as in params.json.    name: of the run, not unique.
         """
+
+    def check(self) -> None:  # noqa: B027  # optional
+        """Raise RecordError if rows can no longer be written; called before any writer gets a row."""
 
     @abstractmethod
     def write(self, row: Mapping[str, float]) -> None:
@@ -72,7 +74,10 @@ class CsvWriter(Writer):
                     f"away, and a new one is begun"
                 )
             self._replace(columns, rows)
-        self._file = path.open("ab", buffering=0)
+        self._file = open_to_append(path)
+
+    def check(self) -> None:
+        check_in_place(self._file)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append the row in one write. A new metric rewrites the file with one more column, empty in earlier rows.
@@ -93,7 +98,7 @@ class CsvWriter(Writer):
             self._replace(columns, chain((row + added for row in earlier), _rows(columns, self._waiting)))
             self._reopen()
         else:
-            _append(self._file, "".join(map(_line, _rows(columns, self._waiting))))
+            append(self._file, "".join(map(_line, _rows(columns, self._waiting))))
         self._waiting.clear()
 
     def trim(self, env_steps: int) -> None:
@@ -110,7 +115,7 @@ class CsvWriter(Writer):
 
     def _reopen(self) -> None:
         self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        self._file = open_to_append(self._path)
 
     def close(self) -> None:
         self._file.close()
@@ -140,15 +145,6 @@ def _float(cell: str) -> float:
         return math.nan
 
 
-def _append(file: io.FileIO, lines: str) -> None:
-    """Append complete lines in one write, or nothing. Raises OSError."""
-    data, size = lines.encode(), os.fstat(file.fileno()).st_size
-    n_written = file.write(data)
-    if n_written != len(data):
-        file.truncate(size)
-        raise OSError(errno.ENOSPC, f"{file.name}: {n_written} of {len(data)} bytes written; is the disk full?")
-
-
 class JsonlWriter(Writer):
     """progress.jsonl: the rows of progress.csv as one JSON object a line, without empty cells.
 
@@ -166,7 +162,7 @@ class JsonlWriter(Writer):
         columns = next(table, [])
         rows = ({name: _number(cell) for name, cell in zip(columns, row, strict=True) if cell} for row in table)
         replace_file(self._path, "".join(self._bounded(map(_json_line, rows))))
-        self._file = self._path.open("ab", buffering=0)
+        self._file = open_to_append(self._path)
 
     def _bounded(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines; a table from another person may have few rows and endless names, which each line repeats."""
@@ -177,10 +173,13 @@ class JsonlWriter(Writer):
                 raise RecordError(f"{self._table} is too large: its rows take more than {_MAX_JSONL:,} bytes as JSON")
             yield line
 
+    def check(self) -> None:
+        check_in_place(self._file)
+
     def write(self, row: Mapping[str, float]) -> None:
         """Append the row in one write; after a disk error, which is raised, together with the next one."""
         self._waiting.append(_json_line(row))
-        _append(self._file, "".join(self._waiting))
+        append(self._file, "".join(self._waiting))
         self._waiting.clear()
 
     def trim(self, env_steps: int) -> None:
@@ -216,8 +215,12 @@ class TensorBoardWriter(Writer):
 
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
         self._summary, self._directory = summary_pb2.Summary, directory
-        self._records = RecordWriter(_new_event_file(directory))
+        self._file = _new_event_file(directory)
+        self._records = RecordWriter(self._file)
         self._put(file_version="brain.Event:2")
+
+    def check(self) -> None:
+        check_in_place(self._file)
 
     def write(self, row: Mapping[str, float]) -> None:
         env_steps = int(row["env_steps"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from rlframe.core.errors import naming, qualified_name
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Trajectory
 from rlframe.rollout.buffer import EnvRows
@@ -50,7 +52,7 @@ class EpisodeTracker:
     def follow(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
         """Discount by this factor, and make these statistics for every environment."""
         self._discount, self._powers = discount, np.ones(0)
-        self.statistics = [[make() for make in statistics] for _ in self.statistics]
+        self.statistics = [[_made(make) for make in statistics] for _ in self.statistics]
 
     def update(self, rows: EnvRows, events: Iterable[BatchEvents]) -> None:
         """Add a batch. Finished episodes are ordered by their end, then by environment."""
@@ -65,7 +67,7 @@ class EpisodeTracker:
         for t, env in sorted({*ends, *interruptions}):
             self._add(rows, env, int(start[env]), t + 1)
             start[env] = t + 1
-            own = {name: value for each in self.statistics[env] for name, value in each.result().items()}
+            own = {name: value for each in self.statistics[env] for name, value in _result(each).items()}
             if (t, env) not in interruptions and not self.partial[env]:
                 self.finished.append(
                     Trajectory(
@@ -111,7 +113,8 @@ class EpisodeTracker:
             observation = map_tree(lambda x: x[start:end, env][valid], rows.observation)
             action = map_tree(lambda x: x[start + 1 : end + 1, env][valid], rows.action)
             for each in self.statistics[env]:
-                each.add(observation, action, score[valid])
+                with _named(each, "add"):
+                    each.add(observation, action, score[valid])
 
     def _discounts(self, n: int) -> np.ndarray:
         """discount ** k for k below n."""
@@ -121,7 +124,7 @@ class EpisodeTracker:
 
     def state(self) -> dict[str, Any]:
         """The running episodes."""
-        own = [[each.state_dict() for each in of_env] for of_env in self.statistics]
+        own = [[_state(each) for each in of_env] for of_env in self.statistics]
         return {name: array.copy() for name, array in self._arrays()} | {"statistics": own}
 
     def load(self, saved: Mapping[str, Any], restarted: np.ndarray) -> None:
@@ -131,7 +134,8 @@ class EpisodeTracker:
         self._factor[restarted] = 1.0
         for of_env, states, anew in zip(self.statistics, saved["statistics"], restarted, strict=True):
             for each, state in zip(of_env, [] if anew else states, strict=False):
-                each.load_state_dict(state)
+                with _named(each, "load_state_dict"):
+                    each.load_state_dict(state)
 
     def _arrays(self) -> list[tuple[str, np.ndarray]]:
         return [
@@ -147,3 +151,22 @@ class EpisodeTracker:
         """The episodes finished since the last call."""
         finished, self.finished = self.finished, []
         return finished
+
+
+def _made(make: Callable[[], EpisodeStatistic]) -> EpisodeStatistic:
+    with naming(f"sampler.statistics {qualified_name(make) if isinstance(make, type) else make} cannot be made"):
+        return make()
+
+
+def _named(statistic: EpisodeStatistic, method: str) -> AbstractContextManager[None]:
+    return naming(f"sampler.statistics {qualified_name(type(statistic))} failed in {method}")
+
+
+def _result(statistic: EpisodeStatistic) -> dict[str, float]:
+    with _named(statistic, "result"):
+        return {str(name): float(value) for name, value in statistic.result().items()}
+
+
+def _state(statistic: EpisodeStatistic) -> dict[str, Any]:
+    with _named(statistic, "state_dict"):
+        return statistic.state_dict()

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import check_folder, clear_output
 from rlframe.core.seeding import Role, env_seeds, generator
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
@@ -57,7 +58,7 @@ def film(folder: Path, env: EnvConfig, agent: Agent, config: FilmConfig) -> Iter
     """Write each episode as folder/episode_<n>.mp4 when the next item is asked for.
 
     Raises:
-        ConfigError: imageio or Pillow is not installed, or the folder cannot be made.
+        ConfigError: imageio or Pillow is not installed, or nothing can be written into the folder.
         EnvError: the environment cannot render images.
     """
     get_writer = prepare_film(folder)
@@ -65,6 +66,7 @@ def film(folder: Path, env: EnvConfig, agent: Agent, config: FilmConfig) -> Iter
         for number, moments in enumerate(episodes):
             path = folder / f"episode_{number}.mp4"
             ended: tuple[Trajectory, ...] = ()
+            clear_output(path)
             with closing(get_writer(path, fps=envs.render_fps, macro_block_size=1)) as writer:
                 for moment in moments:
                     writer.append_data(_picture(envs, moment))
@@ -77,8 +79,9 @@ def prepare_film(folder: Path) -> Any:
     get_writer = _imageio_writer()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_folder(folder)
     except OSError as error:
-        raise ConfigError(f"video={folder} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"video={folder} cannot hold films: {error.strerror}; name another folder") from None
     return get_writer
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rlframe.core.config import find_attribute
-from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record.metrics import check_own_name
 
@@ -25,10 +25,8 @@ HOOKS = ("on_start", "on_batch", "on_episode", "on_update", "on_evaluation", "on
 _logger = logging.getLogger("rlframe")
 
 
-class CallbackError(ReadableError):
+class CallbackError(PartError):
     """A callback raised an exception; the message names the callback and the hook."""
-
-    shows_cause = True
 
 
 class Callback:
@@ -160,43 +158,44 @@ class Callbacks:
         self.call("on_end")
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [{"name": name_of(callback), "state": callback.state_dict()} for callback in self.all]
+        return [{"name": name_of(callback), "state": _call(callback, "state_dict")} for callback in self.all]
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Raises:
-        ValueError: the states were saved by other callbacks.
+        ValueError: the states were saved by other callbacks.    CallbackError: a callback raised an exception.
         """
         before, now = [each["name"] for each in saved], [name_of(callback) for callback in self.all]
         if before != now:
             raise ValueError(f"it was saved with callbacks=[{','.join(before)}], this run has [{','.join(now)}]")
         for callback, each in zip(self.all, saved, strict=True):
-            callback.load_state_dict(each["state"])
+            _call(callback, "load_state_dict", each["state"])
 
 
 def name_of(callback: Callback) -> str:
     """module:Class."""
-    return f"{type(callback).__module__}:{type(callback).__qualname__}"
+    return qualified_name(type(callback))
 
 
-def _call(callback: Callback, hook: str, *arguments: Any) -> None:
+def _call(callback: Callback, hook: str, *arguments: Any) -> Any:
     try:
-        getattr(callback, hook)(*arguments)
+        return getattr(callback, hook)(*arguments)
     except Exception as error:
-        where = f"callback {name_of(callback)} failed in {hook}"
-        raise CallbackError(f"{where}: {type(error).__name__}: {error}") from error
+        raise CallbackError(f"callback {name_of(callback)} failed in {hook}: {describe(error)}") from error
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:
     """New callbacks from `module:Class` or `./file.py:Class`, made without arguments.
 
     Raises:
-        ConfigError: a module or class does not exist, or does not make a Callback.
+        ConfigError: a module or class does not exist, or is no Callback.    PartError: it raised an exception.
     """
     return [_load(name) for name in names]
 
 
 def _load(name: str) -> Callback:
-    callback = find_attribute(name, "callbacks")()
-    if not isinstance(callback, Callback):
+    found = find_attribute(name, "callbacks")
+    if not (isinstance(found, type) and issubclass(found, Callback)):
         raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
-    return callback
+    with naming(f"callback {name} cannot be made"):
+        made: Callback = found()
+    return made

@@ -20,7 +20,7 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.algos.base import Progress, SkippedUpdate, UpdateMetrics
 from rlframe.core.config import nearest
-from rlframe.core.errors import ReadableError, RecordError, warn_once
+from rlframe.core.errors import PartError, ReadableError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Trajectory
@@ -230,10 +230,10 @@ def write_result(runner: Runner, how: str, why: str) -> None:
 
 
 def save_after_error(runner: Runner) -> None:
-    """Write a last snapshot; if the disk fails too, only log that: the first error is the one to report."""
+    """Write a last snapshot; if that fails too, only log it: the first error is the one to report."""
     try:
         save_snapshot(runner, final=True)
-    except RecordError as error:
+    except (RecordError, PartError) as error:
         _logger.warning("%s", error)
 
 

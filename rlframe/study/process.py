@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.files import make_own
+from rlframe.core.files import open_regular_file, open_to_append
 from rlframe.study.plan import Run, Slot
 from rlframe.study.record import size_and_time
 from rlframe.system import parent_death
@@ -79,10 +79,8 @@ class RunProcess:
             if folder.is_symlink():
                 raise ConfigError(f"{folder} is a link; a study writes only into its own folders")
         run.log.parent.mkdir(parents=True, exist_ok=True)
-        make_own(run.log)
-        with run.log.open("ab") as log:
+        with open_to_append(run.log) as log:
             log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} slot {slot.index}: {shlex.join(command)}\n".encode())
-            log.flush()
             self._process, own_end = start_process(command, cpus, log, _environment())
         self.pid = self._process.pid
         self._descriptors = [own_end]
@@ -167,10 +165,10 @@ def _environment() -> dict[str, str]:
 def last_line(path: Path) -> str:
     """The last non-empty line of a log, at most 300 characters."""
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path, sys.maxsize) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
+    except (ConfigError, OSError):
         return ""
     output = [line.strip() for line in lines if line.strip() and not line.startswith("--- ")]
     return printable(output[-1][:300]) if output else ""

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.files import LEAST_BYTES, disk_error, is_regular_file, read_json
+from rlframe.core.files import LEAST_BYTES, disk_error, open_regular_file, read_json
 from rlframe.record.directory import DirectoryLock, replace_file, session
 from rlframe.study.plan import Run
 
@@ -65,7 +66,7 @@ class ProgressReader:
         self._stat = stat
         try:
             row = newest_values(self._rows)
-        except (OSError, ValueError, csv.Error):
+        except (ConfigError, OSError, ValueError, csv.Error):
             return self._progress
         if math.isnan(self._n_steps):
             with suppress(ConfigError, ValueError, KeyError, TypeError):
@@ -91,15 +92,13 @@ def newest_values(path: Path) -> dict[str, float]:
     A row may have an evaluation only, of earlier env_steps; those of the result are the largest.
 
     Raises:
-        OSError: it cannot be read.    ValueError, csv.Error: it is not a table.
+        ConfigError: it cannot be read, or is not a regular file.    ValueError, csv.Error: it is not a table.
     """
-    if not is_regular_file(path):
-        raise ValueError(f"{path} is not a regular file")
-    with path.open("rb") as file:
+    with open_regular_file(path, sys.maxsize) as file:
         header = file.readline(_TAIL_BYTES)
         start = file.tell()
         file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = file.read().splitlines(keepends=True)
+        lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
     complete = [line for line in lines if line.endswith(b"\n")]
     if not complete:
         return {}

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.algos import ars, es
-from rlframe.algos.evolution import Evolution
+from rlframe.algos.evolution import Evolution, ReturnsTooLarge
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import AgentInputs, Samples
@@ -56,6 +56,17 @@ def test_ars_steps_along_the_differences_of_its_top_directions() -> None:
     assert metrics["return_std"] == pytest.approx(returns[1:].std())
     tell(algo, np.full((3, 2), 500.0))
     np.testing.assert_allclose(flat_parameters(algo.agent), expected, rtol=1e-5, err_msg="equal returns tell nothing")
+
+
+@pytest.mark.parametrize("config", [es.Config(directions=3), ars.Config(directions=3)], ids=["es", "ars"])
+def test_returns_beyond_float32_are_an_error_with_their_number(config: Any) -> None:
+    algo = algorithm(config)
+    algo.ask()
+    tell(algo, np.array([[3e38, -3e38], [1.0, 2.0], [3.0, 4.0]]))
+    assert np.isfinite(as_numpy(flat_parameters(algo.agent))).all(), "the largest that fit are learned from"
+    says = "at env_steps 12 2 of 6 returns are beyond float32, 3.4e[+]38, .* env.reward_scale"
+    with pytest.raises(ReturnsTooLarge, match=says):
+        tell(algo, np.array([[4e38, -4e38], [1.0, 2.0], [3.0, 4.0]]))
 
 
 def test_es_estimates_the_gradient_from_centred_ranks() -> None:

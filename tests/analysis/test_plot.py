@@ -180,6 +180,7 @@ def test_without_evaluation_training_returns_are_plotted_with_a_warning(
         ("bound=high", "bound='high' is not a number"),
         ("y=eval/retrn_mean", "did you mean eval/return_mean"),
         ("out=curves.foo", r"cannot write curves\.foo"),
+        ("out=/proc/x.png", r"out=/proc/x\.png cannot be written"),
         ("nowhere", "nowhere is not a directory"),
     ],
 )

@@ -172,3 +172,12 @@ def test_exploring_is_random_and_greedy_is_not(runs: Any) -> None:
 def test_an_observation_of_another_shape_is_refused(runs: Any) -> None:
     with pytest.raises(ValueError, match=r"shape \(5,\)"):
         rlframe.load_policy(runs("ppo")).act(np.zeros(5, np.float32))
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_the_policy_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.pt2").symlink_to(tmp_path / "outside")
+    for out, says in (("/proc/x.pt2", "No such file"), (f"{tmp_path}/policy.pt2", f"it is a link to {tmp_path}/")):
+        assert export.main([str(tmp_path / "no_run"), f"out={out}"]) == 2
+        assert f"error: out={out} cannot be written: {says}" in capsys.readouterr().err

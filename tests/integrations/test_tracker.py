@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Store(Tracker):
     """Keeps points in a file of the run directory, as a tracker does elsewhere."""
 
     failing: tuple[str, ...] = ()  # methods that fail
+    error: BaseException = ConnectionError("no network")
     block = threading.Event()
     blocked = False  # send waits for `block`
 
@@ -58,7 +60,7 @@ class Store(Tracker):
 
     def _fail(self, method: str) -> None:
         if method in self.failing:
-            raise ConnectionError(f"no network in {method}")
+            raise type(self.error)(f"{self.error} in {method}")
 
 
 def store_of(run: Any) -> Store:
@@ -142,6 +144,49 @@ def test_a_failing_tracker_neither_ends_the_run_nor_loses_a_point(
         run.trim(20)
     points = [point for point in stored(tmp_path / "run_0/store") if not point[1].startswith("record/")]
     assert sorted(points) == sorted(points_of(ROWS))
+
+
+@pytest.mark.parametrize("method", ["connect", "points", "algo/loss"])
+def test_an_endless_error_is_one_short_line_and_is_not_repeated(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Store, "failing", (method,))
+    monkeypatch.setattr(Store, "error", ConnectionError("x" * 10**7))
+    with (
+        pytest.raises(ConfigError) if method == "connect" else nullcontext() as caught,
+        logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run,
+    ):
+        run.log(ROWS[1])
+        until(lambda: store_of(run).n_failed)
+    said = [str(caught.value)] if caught else [record.getMessage() for record in caplog.records if record.levelno > 20]
+    assert "x" * 200 + f"... ({10**7 + len(f' in {method}'):,} characters)" in said[0]
+    assert sum(map(len, said)) < 500
+
+
+def test_a_tracker_that_calls_sys_exit_is_warned_of_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Store, "failing", ("algo/loss",))
+    monkeypatch.setattr(Store, "error", SystemExit("enough"))
+    with logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run:
+        run.log(ROWS[1])
+        until(lambda: store_of(run).n_failed)
+        monkeypatch.setattr(Store, "failing", ())
+        run.log(ROWS[3])
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["test_tracker did not take all rows: SystemExit: enough in algo/loss; they are sent later"]
+    points = [point for point in stored(tmp_path / "run_0/store") if not point[1].startswith("record/")]
+    assert points == points_of([ROWS[1], ROWS[3]])
+
+
+def test_a_tracker_that_calls_sys_exit_at_its_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "failing", ("connect",))
+    monkeypatch.setattr(Store, "error", SystemExit("no login"))
+    context = logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False)
+    with pytest.raises(ConfigError, match="cannot start: SystemExit: no login in connect"), context:
+        pass
 
 
 def test_failures_are_counted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

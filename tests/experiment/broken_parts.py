@@ -1,0 +1,118 @@
+"""Parts of a user's own that fail, named as tests.experiment.broken_parts:Class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlframe.core.types import Samples
+from rlframe.distributions.gaussian import TanhGaussian
+from rlframe.exploration.epsilon import Epsilon
+from rlframe.record import Writer
+from rlframe.rollout import EpisodeStatistic
+from rlframe.runners import Callback
+
+CALLED: list[Any] = []  # arguments of the calls that must not happen
+
+
+def fail(*arguments: Any, **named: Any) -> Any:
+    raise ZeroDivisionError("by my part")
+
+
+class NoPart:
+    """No part of any kind."""
+
+    def __init__(self, *arguments: Any) -> None:
+        CALLED.append(arguments)
+
+
+class MadeCallback(Callback):
+    __init__ = fail
+
+
+class SavedCallback(Callback):
+    state_dict = fail
+
+
+class LoadedCallback(Callback):
+    load_state_dict = fail
+
+
+class LogsText(Callback):
+    def on_batch(self, samples: Samples) -> None:
+        self.log("a/b", "text")  # type: ignore[arg-type]
+
+
+class LogsArray(Callback):
+    def on_batch(self, samples: Samples) -> None:
+        self.log("a/b_last", np.zeros(3))  # type: ignore[arg-type]
+
+
+class Statistic(EpisodeStatistic):
+    def add(self, observation: Any, action: Any, reward: np.ndarray) -> None: ...
+
+    def result(self) -> dict[str, float]:
+        return {"mine": 1.0}
+
+
+class MadeStatistic(Statistic):
+    __init__ = fail
+
+
+class AddedStatistic(Statistic):
+    add = fail
+
+
+class ResultStatistic(Statistic):
+    result = fail
+
+
+class TextStatistic(Statistic):
+    def result(self) -> dict[str, float]:
+        return {"mine": "text"}  # type: ignore[dict-item]
+
+
+class SavedStatistic(Statistic):
+    state_dict = fail
+
+
+class OwnWriter(Writer):
+    def write(self, row: Mapping[str, float]) -> None: ...
+    def trim(self, env_steps: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class MadeWriter(OwnWriter):
+    __init__ = fail
+
+
+class WrittenWriter(OwnWriter):
+    write = fail
+
+
+class TrimmedWriter(OwnWriter):
+    trim = fail
+
+
+class ClosedWriter(OwnWriter):
+    close = fail
+
+
+class MadeEncoder(nn.Module):
+    __init__ = fail
+
+
+class MadeOptimizer(torch.optim.SGD):
+    __init__ = fail
+
+
+class MadeExploration(Epsilon):
+    __init__ = fail
+
+
+class MadeDistribution(TanhGaussian):
+    __init__ = fail

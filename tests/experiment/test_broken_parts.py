@@ -1,0 +1,102 @@
+"""Parts of a user's own that fail: one line that names the part and what it was asked; and none is called unseen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlframe import launch
+from tests.experiment.broken_parts import CALLED
+from tests.experiment.hostile import WORDS
+
+HERE = "tests.experiment.broken_parts"
+DIVIDED = ": ZeroDivisionError: by my part"
+RUNS = {  # the word, and what the error says
+    "callbacks=MadeCallback": f"callback {HERE}:MadeCallback cannot be made{DIVIDED}",
+    "callbacks=SavedCallback": f"callback {HERE}:SavedCallback failed in state_dict{DIVIDED}",
+    "callbacks=LogsText": f"callback {HERE}:LogsText failed in on_batch: ValueError: metric 'a/b' must be a single "
+    "number, got str 'text'",
+    "callbacks=LogsArray": f"callback {HERE}:LogsArray failed in on_batch: ValueError: metric 'a/b_last' must be a "
+    "single number, got shape (3,); take its mean",
+    "sampler.statistics=MadeStatistic": f"sampler.statistics {HERE}:MadeStatistic cannot be made{DIVIDED}",
+    "sampler.statistics=AddedStatistic": f"sampler.statistics {HERE}:AddedStatistic failed in add{DIVIDED}",
+    "sampler.statistics=ResultStatistic": f"sampler.statistics {HERE}:ResultStatistic failed in result{DIVIDED}",
+    "sampler.statistics=TextStatistic": f"sampler.statistics {HERE}:TextStatistic failed in result: ValueError: could "
+    "not convert string to float: 'text'",
+    "sampler.statistics=SavedStatistic": f"sampler.statistics {HERE}:SavedStatistic failed in state_dict{DIVIDED}",
+    "writers=MadeWriter": f"writer {HERE}:MadeWriter cannot start{DIVIDED}",
+    "writers=WrittenWriter": f"writer {HERE}:WrittenWriter failed in write{DIVIDED}",
+    "writers=ClosedWriter": f"writer {HERE}:ClosedWriter failed in close{DIVIDED}",
+    "model.encoder=MadeEncoder": f"model.encoder={HERE}:MadeEncoder cannot be made{DIVIDED}",
+    "algo.optimizer=MadeOptimizer": f"algo.optimizer={HERE}:MadeOptimizer cannot be made{DIVIDED}",
+    "algo=dqn algo.explore=MadeExploration": f"algo.explore={HERE}:MadeExploration cannot be made{DIVIDED}",
+    "env=Pendulum-v1 model.distribution=MadeDistribution": f"model.distribution={HERE}:MadeDistribution cannot be made"
+    f"{DIVIDED}",
+}
+
+
+def launched(words: str, tmp_path: Path) -> int:
+    """Train with `KEY=Class` of `broken_parts` last."""
+    *others, word = words.split()
+    key, _, name = word.partition("=")
+    given = ["runner.n_steps=128", *others, f"{key}={HERE}:{name}", f"log_dir={tmp_path}"]
+    layered = dict(each.split("=", 1) for each in [*WORDS, *given])
+    for absent in [each for each in layered if each == "algo.minibatches" and "algo=dqn" in others]:
+        del layered[absent]
+    return launch.main([f"{key}={value}" for key, value in layered.items()])
+
+
+@pytest.mark.parametrize("words", RUNS)
+def test_an_error_of_a_part_is_a_line_that_names_it(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launched(words, tmp_path) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"error: {RUNS[words]}"
+    assert len(said) < 30, "the traceback of the part alone"
+
+
+@pytest.mark.parametrize(
+    ("part", "method"), [("callbacks=LoadedCallback", "load_state_dict"), ("writers=TrimmedWriter", "trim")]
+)
+def test_an_error_of_a_part_on_resume_is_a_line_that_names_it(
+    part: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launched(part, tmp_path) == 0
+    capsys.readouterr()
+    assert launch.main([f"resume={tmp_path}/run_0", "trust=true"]) == 1
+    kind, _, name = part.partition("=")
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {kind[:-1]} {HERE}:{name} failed in {method}{DIVIDED}"
+
+
+def test_a_writer_that_fails_to_close_does_not_hide_why_the_run_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launched(f"callbacks={HERE}:LogsText writers=ClosedWriter", tmp_path) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: callback {HERE}:LogsText failed in on_batch")
+    assert "failed" in json.loads((tmp_path / "run_0/result.json").read_text())["ended"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("callbacks=NoPart", "writers=NoPart", "sampler.statistics=NoPart", "model.encoder=NoPart"),
+        *("algo.optimizer=NoPart", "algo=dqn algo.explore=NoPart", "env=Pendulum-v1 model.distribution=NoPart"),
+        *("env.wrappers=NoPart", "env=NoPart", "eval.function=NoPart"),
+    ],
+)
+def test_a_class_of_another_kind_is_not_called(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    CALLED.clear()
+    assert launched(words, tmp_path) == 2
+    assert f"{HERE}:NoPart" in capsys.readouterr().err
+    assert CALLED == []
+
+
+@pytest.mark.parametrize("key", ["callbacks", "writers", "sampler.statistics", "model.encoder", "algo.optimizer"])
+def test_a_function_in_a_classs_place_is_not_called(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launched(f"{key}=fail", tmp_path) == 2
+    assert "subclass of" in capsys.readouterr().err

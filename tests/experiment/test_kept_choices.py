@@ -1,0 +1,109 @@
+"""What a run chose for settings that are auto stays when it is resumed: another choice would round otherwise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlframe import launch
+from rlframe.core.config import AUTO
+from rlframe.experiment import hardware
+from rlframe.experiment.config import Experiment, from_flat
+from rlframe.experiment.train import _as_before, read_job
+from rlframe.experiment.tuning import Way
+from rlframe.samplers import auto, cpu, serial
+from rlframe.system.distributed import RankInfo
+from tests.experiment.hostile import WORDS
+
+KEYS = dict(word.split("=", 1) for word in WORDS) | {"affinity": "none"}
+
+
+def words(**changes: str) -> list[str]:
+    return [f"{key.replace('__', '.')}={value}" for key, value in {**KEYS, **changes}.items()]
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, sampler: Any, threads: int) -> list[str]:
+    """Let measurements come out so; returns what is measured."""
+    measured: list[str] = []
+
+    def of_samplers(experiment: Experiment, *_: Any) -> auto.Choice:
+        measured.append("sampler")
+        return auto.Choice(sampler, "measured")
+
+    def of_threads(*_: Any) -> tuple[Way, str]:
+        measured.append("threads")
+        return Way(1, threads), "measured"
+
+    monkeypatch.setattr(hardware, "_choose", of_samplers)
+    monkeypatch.setattr(hardware, "fastest", of_threads)
+    monkeypatch.setattr(hardware, "ways_to_learn", lambda *_: [])
+    return measured
+
+
+def params(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "params.json").read_text())
+    return found
+
+
+def test_a_resumed_run_keeps_the_sampler_and_the_threads_that_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = hardware.affinity_of
+    monkeypatch.setattr(hardware, "affinity_of", lambda *where: replace(whole(*where), threads=2))
+    measured = choose(monkeypatch, serial.Config(batch_T=8, batch_B=4), 2)
+    assert launch.main([*words(sampler="auto", threads="auto"), f"log_dir={tmp_path}"]) == 0
+    run = tmp_path / "run_0"
+    assert measured == ["sampler", "threads"]
+    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2}
+    assert params(run)["config"]["threads"] in (AUTO, "auto"), "what was asked"
+    measured = choose(monkeypatch, cpu.Config(batch_T=8, batch_B=4, n_workers=2), 1)
+    assert launch.main([f"resume={run}", "runner.n_steps=96", "sampler=auto"]) == 0
+    assert measured == []
+    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2}
+    said = capsys.readouterr().out
+    assert "sampler=auto: serial, as before" in said
+    assert "learning: 2 threads, as before" in said
+    assert "CPU, 2 torch threads" in said or "cpu, 2 torch threads" in said
+
+
+def test_a_sampler_is_chosen_anew_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = tmp_path / "run_0"
+    assert launch.main([*words(), f"log_dir={tmp_path}"]) == 0
+    asked = {"resume": str(run), "sampler": "auto"}
+    assert isinstance(read_job(asked).experiment.sampler, serial.Config)
+    assert isinstance(read_job({**asked, "tune_sampler": "true"}).experiment.sampler, auto.Config)
+    assert isinstance(read_job({**asked, "sampler": "cpu"}).experiment.sampler, cpu.Config)
+
+
+@pytest.mark.parametrize("threads", [10**9, -1, 0, "2", 1.5, True, None, [2]])
+def test_threads_that_no_run_here_can_have_chosen_are_chosen_anew(
+    threads: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = choose(monkeypatch, None, 1)
+    folder = tmp_path / "run_0"
+    folder.mkdir()
+    config = {key: value for key, value in KEYS.items() if key != "affinity"}
+    config |= {"threads": "auto", "algo": "ppo", "affinity": "none"}
+    (folder / "params.json").write_text(json.dumps({"config": config, "chosen": {"threads": threads}}))
+    job = read_job({"resume": str(folder)})
+    assert hardware.resolve(job.experiment, threads=job.threads).affinity.threads == 1
+    assert measured == ["threads"]
+
+
+def test_ranks_that_torchrun_restarts_keep_what_their_job_chose(tmp_path: Path) -> None:
+    experiment = from_flat({**KEYS, "sampler": "auto", "threads": "auto", "log_dir": str(tmp_path)})
+    place = RankInfo(job="one")
+    assert _as_before(experiment, place) == (experiment, 0), "it starts"
+    assert launch.main([*words(sampler="cpu", sampler__n_workers="2", threads="1"), f"log_dir={tmp_path}"]) == 0
+    file = tmp_path / "run_0/params.json"
+    content = params(tmp_path / "run_0")
+    config = content["config"] | {"precision": experiment.precision, "threads": "auto", "log_dir": str(tmp_path)}
+    file.write_text(json.dumps({**content, "config": config, "chosen": {"sampler": "cpu", "threads": 1}}))
+    again, threads = _as_before(experiment, place)
+    assert isinstance(again.sampler, cpu.Config)
+    assert (again.sampler.n_workers, threads) == (2, 1)
+    assert _as_before(experiment, RankInfo()) == (experiment, 0), "without torchrun"
