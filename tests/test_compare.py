@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare
+from benchmarks import compare, table
 from benchmarks.parts import chart, solve
 from benchmarks.parts.command import words_of
 from benchmarks.parts.frameworks import Framework, all_frameworks
@@ -176,3 +176,51 @@ def test_a_contender_has_the_kernels_that_its_libraries_choose(monkeypatch: pyte
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert (found["OMP_NUM_THREADS"], found["RLFRAME_TEST"]) == ("1", "kept")
     assert "OPENBLAS_CORETYPE" not in found
+
+
+RESULT = {
+    "machine": {"cpu": "AMD EPYC", "n_cpus": 2, "bf16_units": "amx_bf16", "torch": "2.13.0+cpu"},
+    "seconds": 2.0,
+    "rates": [
+        {"group": "ppo_pong", "name": "rlframe", "median": 1042.4, "rounds": [1042.4, 1000.0, 1100.0]},
+        {"group": "ppo_pong", "name": "SBX *", "median": 72.0, "rounds": [72.0, 72.0, 72.0]},
+        {"group": "sac_cheetah", "name": "rlframe", "median": 175.0, "rounds": [175.0, 175.0, 175.0]},
+    ],
+    "ratios": [
+        {"group": "ppo_pong", "name": "over SBX *", "median": 14.5, "rounds": [14.5, 13.0, 15.0]},
+        {"group": "ppo_pong", "name": "over its limit", "median": 1.12, "rounds": [1.12, 1.0, 1.2]},
+        {"group": "sac_cheetah", "name": "over Stable-Baselines3", "median": 2.17, "rounds": [2.17, 2.0, 2.3]},
+    ],
+}
+
+
+def test_a_results_tables_replace_those_of_a_page() -> None:
+    page = "above\n<!-- speed: short -->\nold\n<!-- speed: end -->\nbelow\n"
+    expected = [
+        "above",
+        "<!-- speed: short -->",
+        "One run on two cores of an AMD EPYC (amx_bf16), medians of three rounds of 2 s; PyTorch 2.13.0.",
+        "",
+        "| training | cores | rlframe, steps/s | over Stable-Baselines3 | over SBX |",
+        "|---|---|---|---|---|",
+        r"| PPO, ALE/Pong-v5 | 2 | 1,042 |  | 14.50 \* |",
+        "| SAC, HalfCheetah-v5 | 1 | 175 | 2.17 |  |",
+        "<!-- speed: end -->",
+        "below",
+    ]
+    assert table.put(page, RESULT).splitlines() == expected
+    long = table.put(page.replace("short", "long"), RESULT)
+    assert r"| `ppo_pong` | 1,042, 1.12 (1.00 to 1.20) of its limit |  | 14.50 (13.00 to 15.00) \* |" in long
+    assert table.put(table.put(page, RESULT), RESULT) == table.put(page, RESULT)
+
+
+@pytest.mark.parametrize(("page", "kind"), [("README.md", "short"), ("docs/guides/speed.md", "long")])
+def test_the_pages_mark_the_place_of_their_tables(page: str, kind: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"<!-- speed: {kind} -->" in text
+    assert "| PPO, CartPole-v1 |" not in table.put(text, RESULT)
+
+
+def test_a_page_without_a_place_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no line <!-- speed: short -->"):
+        table.put("text", RESULT)

@@ -195,6 +195,10 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_the_network(tm
         loaded += re.findall(r"<link\b[^>]*\bhref=[\"']?([^\"' >]+)", text)
         assert [target for target in loaded if re.match(r"(https?:)?//", target)] == [], page.name
         assert "<!-- keys" not in text, page.name
+        assert "iframe-worker.js" in " ".join(loaded), "search of a page opened as a file needs it"
+    index = (tmp_path / "site/search/search_index.js").read_text(encoding="utf-8")
+    assert index.startswith("var __index = "), "pages opened as files cannot read JSON"
+    assert "gae_lambda" in index
     assert "algo.gae_lambda" in (tmp_path / "site/algorithms/ppo.html").read_text(encoding="utf-8")
     assert "MinibatchRlEval" in (tmp_path / "site/reference/runners.html").read_text(encoding="utf-8")
 

@@ -2,15 +2,15 @@
 
 https://arxiv.org/abs/1509.02971
 
-With two options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step and prioritized; and with those of TD3,
-each on its own.
+With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, prioritized and initial_priority; and
+with those of TD3, each on its own.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, cast
 
 import chz
 import torch
@@ -33,11 +33,12 @@ from rlframe.algos.off_policy import (
 )
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import count, count_or_auto, fraction, option, positive
+from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
+from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
-from rlframe.core.types import BatchSpec
+from rlframe.core.types import BatchSpec, Samples
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
@@ -46,8 +47,9 @@ from rlframe.models.critics import first, make_critics, with_target
 from rlframe.ops.fused import squared_error
 from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import ReplayConfig, StoredReplay, Transitions
+from rlframe.replay import ReplayBuffer, ReplayConfig, StoredReplay, Transitions
 from rlframe.replay.base import Replay
+from rlframe.replay.divided import DividedReplay
 
 
 @chz.chz
@@ -94,6 +96,14 @@ class Config:
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
     beta: Scheduled = scheduled(0.4, "exponent of the importance weights", high=1)
+    initial_priority: str = choice(
+        "max", ("max", "td"), "of new rows: the highest so far, or the critic's TD error on receipt"
+    )
+
+    @chz.validate
+    def _check(self) -> None:
+        if self.initial_priority == "td" and not self.prioritized:
+            raise ConfigError("algo.initial_priority=td needs algo.prioritized=true; set both, or use max")
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -135,13 +145,19 @@ class DDPG(OffPolicy):
             critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
             n_steps: env_steps of the run, over which schedules go.
         Raises:
-            TypeError: the agent's policy is not deterministic.    ValueError: a number of `config` is out of range.
+            TypeError: the agent's policy is not deterministic, or initial_priority=td with a replay of your own.
+            ValueError: a number of `config` is out of range.
         """
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c, self.device = self.config, agent.random.device
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(
                 f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"
+            )
+        if c.initial_priority == "td" and not isinstance(replay, ReplayBuffer | DividedReplay):
+            raise TypeError(
+                f"algo.initial_priority=td reads back the rows just stored, which a {type(replay).__name__} does not "
+                "offer; use initial_priority=max, or a replay made by make_replay"
             )
         self.policy = agent.policy
         self.progress = Progress()
@@ -167,6 +183,19 @@ class DDPG(OffPolicy):
         super().explore()
         self.agent.set_random(self.progress.env_steps < random_until(self.config))
 
+    def receive(self, samples: Samples) -> None:
+        super().receive(samples)
+        if self.config.initial_priority == "td":
+            replay = cast(StoredReplay[Transitions], self.replay)
+            if len(index := replay.newest()):
+                self.replay.update_priorities(index, self._priorities(replay.read(index)))
+
+    @torch.no_grad()
+    def _priorities(self, batch: Transitions) -> Tensor:
+        """Those that an update would give these rows [n]."""
+        q, target_q = self._q_and_target(batch, *self._observations(batch))
+        return priorities((q - target_q).abs().mean(0))
+
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
@@ -180,8 +209,7 @@ class DDPG(OffPolicy):
 
     def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> tuple[dict[str, Tensor], Tensor]:
         """One step of the critics, and those that are due of the actor and the targets; also Q_i - y [critics, n]."""
-        normalized = self.agent.model.normalized
-        observation, next_observation = (normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
+        observation, next_observation = self._observations(batch)
         metrics, error = self._update_critics(batch, observation, next_observation)
         if policy:
             metrics |= self._update_actor(observation)
@@ -189,15 +217,24 @@ class DDPG(OffPolicy):
             soft_update(self.targets, self.online, self.now.tau)
         return metrics, error
 
-    def _update_critics(
-        self, batch: Transitions, observation: Tree, next_observation: Tree
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1)."""
+    def _observations(self, batch: Transitions) -> tuple[Tree, Tree]:
+        """s and s', normalised."""
+        normalized = self.agent.model.normalized
+        return normalized(batch.inputs.observation), normalized(batch.next_inputs.observation)
+
+    def _q_and_target(self, batch: Transitions, observation: Tree, next_observation: Tree) -> tuple[Tensor, Tensor]:
+        """Q_i(s, a) [critics, n] and y = r + γ min_i Q'_i(s', a') [n]."""
         next_action = self._next_action(next_observation)
         q, next_q = with_target(
             self.critics, self.target_critics, observation, batch.action, next_observation, next_action
         )
-        target_q = clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), self.now.target_clip)
+        return q, clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), self.now.target_clip)
+
+    def _update_critics(
+        self, batch: Transitions, observation: Tree, next_observation: Tree
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Descend Σ_i mean w (Q_i(s, a) - y)²,  w from replay   (algorithm 1)."""
+        q, target_q = self._q_and_target(batch, observation, next_observation)
         loss = 2 * squared_error(q, target_q, batch.weight)[0]
         self.critic_optimizer.minimize(loss, batch)
         q = q.detach()

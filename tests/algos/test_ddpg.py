@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from rlframe.algos import ddpg, sac
-from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
+from rlframe.envs import debug_envs
+from rlframe.replay.select import PRIORITY_EPSILON
+from tests.algos.learners import (
+    OneBatch,
+    collected,
+    learner,
+    target_q,
+    transitions,
+    updated,
+    write_critic,
+    write_linear,
+)
 
 TANH_HALF = math.tanh(0.5)
 
@@ -59,6 +70,28 @@ def test_priorities_are_the_critics_errors() -> None:
     algo = by_hand(prioritized=True)
     updated(algo, two_rows())
     assert algo.replay.told.tolist() == pytest.approx([abs(2.5 - TARGETS[0]), abs(0.5 - TARGETS[1])], rel=1e-4)
+
+
+def test_new_rows_have_the_error_that_an_update_would_find() -> None:
+    env, settings = debug_envs.identity("box"), {"prioritized": True, "initial_priority": "td", "alpha": 1.0}
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+    algo = by_hand(**spaces, **settings, learn_from=10_000)
+    for samples in collected(debug_envs.identity, algo.agent, 3, (4, 2), action="box", length=3):
+        algo.receive(samples)
+        now, after = samples.inputs.observation[:-1, :, 0], samples.inputs.observation[1:, :, 0]
+        target = samples.reward + 0.9 * ~samples.terminated * (10 - torch.tanh(after / 2))
+        expected = (target - (now + 2 * samples.action[..., 0] + 0.5)).abs()[samples.valid] + PRIORITY_EPSILON
+        index = algo.replay.newest()
+        found = algo.replay._selector._tree.leaves[index % algo.replay._reader.candidates.n_slots]
+        assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+        assert len(set(found.tolist())) > 2
+
+
+def test_first_priorities_need_a_replay_that_reads_its_rows_back() -> None:
+    config = ddpg.Config(prioritized=True, initial_priority="td")
+    algo = by_hand()
+    with pytest.raises(TypeError, match="which a OneBatch does not offer; use initial_priority=max"):
+        ddpg.DDPG(algo.agent, algo.critics, OneBatch(two_rows()), algo.exploration, 1000, config)
 
 
 def test_the_actor_ascends_the_critic_and_targets_follow() -> None:

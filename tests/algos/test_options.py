@@ -117,6 +117,7 @@ REFUSED = {
     "algo=dqn algo.initial_priority=td": "algo.initial_priority=td needs algo.prioritized=true",
     "algo=dqn algo.initial_priority=td algo.prioritized=true algo.value=categorical": "algo.initial_priority=td needs",
     "algo=dqn algo.initial_priority=mean": "algo.initial_priority='mean' is not one of max, td",
+    "algo=ddpg algo.initial_priority=td": "algo.initial_priority=td needs algo.prioritized=true; set both, or use max",
     "algo=r2d1 model.memory=gru algo.state_interval=7 algo.learn_from=10": "algo.state_interval=7 must be a multiple",
     "algo=sac algo.action_prior=gaussian": "algo.action_prior=gaussian is for Box actions",
     "algo=sac algo.target_clip=0": "algo.target_clip=0.0 must be above 0",

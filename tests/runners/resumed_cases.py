@@ -58,6 +58,6 @@ CASES = {
     "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} algo.batch_size=2 algo.burn_in=2 "
     f"algo.learn_T=4 model.memory=lstm {REPLAY}",
     "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "
-    f"{REPLAY}",
+    f"algo.prioritized=true algo.initial_priority=td {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
 }
