@@ -84,6 +84,8 @@ class OptimizerStep:
         norm = self._step(loss, batch) if self.waits else self._launch(loss, batch)
         for parameter in self.parameters:
             parameter.grad = None
+        if not self.is_captured:
+            self.progress.between_steps()
         return norm
 
     def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
