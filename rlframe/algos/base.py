@@ -32,6 +32,10 @@ class SkippedUpdate:
     rate: str  # key of its learning rate
 
 
+def do_nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass
 class Progress:
     """How far training has come. The algorithm owns it; runners and schedules read it."""
@@ -46,6 +50,7 @@ class Progress:
     skipped_updates: list[SkippedUpdate] = field(default_factory=list, repr=False, compare=False)  # for the runner
     checks: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)  # see OptimizerStep
     followers: list[Callable[[int], None]] = field(default_factory=list, repr=False, compare=False)  # of `scheduled`
+    between_steps: Callable[[], None] = field(default=do_nothing, repr=False, compare=False)  # gradient steps
 
     def skip(self, update: SkippedUpdate) -> None:
         """Count a skipped step; the first is kept until the runner takes it."""

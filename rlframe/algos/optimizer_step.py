@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
 from rlframe.core.schedule import Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
-from rlframe.kernels.device import copy_to_host
+from rlframe.kernels.device import copy_to_host, flushing_denormals
 from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -84,6 +85,8 @@ class OptimizerStep:
         norm = self._step(loss, batch) if self.waits else self._launch(loss, batch)
         for parameter in self.parameters:
             parameter.grad = None
+        if not self.is_captured:
+            self.progress.between_steps()
         return norm
 
     def _average(self, loss: Tensor, valid: Tensor | None) -> Tensor:
@@ -102,7 +105,8 @@ class OptimizerStep:
         if math.isfinite(numbers[0] + numbers[1]):
             if self.clips:
                 clip_gradient(gradients, norm, self.max_grad_norm(self.progress.scheduled))
-            self.optimizer.advance(self.rate)
+            with flushing_denormals() if self.optimizer.flushes else nullcontext():
+                self.optimizer.advance(self.rate)
         else:
             wrong = [p for p in self.parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
             self._skip(*numbers, self.progress.updates, batch, wrong)

@@ -127,7 +127,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             runner.log.set_window(experiment.runner.window)
             runner.log.env_seeds = sampler.env_seeds(experiment.seed)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
-                runner.adapt_threads = AdaptiveThreads(threads)
+                runner.adapt_threads = algo.progress.between_steps = AdaptiveThreads(threads)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()

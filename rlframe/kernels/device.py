@@ -1,4 +1,4 @@
-"""What kernels ask of a device: the precision of matrix products, and copies between host and GPU.
+"""What kernels ask of a device: the precision of matrix products, denormals, and copies between host and GPU.
 
 Learning may multiply in bfloat16 where the hardware does that faster. Sums, parameters, losses, targets and optimizers
 stay float32, and so does acting: all samplers give the same bits. Used by models, algorithms, replay and the runners.
@@ -100,6 +100,30 @@ def learning_in(precision: str) -> Iterator[None]:
     finally:
         products.allow_bf16_reduced_precision_reduction = sums_in_bf16
         _current.reset(token)
+
+
+_DENORMAL, _ONE = 1e-310, 1.0  # of Python's floats, which the processor's setting is for too
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread takes denormals, numbers below 1.2e-38, for zero."""
+    return _DENORMAL * _ONE == 0.0
+
+
+@contextmanager
+def flushing_denormals() -> Iterator[None]:
+    """Context in which this thread takes denormals for zero, where the processor can; others are as before.
+
+    Arithmetic with denormals takes several times as long. It is a setting of a thread: those that torch starts for an
+    operation keep their own.
+    """
+    if flushes_denormals() or not torch.set_flush_denormal(True):
+        yield
+        return
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -30,6 +30,7 @@ class Optimizer(ABC):
     """
 
     on_device = True  # a step may be launched on a GPU without waiting, and be part of a CUDA graph
+    flushes = False  # a step on a CPU takes numbers below 1.2e-38 for zero
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         if not parameters:

@@ -87,7 +87,9 @@ class Own(Optimizer):
                     _try(cls, self.parameters, config.kwargs)
             except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
                 hint = "its arguments are algo.optimizer.kwargs.name=value"
-                raise ConfigError(f"algo.optimizer={self.name}: {shortened(" ".join(str(error).split()))}; {hint}") from None
+                raise ConfigError(
+                    f"algo.optimizer={self.name}: {shortened(' '.join(str(error).split()))}; {hint}"
+                ) from None
 
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         for group in self.optimizer.param_groups:

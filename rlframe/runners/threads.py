@@ -1,10 +1,10 @@
-"""The CPUs and torch threads of a runner's process: of its affinity, and AdaptiveThreads, as many as CPUs are free."""
+"""The CPUs and torch threads of a runner's process: of its affinity, and AdaptiveThreads, as many as run at once."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,16 @@ import torch
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.system.affinity import Affinity, pin
-from rlframe.system.free_cpus import FreeCpus
 
 _LOOK_S = 2.0  # between looks at the machine
-_MARGIN = 0.25  # of a CPU that may be missing
 _READ = ("master_cpus", "torch_threads", "master_torch_threads", "set_affinity")  # of an affinity dict
 _NOT_READ = ("all_cpus", "workers_cpus", "worker_torch_threads", "alternating", "cuda_idx")  # others of rlpyt's
+_MOST_DELAY = 1.75  # of an operation of n threads, in times of one; 1.0 to 1.1 alone, 2.2 and more beside others
+_HELD_S = 30.0  # with more threads, after which the next failure counts as the first
+_MOST_WAIT = 16  # looks
+
+_REPEATS, _ROWS_A_THREAD = 20, 1 << 15  # the least that torch gives a thread
+_GAP_S = 1e-4  # between operations; idle threads sleep, as between those of an update
 
 _log = logging.getLogger("rlframe")
 
@@ -67,35 +71,101 @@ def _is_int(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
+class ThreadChoice:
+    """Chooses a number of threads by how long an operation of that many is delayed, in times of one thread's.
+
+    Every operation of several threads ends when the last of them is done. If another process keeps one from running,
+    all wait: two runs with two threads each on two CPUs make an eighth of what they make with one each. One thread
+    waits for none, so this halves the number at once where operations are delayed, and doubles it after looks without
+    a delay: two, and twice as many each time that more threads did not hold.
+    """
+
+    def __init__(self, most: int, delay: Callable[[int], float], clock: Callable[[], float]) -> None:
+        """Args:
+        most: threads on a machine that does nothing else, at least 2.
+        delay: measures an operation of n threads: its time over that of one thread with one part.
+        clock: seconds.
+        """
+        self.n = self.most = most
+        self._delay, self._clock = delay, clock
+        self._raised_s = clock()
+        self._wait = 1  # looks without a delay, in sequence, that more threads need
+        self._good = 0  # such looks so far
+
+    def look(self) -> int:
+        """Measure, and return the number of threads to use until the next look."""
+        if self.n > 1 and all(self._delay(self.n) > _MOST_DELAY for _ in range(2)):  # one alone may be chance
+            self._lower()
+        elif self.n < self.most:
+            self._raise(min(2 * self.n, self.most))
+        return self.n
+
+    def _lower(self) -> None:
+        held = self._clock() - self._raised_s >= _HELD_S
+        self._wait, self._good = 2 if held else min(2 * self._wait, _MOST_WAIT), 0
+        self.n //= 2
+        while self.n > 1 and self._delay(self.n) > _MOST_DELAY:
+            self.n //= 2
+
+    def _raise(self, more: int) -> None:
+        self._good = self._good + 1 if self._delay(more) <= _MOST_DELAY else 0
+        if self._good == self._wait:
+            self.n, self._raised_s, self._good = more, self._clock(), 0
+
+
 class AdaptiveThreads:
     """Sets torch's number of threads while a run learns; results may then differ in the last bits of a float.
 
-    Every operation of several threads ends when the last of them is done. If other processes keep one from running,
-    all wait: two runs with two threads each on two CPUs make an eighth of what they make with one each.
+    Looking takes 8 ms in 2 s. A look itself changes no result.
     """
 
     def __init__(self, most: int) -> None:
         """`most`: threads on a machine that does nothing else, at least 2."""
-        self.most, self._free = most, FreeCpus()
-        self._next_s = time.monotonic() + _LOOK_S
-        self._wanted = most  # by the last look; followed if the next one agrees
+        self._choice, self._next_s = ThreadChoice(most, measure_delay, time.monotonic), 0.0
 
     def __call__(self) -> None:
-        """Look at the machine if it is time, and change the number of threads. Call it between batches."""
+        """Measure if it is time, and change the number of threads. Call it between operations of a run."""
         if time.monotonic() < self._next_s:
             return
-        free = self._free.look()
+        before, n = self._choice.n, self._choice.look()
         self._next_s = time.monotonic() + _LOOK_S
-        n, before = threads_for(free, self.most), self._wanted
-        self._wanted = n
-        if n == before and n != torch.get_num_threads():
+        if n != before:
             torch.set_num_threads(n)
+            why = "other processes delay the work of more" if n < before else "other processes leave them time to run"
             _log.info(
-                f"{pluralize(n, 'torch thread')} from now on: other processes leave {free:.1f} of {self._free.n} CPUs "
-                f"free; threads={self.most} keeps the number whatever else runs"
+                f"{pluralize(n, 'torch thread')} from now on: {why}; threads={self._choice.most} keeps the number "
+                f"whatever else runs"
             )
 
 
-def threads_for(free: float, most: int) -> int:
-    """The number of threads for so many free CPUs: at least 1, at most `most`."""
-    return max(1, min(most, int(free + _MARGIN)))
+@torch.inference_mode()
+def measure_delay(n: int) -> float:
+    """The mean time of an operation of n threads over that of one thread with one part of it.
+
+    Of one thread it is the shortest time, as others delay that too. Ends early where the delay is certain.
+    """
+    before = torch.get_num_threads()
+    try:
+        alone = min(_seconds(1, _REPEATS // 4))
+        times: list[float] = []
+        for seconds in _seconds(n, 1 + _REPEATS):
+            times.append(seconds)
+            if sum(times[1:]) > _REPEATS * alone * 2 * _MOST_DELAY:
+                break
+        return sum(times[1:]) / len(times[1:]) / alone  # the first starts threads and touches memory
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(n: int, repeats: int) -> Iterator[float]:
+    """The times of operations of n threads, each after a gap in which one thread computes."""
+    torch.set_num_threads(n)
+    x = torch.full((n * _ROWS_A_THREAD,), 0.5, dtype=torch.float32, device="cpu")
+    result = torch.empty_like(x)
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        while time.perf_counter() < begin + _GAP_S:
+            pass
+        begin = time.perf_counter()
+        torch.digamma(x, out=result)
+        yield time.perf_counter() - begin

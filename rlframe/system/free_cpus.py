@@ -11,7 +11,7 @@ import psutil
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
 _REFRESH = 10  # looks between searches for new children, which read every process of the machine
-_BUSY = (0, 2, 5, 6)  # columns of /proc/stat: user, system, irq, softirq; not nice, which gives way
+_BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq
 
 
 class FreeCpus:

@@ -1,16 +1,15 @@
 """FreeCpus against real load: that of others counts, that of this process and its children does not."""
 
-import logging
+import os
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from rlframe.runners.threads import AdaptiveThreads, threads_for
 from rlframe.system.free_cpus import FreeCpus
 
 BUSY = [sys.executable, "-S", "-c", "while True: pass"]
@@ -50,28 +49,12 @@ def test_our_own_work_and_that_of_children_is_free_for_us() -> None:
         assert cpus._own_s() - before >= used - 0.02, "what a child has used stays ours"
 
 
-def test_a_thread_for_each_free_cpu_and_at_least_one() -> None:
-    assert [threads_for(free, 4) for free in (0.0, 0.9, 1.0, 1.7, 1.8, 3.9, 8.0)] == [1, 1, 1, 1, 2, 4, 4]
-
-
-def test_the_number_of_threads_follows_after_two_looks_that_agree(
-    fake: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(FreeCpus, "n", 2)
-    monkeypatch.setattr("rlframe.runners.threads._LOOK_S", 0.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    caplog.set_level(logging.INFO, "rlframe")
-    try:
-        threads = AdaptiveThreads(2)
-        followed = []
-        for others in (0, 1, 0, 1, 1, 1, 0, 0):
-            fake["clock"] += 1
-            fake["busy"] += others + 1
-            fake["own"] += 1
-            threads()
-            followed.append(torch.get_num_threads())
-        assert followed == [2, 2, 2, 2, 1, 1, 1, 2]
-        assert [record.getMessage()[:13] for record in caplog.records] == ["1 torch threa", "2 torch threa"]
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/stat")
+def test_the_work_of_low_priority_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It delays operations of several threads as any other."""
+    cpus = FreeCpus()
+    monkeypatch.setattr("rlframe.system.free_cpus._STAT", tmp_path / "stat")
+    ticks = {"user": 100, "nice": 200, "system": 300, "idle": 4000, "iowait": 5000, "irq": 10, "softirq": 20}
+    cells = " ".join(map(str, ticks.values()))
+    (tmp_path / "stat").write_text(f"cpu  9 9 9 9 9 9 9\ncpu{cpus._cpus[0]} {cells}\n")
+    assert cpus._busy_s() == pytest.approx((100 + 200 + 300 + 10 + 20) / os.sysconf("SC_CLK_TCK"))
