@@ -8,6 +8,7 @@ from typing import Any
 
 import chz
 
+from rlframe.core.objects import name_of
 from rlframe.core.schedule import Schedule
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
@@ -27,11 +28,19 @@ GROUPS: Mapping[str, str] = MappingProxyType({"env_options": "env"})
 
 
 def part_name(config: object, package: str) -> str:
-    """The value of algo=, sampler= or runner= that names this config's module; short inside `package`."""
-    module = type(config).__module__
+    """The value of algo=, sampler= or runner= that names this config; short inside `package`."""
+    return config_name(type(config), package)
+
+
+def config_name(cls: type, package: str) -> str:
+    """The name of a config's class: its module, or its file; module:Class if that alone does not lead to it."""
+    module = cls.__module__
+    known = vars(sys.modules[module]) if module in sys.modules else {}
+    file = known.get("__file__")
     if module.startswith(f"{package}."):
         return module.removeprefix(f"{package}.")
-    file = sys.modules[module].__file__
+    if known.get("Config") is not cls or (module == "__main__" and not file):
+        return name_of(cls)
     return str(file) if "." not in module and file else module
 
 

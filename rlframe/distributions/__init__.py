@@ -71,7 +71,10 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
             f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
         )
     found = find_attribute(name, "model.distribution")
-    if not (isinstance(found, type) and issubclass(found, Distribution)):
-        raise ConfigError(f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution")
-    make: Callable[..., Distribution] = found
-    return make(shape)
+    made = found(shape) if callable(found) else found
+    if not isinstance(made, Distribution):
+        raise ConfigError(
+            f"model.distribution={name} is not a subclass of rlframe.distributions.Distribution, or a function of a "
+            f"shape that makes one"
+        )
+    return made

@@ -7,7 +7,7 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import find_module
+from rlframe.core.config import find_config
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
 from rlframe.exploration.base import KINDS
@@ -38,7 +38,7 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
 def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
     """The parts that stay as given when `algo` takes another's place: a named optimizer, and exploration that fits."""
     try:
-        field: Any = chz.chz_fields(find_module(algo, PARTS["algo"]).Config)["explore"]
+        field: Any = chz.chz_fields(find_config(algo, PARTS["algo"]))["explore"]
         fits = given[EXPLORE] in field.metadata[KINDS]
     except (ConfigError, AttributeError, KeyError, TypeError):  # reported when the config is made, or it has none
         fits = False

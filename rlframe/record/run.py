@@ -24,6 +24,7 @@ from rlframe.record.directory import (
     write_params,
 )
 from rlframe.record.films import FILMS
+from rlframe.record.named_writers import MakeWriter
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
@@ -133,7 +134,7 @@ class Run(BaseRun):
         directory: Path,
         name: str,
         config: Mapping[str, Any],
-        writers: Sequence[type[Writer]],
+        writers: Sequence[MakeWriter],
         policy: SnapshotPolicy,
         resume: bool,
         log_level: str,

@@ -187,7 +187,7 @@ def _call(callback: Callback, hook: str, *arguments: Any) -> None:
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:
-    """New callbacks from `module:Class` or `./file.py:Class`, made without arguments.
+    """Callbacks from `module:Class` or `./file.py:Class`, made without arguments; one that was given is used itself.
 
     Raises:
         ConfigError: a module or class does not exist, or does not make a Callback.
@@ -196,7 +196,8 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def _load(name: str) -> Callback:
-    callback = find_attribute(name, "callbacks")()
+    found = find_attribute(name, "callbacks")
+    callback = found() if callable(found) and not isinstance(found, Callback) else found
     if not isinstance(callback, Callback):
         raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
     return callback

@@ -136,11 +136,14 @@ class SamplerConfig:
         Raises:
             ConfigError: a statistic does not exist or is not an EpisodeStatistic.
         """
-        classes = [find_attribute(name, "sampler.statistics") for name in self.statistics]
-        for name, found in zip(self.statistics, classes, strict=True):
-            if not (isinstance(found, type) and issubclass(found, EpisodeStatistic)):
-                raise ConfigError(f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic")
-        sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, classes)
+        found = [find_attribute(name, "sampler.statistics") for name in self.statistics]
+        for name, make in zip(self.statistics, found, strict=True):
+            if isinstance(make, EpisodeStatistic) or not (callable(make) and isinstance(make(), EpisodeStatistic)):
+                raise ConfigError(
+                    f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic, or a function "
+                    f"that makes one: each environment has its own"
+                )
+        sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
 
 
 class LocalInferenceSampler(Sampler, ABC):
