@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "TrainResult":
+def train(algo: Any = "", env: Any = "", n_steps: float = 0, **settings: Any) -> "TrainResult":
     """Train one run, and return its directory and the last row of its log.
 
         result = rlframe.train("ppo", "CartPole-v1", n_steps=50_000, seed=0, **{"algo.learning_rate": 1e-3})
@@ -35,7 +35,7 @@ def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
     return train.train(train.place_job(job)[0])
 
 
-def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "LiveRun":
+def build(algo: Any = "", env: Any = "", n_steps: float = 0, **settings: Any) -> "LiveRun":
     """A run to train step by step, with its `agent`, `algo`, `sampler` and `runner`. Settings: see train.
 
         with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as run:
@@ -85,23 +85,28 @@ def log(name: str, value: Any) -> None:
     metrics.log(name, value)
 
 
-def _read(algo: str, env: str, n_steps: float, settings: dict[str, Any]) -> "Job":
-    given = {"algo": algo, "env": env, "runner.n_steps": n_steps}
-    keys = {**{key: value for key, value in given.items() if value}, **settings}
-    from rlframe.experiment.presets import competing_work  # imports are in functions: rlframe alone loads no torch
+def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job":
+    from rlframe.core.flat import dotted  # imports are in functions: rlframe alone loads no torch
+    from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
+    given = {"algo": algo, "env": env, "runner.n_steps": n_steps}
+    keys = dotted({**{key: value for key, value in given.items() if value not in ("", 0)}, **settings})
     limit_threads(competing_work(keys))
     with gc_paused():
+        from rlframe.experiment.objects import named
         from rlframe.experiment.train import read_job
-    return read_job(keys)
+    return read_job(named(keys))
 
 
-def load_policy(path: Any, device: str = "cpu", trust: bool = False) -> "Policy":
+def load_policy(path: Any, device: str = "cpu", trust: bool = False, **settings: Any) -> "Policy":
     """The trained policy of a run directory or snapshot (str or Path); `load_policy(RUN_DIR).act(observation)`.
 
-    With `trust` the run's config may name code that is not part of rlframe.
+    With `trust` the run's config may name code that is not part of rlframe. Settings take the place of the run's own:
+    `env=MyEnv` for a class that the run cannot import.
     """
+    from rlframe.core.flat import dotted
     from rlframe.deploy.load import load_policy as load
+    from rlframe.experiment.objects import named
 
-    return load(path, device, trust)
+    return load(path, device, trust, named(dotted(settings)))

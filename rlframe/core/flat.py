@@ -8,6 +8,7 @@ from typing import Any
 
 import chz
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.objects import name_of
 from rlframe.core.schedule import Schedule
 
@@ -22,6 +23,8 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "reward.bonus": "rlframe.bonuses",
     }
 )
+
+_NAMED = (*PARTS, "explore", "env", "eval.env")  # groups of keys that have a name of their own
 
 # Fields whose keys stand below another name: `env` is a value, and has fields beside it.
 GROUPS: Mapping[str, str] = MappingProxyType({"env_options": "env"})
@@ -58,6 +61,25 @@ def flatten(**fields: Any) -> dict[str, Any]:
             flat |= flatten(**{f"{group}.{name}": getattr(value, name) for name in chz.chz_fields(value)})
         elif key not in PARTS:
             flat[key] = _plain(value)
+    return flat
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with nested dicts as flat keys: {"algo": {"name": "ppo", "clip": 0.2}} has the keys algo and algo.clip.
+
+    Raises:
+        ConfigError: a key is given twice.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        below = {key: value}
+        if isinstance(value, Mapping) and not key.endswith("kwargs"):  # whose keys are not rlframe's
+            below = dotted(
+                {key if name == "name" and key in _NAMED else f"{key}.{name}": value[name] for name in value}
+            )
+        if twice := below.keys() & flat.keys():
+            raise ConfigError(f"{min(twice)} is given twice, once in {key}; leave one of them out")
+        flat |= below
     return flat
 
 

@@ -71,8 +71,8 @@ def pickled(value: Any, key: str, name: str) -> bytes:
             return cloudpickle.dumps(value)
     except Exception as error:  # pickling runs user code, which may raise anything
         raise ConfigError(
-            f"{key}={name} cannot be sent to another process: {type(error).__name__}: {error}; give a class or a "
-            f"function that makes it there, with its locks, files and windows"
+            f"{key}={name} cannot be copied by pickling, for other processes or environments: {type(error).__name__}: "
+            f"{error}; give its class, or a function that makes it with its locks, files and windows"
         ) from error
 
 

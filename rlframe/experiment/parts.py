@@ -10,6 +10,7 @@ import chz
 from rlframe.core.config import find_config
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
+from rlframe.core.objects import ObjectName
 from rlframe.exploration.base import KINDS
 
 OPTIMIZER, EXPLORE = "algo.optimizer", "algo.explore"
@@ -30,9 +31,14 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
             f"schedule such as explore.epsilon=linear(1,0.1,0.02)"
         )
     for part in OF_OWN:
-        if ":" in str(found.get(part, "")):
+        if ":" in str(found.get(part, "")) and not _is_config(found[part]):
             found |= {part: "own", f"{part}.name": found[part]}
     return found
+
+
+def _is_config(name: Any) -> bool:
+    """Whether it is the name of a Config that was given as an object, rather than of a class without one."""
+    return isinstance(name, ObjectName) and isinstance(name.value, type) and chz.is_chz(name.value)
 
 
 def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
