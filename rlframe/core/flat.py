@@ -78,7 +78,7 @@ def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
                 {key if name == "name" and key in _NAMED else f"{key}.{name}": value[name] for name in value}
             )
         if twice := below.keys() & flat.keys():
-            raise ConfigError(f"{min(twice)} is given twice, once in {key}; leave one of them out")
+            raise ConfigError(f"{min(twice)} is given twice; leave one of them out")
         flat |= below
     return flat
 

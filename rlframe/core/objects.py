@@ -72,7 +72,7 @@ def pickled(value: Any, key: str, name: str) -> bytes:
     except Exception as error:  # pickling runs user code, which may raise anything
         raise ConfigError(
             f"{key}={name} cannot be copied by pickling, for other processes or environments: {type(error).__name__}: "
-            f"{error}; give its class, or a function that makes it with its locks, files and windows"
+            f"{error}; give a class, or a function, that makes such objects itself"
         ) from error
 
 

@@ -36,8 +36,8 @@ def settings_of(value: Any, key: str) -> dict[str, Any]:
         return {key: _named(value, key)}
     if isinstance(value, gymnasium.vector.VectorEnv) or not callable(value):
         raise ConfigError(
-            f"{key}={value!r:.100} is a {type(value).__name__}; give a Gymnasium id, package.module:callable, or one "
-            f"environment: its class, a function that makes it, its EnvSpec or an instance"
+            f"{key}={value!r:.100} is of type {type(value).__name__}; give a Gymnasium id, package.module:callable, or "
+            f"one environment: its class, a function that makes it, its EnvSpec or an instance"
         )
     return {key: ObjectName(name_of(value), value, key)}
 

@@ -53,7 +53,7 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         for name, each in _named(f"algo.{key}" if key.partition(".")[0] == "explore" else key, value):
             if name in found:
-                raise ConfigError(f"{name} is given twice, once by {key}; leave one of them out")
+                raise ConfigError(f"{name} is given twice; leave one of them out")
             found[name] = each
     return found
 
@@ -94,13 +94,26 @@ def _name(key: str, value: Any) -> str:
         return ObjectName(config_name(value, package), value, key)
     plain = value is None or isinstance(value, bool | int | float | bytes | list | tuple | Mapping | ModuleType)
     if plain or (package and key not in OF_OWN):
-        raise ConfigError(f"{key}={value!r:.100} is of type {type(value).__name__}; give {_WANTED[key]}")
+        given = (
+            f"{name_of(value)} is a class"
+            if isinstance(value, type)
+            else f"{value!r:.100} is of type {type(value).__name__}"
+        )
+        raise ConfigError(f"{key}={given}; give {_WANTED[key]}")
     return ObjectName(name_of(value), value, key)
 
 
 def is_object(value: Any) -> bool:
     """Whether a setting of `named` brings an object, or a list brings some."""
     return any(isinstance(each, ObjectName) for each in (value if isinstance(value, list) else [value]))
+
+
+def is_same(given: Any, before: Any) -> bool:
+    """Whether a value is the recorded one; of objects, whether they have the same name."""
+    if isinstance(given, list) and isinstance(before, list):
+        return len(given) == len(before) and all(map(is_same, given, before))
+    objects = isinstance(given, ObjectName) and isinstance(before, str)
+    return bool(given.removesuffix("()") == before.removesuffix("()") if objects else given == before)
 
 
 def recorded(
@@ -138,7 +151,7 @@ def _find(key: str, text: str) -> None:
 
 def _again(key: str, text: str) -> str:
     """How to write a setting with the object of a name."""
-    name = text.rpartition(":")[2].removesuffix("()")
-    name = name if name.isidentifier() else "..."
+    name = text.rpartition(":")[2]
+    name = name if name.removesuffix("()").isidentifier() else "..."
     shown, key = f"[{name}]" if key in _LISTS else name, key.removesuffix(".name")
     return f"{key}={shown}" if "." not in key else f'**{{"{key}": {shown}}}'

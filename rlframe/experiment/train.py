@@ -23,7 +23,7 @@ from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
 from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
 from rlframe.experiment.live_run import LiveRun
-from rlframe.experiment.objects import recorded
+from rlframe.experiment.objects import is_same, recorded
 from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
@@ -108,7 +108,7 @@ def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[st
         raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
     given = spelled_out(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
-    fixed = [key for key in given if _is_fixed(key) and not (key in config and config[key] == given[key])]
+    fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed:
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "

@@ -87,12 +87,12 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
     found = [] if trust else foreign(config, most_weights)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        defined = any("=__main__:" in each or each.endswith("()") for each in found)  # where it was trained
-        hand = "; hand over again what a script or notebook defined, such as env=MyEnv" if defined else ""
+        here = any("__main__:" in each or "()" in each for each in found)  # of the script or notebook that trained it
+        hand = "; hand these objects over again, such as env=MyEnv" if here else ""
         raise ConfigError(
             printable(
                 f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}{hand}; "
-                f"if you trust its author, add trust=true"
+                f"{'or ' * here}if you trust its author, add trust=true"
             )
         )
 

@@ -25,6 +25,7 @@ from rlframe.record.directory import (
 )
 from rlframe.record.films import FILMS
 from rlframe.record.named_writers import MakeWriter
+from rlframe.record.notebook_console import NotebookConsole, in_notebook
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
@@ -339,6 +340,8 @@ def _newest(directory: Path) -> str:
 def _console(title: str, log_level: str) -> Console:
     if log_level in ("", "WARNING"):
         return MessageConsole() if log_level else Console()
+    if in_notebook():
+        return NotebookConsole()
     if not on_terminal():
         return PlainConsole()
     # Imported here: rich is needed on a terminal only.
