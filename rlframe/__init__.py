@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def train(algo: Any = "", env: Any = "", n_steps: float = 0, **settings: Any) -> "TrainResult":
+def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "TrainResult":
     """Train one run, and return its directory and the last row of its log.
 
         result = rlframe.train("ppo", "CartPole-v1", n_steps=50_000, seed=0, **{"algo.learning_rate": 1e-3})
@@ -35,7 +35,7 @@ def train(algo: Any = "", env: Any = "", n_steps: float = 0, **settings: Any) ->
     return train.train(train.place_job(job)[0])
 
 
-def build(algo: Any = "", env: Any = "", n_steps: float = 0, **settings: Any) -> "LiveRun":
+def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """A run to train step by step, with its `agent`, `algo`, `sampler` and `runner`. Settings: see train.
 
         with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as run:
@@ -90,8 +90,9 @@ def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
-    given = {"algo": algo, "env": env, "runner.n_steps": n_steps}
-    keys = dotted({**{key: value for key, value in given.items() if value not in ("", 0)}, **settings})
+    given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
+    given = [(key, value) for key, value in given if not isinstance(value, str | int | float) or value]
+    keys = dotted([*given, *settings.items()])
     limit_threads(competing_work(keys))
     with gc_paused():
         from rlframe.experiment.objects import named
@@ -109,4 +110,4 @@ def load_policy(path: Any, device: str = "cpu", trust: bool = False, **settings:
     from rlframe.deploy.load import load_policy as load
     from rlframe.experiment.objects import named
 
-    return load(path, device, trust, named(dotted(settings)))
+    return load(path, device, trust, named(dotted(settings.items())))

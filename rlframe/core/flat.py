@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -64,19 +64,18 @@ def flatten(**fields: Any) -> dict[str, Any]:
     return flat
 
 
-def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with nested dicts as flat keys: {"algo": {"name": "ppo", "clip": 0.2}} has the keys algo and algo.clip.
+def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Settings with nested dicts as flat keys: algo={"name": "ppo", "clip": 0.2} has the keys algo and algo.clip.
 
     Raises:
         ConfigError: a key is given twice.
     """
     flat: dict[str, Any] = {}
-    for key, value in settings.items():
+    for key, value in settings:
         below = {key: value}
         if isinstance(value, Mapping) and not key.endswith("kwargs"):  # whose keys are not rlframe's
-            below = dotted(
-                {key if name == "name" and key in _NAMED else f"{key}.{name}": value[name] for name in value}
-            )
+            own = [(key if name == "name" and key in _NAMED else f"{key}.{name}", value[name]) for name in value]
+            below = dotted(own)
         if twice := below.keys() & flat.keys():
             raise ConfigError(f"{min(twice)} is given twice; leave one of them out")
         flat |= below
