@@ -60,6 +60,12 @@ def _defined(value: Any) -> Any:
     return inner if inspect.isclass(inner) or inspect.isroutine(inner) else type(inner)
 
 
+def made_by(value: Any, kind: type, *arguments: Any) -> Any:
+    """What a class of this kind or a function makes; the value itself if it is another class, or no function."""
+    makes = issubclass(value, kind) if isinstance(value, type) else callable(value) and not isinstance(value, kind)
+    return value(*arguments) if makes else value
+
+
 def pickled(value: Any, key: str, name: str) -> bytes:
     """An object by cloudpickle.
 

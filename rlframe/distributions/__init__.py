@@ -6,6 +6,7 @@ from gymnasium import Space, spaces
 
 from rlframe.core.config import find_attribute, nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import made_by
 from rlframe.distributions.base import Distribution, Joint
 from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical
@@ -71,8 +72,8 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
             f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
         )
     found = find_attribute(name, "model.distribution")
-    made = found(shape) if callable(found) else found
-    if not isinstance(made, Distribution):
+    made = made_by(found, Distribution, shape)
+    if made is found or not isinstance(made, Distribution):
         raise ConfigError(
             f"model.distribution={name} is not a subclass of rlframe.distributions.Distribution, or a function of a "
             f"shape that makes one"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import made_by
 from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
@@ -341,9 +342,9 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
             f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala; "
             f"write your own class as package.module:Class or ./file.py:Class"
         )
-    make = find_attribute(config.encoder, "model.encoder")
-    made = make(space) if callable(make) and not isinstance(make, nn.Module) else None
-    if not isinstance(made, nn.Module):
+    found = find_attribute(config.encoder, "model.encoder")
+    made = made_by(found, nn.Module, space)
+    if made is found or not isinstance(made, nn.Module):
         raise ConfigError(
             f"model.encoder={config.encoder!r} is not a subclass of torch.nn.Module, or a function of the observation "
             f"space that makes one"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.objects import made_by
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record.metrics import check_own_name
 
@@ -196,8 +197,7 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 
 def _load(name: str) -> Callback:
-    found = find_attribute(name, "callbacks")
-    callback = found() if callable(found) and not isinstance(found, Callback) else found
+    callback = made_by(find_attribute(name, "callbacks"), Callback)
     if not isinstance(callback, Callback):
         raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
     return callback

@@ -14,6 +14,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, option, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import made_by
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
@@ -138,7 +139,8 @@ class SamplerConfig:
         """
         found = [find_attribute(name, "sampler.statistics") for name in self.statistics]
         for name, make in zip(self.statistics, found, strict=True):
-            if isinstance(make, EpisodeStatistic) or not (callable(make) and isinstance(make(), EpisodeStatistic)):
+            made = made_by(make, EpisodeStatistic)
+            if made is make or not isinstance(made, EpisodeStatistic):
                 raise ConfigError(
                     f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic, or a function "
                     f"that makes one: each environment has its own"
