@@ -122,12 +122,13 @@ def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) ->
     callback = Slower(0.9)
     with rlframe.build("ppo", n_steps=256, **{**SMALL, **OBJECTS, "callbacks": [callback]}) as run:
         next(run), next(run)
-        assert callback.n_batches == 1, "the callback itself is called, not a copy"
+        n_batches = callback.n_batches
+        assert n_batches > 0, "the callback itself is called, not a copy"
         run.save(tmp_path / "saved")
         expected = run.train()["algo/value_loss"]
     again = {**OBJECTS, "callbacks": [Slower(0.9)], "algo": {"optimizer": torch.optim.RAdam}}
     del again["algo.optimizer"]
-    again["callbacks"][0].n_batches = 1  # its only state, as it has no state_dict
+    again["callbacks"][0].n_batches = n_batches  # its only state, as it has no state_dict
     with rlframe.restore(tmp_path / "saved", **again) as run:
         assert run.train()["algo/value_loss"] == expected
     with pytest.raises(ConfigError, match="env cannot change"):
