@@ -20,8 +20,11 @@ def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
         result.metrics["eval/return_mean"]
         policy = rlframe.load_policy(result.directory)
 
+        rlframe.train("ppo", MyEnv, n_steps=50_000, algo={"learning_rate": 1e-3}, callbacks=[MyCallback()])
+
     Settings are the keys of the command line (python -m rlframe.launch --help): algo, env, runner.n_steps (for short
-    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Settings that are left out have their defaults: a
+    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Keys of a group may be a dict, and classes,
+    functions and instances stand wherever a key takes module:name. Settings that are left out have their defaults: a
     preset is used only if experiment=NAME names it. As on the command line, the run is recorded in log_dir/run_0 or
     below data/local, and this process is pinned to the run's cores and uses its number of torch threads.
 
@@ -57,7 +60,8 @@ def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
 def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """The run whose state is in `path`, of LiveRun.save or a run directory, as it was; see build.
 
-    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on. It is
+    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on.
+    Objects that its params.json names but nothing can import are given again: restore(path, env=MyEnv). It is
     recorded only if log_dir=DIR says where, as a run of its own.
 
     Raises:
