@@ -13,15 +13,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "TrainResult":
+def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "TrainResult":
     """Train one run, and return its directory and the last row of its log.
 
         result = rlframe.train("ppo", "CartPole-v1", n_steps=50_000, seed=0, **{"algo.learning_rate": 1e-3})
         result.metrics["eval/return_mean"]
         policy = rlframe.load_policy(result.directory)
 
+        rlframe.train("ppo", MyEnv, n_steps=50_000, algo={"learning_rate": 1e-3}, callbacks=[MyCallback()])
+
     Settings are the keys of the command line (python -m rlframe.launch --help): algo, env, runner.n_steps (for short
-    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Settings that are left out have their defaults: a
+    n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Keys of a group may be a dict, and classes,
+    functions and instances stand wherever a key takes module:name. Settings that are left out have their defaults: a
     preset is used only if experiment=NAME names it. As on the command line, the run is recorded in log_dir/run_0 or
     below data/local, and this process is pinned to the run's cores and uses its number of torch threads.
 
@@ -35,7 +38,7 @@ def train(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
     return train.train(train.place_job(job)[0])
 
 
-def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) -> "LiveRun":
+def build(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """A run to train step by step, with its `agent`, `algo`, `sampler` and `runner`. Settings: see train.
 
         with rlframe.build("dqn", "CartPole-v1", n_steps=10_000) as run:
@@ -57,7 +60,8 @@ def build(algo: str = "", env: str = "", n_steps: float = 0, **settings: Any) ->
 def restore(path: Any, n_steps: float = 0, **settings: Any) -> "LiveRun":
     """The run whose state is in `path`, of LiveRun.save or a run directory, as it was; see build.
 
-    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on. It is
+    Settings that may change are those of resume= on the command line: runner., eval., sampler., device and so on.
+    Objects that its params.json names but nothing can import are given again: restore(path, env=MyEnv). It is
     recorded only if log_dir=DIR says where, as a run of its own.
 
     Raises:
@@ -85,23 +89,29 @@ def log(name: str, value: Any) -> None:
     metrics.log(name, value)
 
 
-def _read(algo: str, env: str, n_steps: float, settings: dict[str, Any]) -> "Job":
-    given = {"algo": algo, "env": env, "runner.n_steps": n_steps}
-    keys = {**{key: value for key, value in given.items() if value}, **settings}
-    from rlframe.experiment.presets import competing_work  # imports are in functions: rlframe alone loads no torch
+def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job":
+    from rlframe.core.flat import dotted  # imports are in functions: rlframe alone loads no torch
+    from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
+    given = [("algo", algo), ("env", env), ("runner.n_steps", n_steps)]
+    given = [(key, value) for key, value in given if not isinstance(value, str | int | float) or value]
+    keys = dotted([*given, *settings.items()])
     limit_threads(competing_work(keys))
     with gc_paused():
+        from rlframe.experiment.objects import named
         from rlframe.experiment.train import read_job
-    return read_job(keys)
+    return read_job(named(keys))
 
 
-def load_policy(path: Any, device: str = "cpu", trust: bool = False) -> "Policy":
+def load_policy(path: Any, device: str = "cpu", trust: bool = False, **settings: Any) -> "Policy":
     """The trained policy of a run directory or snapshot (str or Path); `load_policy(RUN_DIR).act(observation)`.
 
-    With `trust` the run's config may name code that is not part of rlframe.
+    With `trust` the run's config may name code that is not part of rlframe. Settings take the place of the run's own:
+    `env=MyEnv` for a class that the run cannot import.
     """
+    from rlframe.core.flat import dotted
     from rlframe.deploy.load import load_policy as load
+    from rlframe.experiment.objects import named
 
-    return load(path, device, trust)
+    return load(path, device, trust, named(dotted(settings.items())))

@@ -17,6 +17,7 @@ from chz.factories import MetaFactory, MetaFromString
 from chz.tiepin import CastError, _simplistic_try_cast
 
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import ObjectName
 
 
 class plain_value(MetaFactory):
@@ -271,7 +272,8 @@ def _is_short_for(name: str, words: list[str]) -> bool:
 class module_part(MetaFactory):
     """A field for a part named by its module: `algo=ppo` is the class `Config` of `rlframe.algos.ppo`.
 
-    `algo=my_pkg.my_algo` and `algo=./mine.py` name a user's own module. There is no registry.
+    `algo=my_pkg.my_algo` and `algo=./mine.py` name a user's own module, `algo=./mine.py:Fast` another class in it.
+    There is no registry.
     """
 
     def __init__(self, package: str, default: str) -> None:
@@ -283,16 +285,30 @@ class module_part(MetaFactory):
 
     def from_string(self, factory: str) -> Callable[..., Any]:
         try:
-            module = find_module(factory, self.package)
+            return find_config(factory, self.package)
         except ConfigError as error:
             raise MetaFromString(str(error)) from None
-        try:
-            return module.Config
-        except AttributeError:
-            raise MetaFromString(f"{factory!r} ({module.__name__}) has no class Config") from None
 
     def perform_cast(self, value: str) -> Any:
         raise CastError(f"{value!r} is a module name, not a value")
+
+
+def find_config(name: str, package: str) -> Callable[..., Any]:
+    """The class `Config` of the module `name` (see find_module), or the class that module:Class names.
+
+    Raises:
+        ConfigError: there is no such module or class.
+    """
+    if isinstance(name, ObjectName) or ":" in name:
+        found = find_attribute(name, package)
+        if not (isinstance(found, type) and chz.is_chz(found)):
+            raise ConfigError(f"{name!r} is no class of a Config, made with chz.chz")
+        return found
+    module = find_module(name, package)
+    if "Config" not in vars(module):
+        raise ConfigError(f"{name!r} ({module.__name__}) has no class Config")
+    config: Callable[..., Any] = vars(module)["Config"]
+    return config
 
 
 def find_module(name: str, package: str) -> ModuleType:
@@ -316,11 +332,15 @@ def find_module(name: str, package: str) -> ModuleType:
 
 
 def find_attribute(name: str, key: str) -> Any:
-    """What `package.module:name` or `./file.py:name` means; `key` is the setting that says so, for messages.
+    """What `package.module:name` or `./file.py:name` means, or the object of an ObjectName.
 
+    Args:
+        key: the setting that says so, for messages.
     Raises:
         ConfigError: it is not of this form, or there is no such module or name.
     """
+    if isinstance(name, ObjectName):
+        return name.value
     module_name, _, attribute = name.rpartition(":")
     form = "package.module:name or ./file.py:name"
     if not module_name:

@@ -2,12 +2,14 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import chz
 
+from rlframe.core.errors import ConfigError
+from rlframe.core.objects import name_of
 from rlframe.core.schedule import Schedule
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
@@ -22,16 +24,26 @@ PARTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_NAMED = (*PARTS, "explore", "env", "eval.env")  # groups of keys that have a name of their own
+
 # Fields whose keys stand below another name: `env` is a value, and has fields beside it.
 GROUPS: Mapping[str, str] = MappingProxyType({"env_options": "env"})
 
 
 def part_name(config: object, package: str) -> str:
-    """The value of algo=, sampler= or runner= that names this config's module; short inside `package`."""
-    module = type(config).__module__
+    """The value of algo=, sampler= or runner= that names this config; short inside `package`."""
+    return config_name(type(config), package)
+
+
+def config_name(cls: type, package: str) -> str:
+    """The name of a config's class: its module, or its file; module:Class if that alone does not lead to it."""
+    module = cls.__module__
+    known = vars(sys.modules[module]) if module in sys.modules else {}
+    file = known.get("__file__")
     if module.startswith(f"{package}."):
         return module.removeprefix(f"{package}.")
-    file = sys.modules[module].__file__
+    if known.get("Config") is not cls or (module == "__main__" and not file):
+        return name_of(cls)
     return str(file) if "." not in module and file else module
 
 
@@ -49,6 +61,24 @@ def flatten(**fields: Any) -> dict[str, Any]:
             flat |= flatten(**{f"{group}.{name}": getattr(value, name) for name in chz.chz_fields(value)})
         elif key not in PARTS:
             flat[key] = _plain(value)
+    return flat
+
+
+def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Settings with nested dicts as flat keys: algo={"name": "ppo", "clip": 0.2} has the keys algo and algo.clip.
+
+    Raises:
+        ConfigError: a key is given twice.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings:
+        below = {key: value}
+        if isinstance(value, Mapping) and not key.endswith("kwargs"):  # whose keys are not rlframe's
+            own = [(key if name == "name" and key in _NAMED else f"{key}.{name}", value[name]) for name in value]
+            below = dotted(own)
+        if twice := below.keys() & flat.keys():
+            raise ConfigError(f"{min(twice)} is given twice; leave one of them out")
+        flat |= below
     return flat
 
 

@@ -20,6 +20,8 @@ from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.build import choose_device, load_weights, make_agent
 from rlframe.experiment.config import Experiment, from_flat, merge
+from rlframe.experiment.objects import OF_POLICY, recorded
+from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest
 from rlframe.rollout.policy import Policy
@@ -52,7 +54,8 @@ def load_trained(
             do not fit the network.
     """
     snapshot, weights, meta = load_newest(path, key="agent")
-    config = read_config(params_of(snapshot), trust)
+    params, given = params_of(snapshot), spelled_out(changes)
+    config = recorded(read_config(params, trust, given), given, str(params), OF_POLICY)
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = chz.replace(from_flat(config, changes), init="")
     env = experiment.eval_env_config()
@@ -115,7 +118,9 @@ def params_of(snapshot: Path) -> Path:
     raise ConfigError(f"{snapshot} is not in a run directory: there is no params.json above it")
 
 
-def load_policy(path: str | Path, device: str = "cpu", trust: bool = False) -> Policy:
+def load_policy(
+    path: str | Path, device: str = "cpu", trust: bool = False, changes: Mapping[str, Any] = MappingProxyType({})
+) -> Policy:
     """The policy of a run directory, or of one of its snapshots (see `load_trained`)."""
-    trained = load_trained(Path(path), device, trust)
+    trained = load_trained(Path(path), device, trust, changes)
     return Policy(trained.agent, trained.observation_space, trained.action_space)

@@ -6,6 +6,7 @@ from gymnasium import Space, spaces
 
 from rlframe.core.config import find_attribute, nearest
 from rlframe.core.errors import ConfigError, naming
+from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.distributions.base import Distribution, Joint
 from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical
@@ -71,8 +72,10 @@ def _of_box(space: spaces.Box, name: str) -> Distribution:
             f"model.distribution={name!r} is not one of {', '.join(known)}, module:Class{nearest(name, known)}"
         )
     found = find_attribute(name, "model.distribution")
-    if not (isinstance(found, type) and issubclass(found, Distribution)):
-        raise ConfigError(f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution")
-    make: Callable[..., Distribution] = found
     with naming(f"model.distribution={name} cannot be made"):
-        return make(shape)
+        made = made_by(name, found, Distribution, shape)
+    if made is found or not isinstance(made, Distribution):
+        raise ConfigError(
+            f"model.distribution={name}: not a subclass of rlframe.distributions.Distribution{OR_A_FUNCTION}"
+        )
+    return made

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlframe.core.config import find_attribute, nearest
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import ObjectName
 from rlframe.core.ranks import current_ranks
 from rlframe.envs import atari, envpool, gymnasium_vector
 from rlframe.envs.base import EnvConfig, Envs
@@ -218,6 +219,9 @@ def env_name(id_: str | Callable[..., Any]) -> str:
 
 def resolve(id_: str | Callable[..., Any]) -> Target:
     """Gymnasium's specification for an id, or the callable that it names. Raises ConfigError if there is none."""
+    if isinstance(id_, ObjectName):
+        target: Target = id_.value
+        return target
     if not isinstance(id_, str):
         if not callable(id_):
             raise ConfigError(f"env={id_!r} is not a Gymnasium id, package.module:callable, or a callable")

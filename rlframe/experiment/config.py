@@ -14,6 +14,7 @@ from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part,
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
+from rlframe.core.objects import ObjectName
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
@@ -162,7 +163,8 @@ class Experiment:
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
         algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].removesuffix(".py")
-        return self.name or f"{algo}_{self.env.rpartition('/')[2].rpartition(':')[2]}"
+        env = re.sub(r"[^\w.\-]", "", self.env.rpartition("/")[2].rpartition(":")[2])  # without () and <lambda>
+        return self.name or f"{algo}_{env}"
 
 
 def to_flat(experiment: Experiment) -> dict[str, Any]:
@@ -237,6 +239,8 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
             raise ConfigError(f"{key}={value}: write {key}.{meant[0]}={value} (--help lists the keys)")
         elif isinstance(value, Mapping):
             raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
+        elif isinstance(value, list) and any(isinstance(each, ObjectName) for each in value):
+            arguments[_field_of(key)] = tuple(value)  # text would leave the objects behind
         else:
             arguments[_field_of(key)] = chz.Castable(_text(value))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import AUTO, accepts_auto, find_module, module_names, nearest
+from rlframe.core.config import AUTO, accepts_auto, find_config, module_names, nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.flat import GROUPS, PARTS, part_name
 from rlframe.core.schedule import accepts_schedule
@@ -102,7 +103,7 @@ def _has(given: Mapping[str, Any], key: Key) -> bool:
 
 
 def _title_of(part: str, name: str) -> str:
-    return _title(Path(find_module(name, PARTS[part]).__file__ or ""))
+    return _title(Path(inspect.getfile(find_config(name, PARTS[part]))))
 
 
 def _title(file: Path) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import find_module
+from rlframe.core.config import find_config
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
+from rlframe.core.objects import ObjectName
 from rlframe.exploration.base import KINDS
 
 OPTIMIZER, EXPLORE = "algo.optimizer", "algo.explore"
@@ -30,15 +31,20 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
             f"schedule such as explore.epsilon=linear(1,0.1,0.02)"
         )
     for part in OF_OWN:
-        if ":" in str(found.get(part, "")):
+        if ":" in str(found.get(part, "")) and not _is_config(found[part]):
             found |= {part: "own", f"{part}.name": found[part]}
     return found
+
+
+def _is_config(name: Any) -> bool:
+    """Whether it is the name of a Config that was given as an object, rather than of a class without one."""
+    return isinstance(name, ObjectName) and isinstance(name.value, type) and chz.is_chz(name.value)
 
 
 def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
     """The parts that stay as given when `algo` takes another's place: a named optimizer, and exploration that fits."""
     try:
-        field: Any = chz.chz_fields(find_module(algo, PARTS["algo"]).Config)["explore"]
+        field: Any = chz.chz_fields(find_config(algo, PARTS["algo"]))["explore"]
         fits = given[EXPLORE] in field.metadata[KINDS]
     except (ConfigError, AttributeError, KeyError, TypeError):  # reported when the config is made, or it has none
         fits = False

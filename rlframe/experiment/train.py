@@ -25,6 +25,7 @@ from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_f
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.limits import check_machine
 from rlframe.experiment.live_run import LiveRun
+from rlframe.experiment.objects import is_same, recorded
 from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
@@ -129,17 +130,18 @@ def _presets_to_take(algo: str, env: str) -> tuple[str, ...]:
 
 
 def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    fixed = [key for key in keys if _is_fixed(key)]
+    path = Path(resume) / "params.json"
+    if not path.is_file():
+        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
+    given = spelled_out(keys)
+    config = recorded(read_config(path, trust, given), given, str(path))
+    fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed:
         raise ConfigError(
             f"resume continues the run as it is: {', '.join(fixed)} cannot change "
             f"(what can: {', '.join(_ADJUSTABLE)}, but not {', '.join(_FIXED)}); "
             f"for a new run from its weights use init={resume}"
         )
-    path = Path(resume) / "params.json"
-    if not path.is_file():
-        raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
-    config = read_config(path, trust)
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: a script wrote it, so resume the run from that script")

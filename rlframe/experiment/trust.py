@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
 from rlframe.core.flat import PARTS
+from rlframe.experiment.objects import is_object
 from rlframe.record.named_writers import WRITERS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
@@ -61,16 +63,18 @@ _GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no
 _KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs", "algo.explore.kwargs")
 
 
-def read_config(path: Path, trust: bool) -> dict[str, Any]:
+def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """The `config` of a params.json, for `from_flat`.
 
+    Args:
+        given: settings in the place of its own; what they name by an object needs no trust.
     Raises:
         ConfigError: it does not exist, is damaged or too large, or needs trust (see `check_trusted`).
     """
     config = read_json(path).get("config")
     if not isinstance(config, dict):
         raise ConfigError(f"{printable(str(path))} has no config")
-    check_trusted(config, str(path), trust)
+    check_trusted({key: x for key, x in config.items() if not is_object(given.get(key))}, str(path), trust)
     return config
 
 
@@ -83,10 +87,12 @@ def check_trusted(config: Mapping[str, Any], source: str, trust: bool, most_weig
     found = [] if trust else foreign(config, most_weights)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        here = any("__main__:" in each or "()" in each for each in found)  # of the script or notebook that trained it
+        hand = "; hand these objects over again, such as env=MyEnv" if here else ""
         raise ConfigError(
             printable(
-                f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}; "
-                f"if you trust its author, add trust=true"
+                f"{source} names code or files that are not part of rlframe: {', '.join(found[:5])}{more}{hand}; "
+                f"{'or ' * here}if you trust its author, add trust=true"
             )
         )
 

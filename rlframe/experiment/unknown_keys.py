@@ -8,7 +8,7 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import find_module, module_names
+from rlframe.core.config import find_config, module_names
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS, flatten
 from rlframe.envs import EnvOptions
@@ -59,7 +59,7 @@ _CUTOFF = 0.6  # how similar words are that are suggested
 def keys_of(part: str, name: str) -> dict[str, Any]:
     """The keys of the fields of algo, sampler or runner `name`, and of such parts; none if there is no such part."""
     try:
-        return flatten(**{part: find_module(name, PARTS[part]).Config()})
+        return flatten(**{part: find_config(name, PARTS[part])()})
     except (ConfigError, AttributeError, TypeError):  # reported when the config is made
         return {}
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -13,8 +11,9 @@ import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.core.config import find_module, nearest
+from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, naming
+from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
@@ -338,30 +337,14 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         raise ConfigError(f"model.{given[0]} is for the images of model.encoder=auto, nature or impala; leave it out")
     if config.encoder in ("auto", "mlp", "nature", "impala"):
         return Encoder(space, config)
-    module_name, _, name = config.encoder.rpartition(":")
-    if not module_name:
+    if ":" not in config.encoder:
         raise ConfigError(
             f"model.encoder={config.encoder!r} is not one of auto, mlp, nature, impala; "
             f"write your own class as package.module:Class or ./file.py:Class"
         )
-    found = vars(_user_module(module_name, config.encoder))
-    if name not in found:
-        raise ConfigError(f"model.encoder={config.encoder!r}: {module_name} has no class {name}{nearest(name, found)}")
-    if not (isinstance(found[name], type) and issubclass(found[name], nn.Module)):
-        raise ConfigError(f"model.encoder={config.encoder!r}: {name} is not a subclass of torch.nn.Module")
+    found = find_attribute(config.encoder, "model.encoder")
     with naming(f"model.encoder={config.encoder} cannot be made"):
-        module = found[name](space)
-    return CustomEncoder(module, space)
-
-
-def _user_module(name: str, encoder: str) -> ModuleType:
-    if name.endswith(".py"):
-        return find_module(name, "rlframe.models")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(
-            f"model.encoder={encoder!r}: {error}; write package.module:Class or ./file.py:Class"
-        ) from None
+        made = made_by(config.encoder, found, nn.Module, space)
+    if made is found or not isinstance(made, nn.Module):
+        raise ConfigError(f"model.encoder={config.encoder!r} is not a subclass of torch.nn.Module{OR_A_FUNCTION}")
+    return CustomEncoder(made, space)

@@ -26,6 +26,8 @@ from rlframe.record.directory import (
 )
 from rlframe.record.films import FILMS
 from rlframe.record.messages import ConsoleMessages, attach, open_debug_log
+from rlframe.record.named_writers import MakeWriter
+from rlframe.record.notebook_console import NotebookConsole, in_notebook
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
 from rlframe.record.writer_errors import close_writer, is_own, make_writer, naming_writer
@@ -139,7 +141,7 @@ class Run(BaseRun):
         directory: Path,
         name: str,
         config: Mapping[str, Any],
-        writers: Sequence[type[Writer]],
+        writers: Sequence[MakeWriter],
         policy: SnapshotPolicy,
         resume: bool,
         log_level: str,
@@ -373,6 +375,8 @@ def _newest(directory: Path) -> str:
 def _console(title: str, log_level: str) -> Console:
     if log_level in ("", "WARNING"):
         return MessageConsole() if log_level else Console()
+    if in_notebook():
+        return NotebookConsole()
     if not on_terminal():
         return PlainConsole()
     # Imported here: rich is needed on a terminal only.

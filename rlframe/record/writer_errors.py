@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from rlframe.core.errors import PartError, naming, qualified_name
+from rlframe.core.objects import name_of
+from rlframe.record.named_writers import MakeWriter
 from rlframe.record.writers import Writer
 
 
-def make_writer(cls: type[Writer], directory: Path, config: Mapping[str, Any], name: str) -> Writer:
+def make_writer(make: MakeWriter, directory: Path, config: Mapping[str, Any], name: str) -> Writer:
     """A writer. Raises PartError if one of the user's own raises an exception."""
-    if not is_own(cls):
-        return cls(directory, config, name)
-    with naming(f"writer {qualified_name(cls)} cannot start"):
-        return cls(directory, config, name)
+    known = name_of(make)
+    if known.startswith("rlframe."):
+        return make(directory, config, name)
+    with naming(f"writer {known} cannot start"):
+        return make(directory, config, name)
 
 
 def is_own(cls: type[Writer]) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
+from rlframe.core.objects import made_by
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record.metrics import check_own_name
 
@@ -184,7 +185,7 @@ def _call(callback: Callback, hook: str, *arguments: Any) -> Any:
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:
-    """New callbacks from `module:Class` or `./file.py:Class`, made without arguments.
+    """Callbacks from `module:Class` or `./file.py:Class`, made without arguments; one that was given is used itself.
 
     Raises:
         ConfigError: a module or class does not exist, or is no Callback.    PartError: it raised an exception.
@@ -194,8 +195,8 @@ def load_callbacks(names: Sequence[str]) -> list[Callback]:
 
 def _load(name: str) -> Callback:
     found = find_attribute(name, "callbacks")
-    if not (isinstance(found, type) and issubclass(found, Callback)):
-        raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
     with naming(f"callback {name} cannot be made"):
-        made: Callback = found()
+        made = made_by(name, found, Callback)
+    if not isinstance(made, Callback):
+        raise ConfigError(f"callbacks={name} is not a subclass of rlframe.runners.Callback")
     return made

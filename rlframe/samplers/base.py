@@ -14,6 +14,7 @@ import numpy as np
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, option, positive
 from rlframe.core.errors import ConfigError
+from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
@@ -138,11 +139,15 @@ class SamplerConfig:
         Raises:
             ConfigError: a statistic does not exist or is not an EpisodeStatistic.
         """
-        classes = [find_attribute(name, "sampler.statistics") for name in self.statistics]
-        for name, found in zip(self.statistics, classes, strict=True):
-            if not (isinstance(found, type) and issubclass(found, EpisodeStatistic)):
-                raise ConfigError(f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic")
-        sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, classes)
+        found = [find_attribute(name, "sampler.statistics") for name in self.statistics]
+        for name, make in zip(self.statistics, found, strict=True):
+            made = made_by(name, make, EpisodeStatistic)
+            if made is make or not isinstance(made, EpisodeStatistic):
+                raise ConfigError(
+                    f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic{OR_A_FUNCTION}: "
+                    f"each environment has its own"
+                )
+        sampler.follow_episodes(1.0 if math.isnan(self.discount) else self.discount, found)
 
 
 class LocalInferenceSampler(Sampler, ABC):

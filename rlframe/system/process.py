@@ -320,6 +320,8 @@ class ChildProcess:
 def _pickled(value: Any, name: str) -> bytes:
     try:
         return cloudpickle.dumps(value)
+    except ConfigError:  # of an object that the user gave
+        raise
     except Exception as error:  # pickling runs user code, which may raise anything
         raise ConfigError(
             f"the work of {name} cannot be pickled: {type(error).__name__}: {error}; an environment or agent for "

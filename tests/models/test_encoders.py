@@ -265,8 +265,8 @@ def test_a_users_file_is_named_by_path_and_class(tmp_path: Path) -> None:
     ("encoder", "message"),
     [
         ("natur", r"model.encoder='natur' is not one of auto, mlp, nature, impala.*module:Class"),
-        (f"{HERE}:Mina", r"has no class Mina; did you mean Mine"),
-        ("no.such_module:Net", r"No module named 'no'; write package.module:Class"),
+        (f"{HERE}:Mina", r"has no Mina; did you mean Mine"),
+        ("no.such_module:Net", r"No module named 'no'; write package.module:name"),
         ("./no_such_file.py:Net", r"no_such_file.py does not exist"),
         (f"{HERE}:Wrong", r"Wrong maps one observation to \(2,\); it must map \[N, ...\] to features \[N, F\]"),
     ],

@@ -1,0 +1,173 @@
+"""rlframe.train and friends take Python objects: every form from a script and from a notebook's kernel, and back."""
+
+import json
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+import rlframe
+from rlframe.algos import ppo
+from rlframe.core.errors import ConfigError
+from rlframe.core.objects import ObjectName
+from tests.experiment import forms
+from tests.experiment.forms import Slower, Walk
+from tests.fork_server import run_python
+
+ROOT = Path(__file__).parents[1]
+SERIAL: dict[str, Any] = {"sampler": "serial"}
+TWO_WORKERS = {"sampler": "cpu", "sampler.n_workers": 2}
+SMALL = {**forms.SMALL, **SERIAL, "model.hidden": [8]}
+OBJECTS = {"env": Walk, "callbacks": [Slower(0.9)], "algo.optimizer": torch.optim.RAdam}
+FEW = ["class", "wrapped instance", "own id", "callback", "optimizer", "encoder", "class of a config", "dicts"]
+
+
+def check_in_script(folder: Path, *checks: str) -> None:
+    """Run `forms.py` as a script, whose classes are those of `__main__`."""
+    text = Path(forms.__file__).read_text(encoding="utf-8")
+    (folder / "forms.py").write_text(text, encoding="utf-8")
+    (folder / "script.py").write_text(f"{text}\n{'; '.join(checks)}\n", encoding="utf-8")
+    done = run_python([sys.executable, "-W", "error", "script.py"], cwd=folder, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("forms are equal") == len(checks)
+
+
+def run_notebook(cells: list[str], folder: Path) -> list[Any]:
+    """The outputs of all cells, executed by a Jupyter kernel."""
+    client, formats = pytest.importorskip("nbclient"), pytest.importorskip("nbformat").v4
+    notebook = formats.new_notebook(cells=[formats.new_code_cell(cell) for cell in cells])
+    client.NotebookClient(notebook, timeout=110, resources={"metadata": {"path": str(folder)}}).execute()
+    return [output for cell in notebook.cells for output in cell.outputs]
+
+
+def test_objects_of_a_script_train_as_their_names_do(tmp_path: Path) -> None:
+    check_in_script(tmp_path, f"check({SERIAL}, {FEW})", f"check({TWO_WORKERS}, {FEW[:2]})")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [SERIAL, TWO_WORKERS, {**TWO_WORKERS, "sampler": "gpu"}], ids=str)
+def test_every_form_trains_in_a_script_as_by_name(keys: dict[str, Any], tmp_path: Path) -> None:
+    check_in_script(tmp_path, f"check({keys})")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [FEW[:4], FEW[4:]], ids=str)
+def test_objects_reach_two_ranks(names: list[str], tmp_path: Path) -> None:
+    check_in_script(tmp_path, f"check({ {**SERIAL, 'world_size': 2} }, {names})")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Jupyter's own code
+@pytest.mark.parametrize("keys", [SERIAL, TWO_WORKERS], ids=str)
+def test_every_form_trains_in_a_kernel_as_by_name(keys: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copy(forms.__file__, tmp_path / "forms.py")
+    cells = [f"import sys; sys.path.insert(0, {str(ROOT)!r})", Path(forms.__file__).read_text(encoding="utf-8")]
+    outputs = run_notebook([*cells, f"check({keys})"], tmp_path)
+    assert f"{len(forms.FORMS)} forms are equal" in outputs[-1].text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Jupyter's own code
+def test_the_notebook_of_the_examples_runs_with_a_progress_bar_and_a_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{':'.join(sys.path)}")
+    (tmp_path / "pyproject.toml").touch()  # runs are recorded below the project's root
+    notebook = json.loads((ROOT / "examples/notebook.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    data = [output.data for output in run_notebook(cells, tmp_path) if "data" in output]
+    assert any("<progress" in each.get("text/html", "") for each in data)
+    assert any("image/png" in each for each in data)
+
+
+@pytest.mark.slow
+def test_objects_reach_the_background_process(tmp_path: Path) -> None:
+    keys = {**SMALL, **OBJECTS, "runner": "async_rl", "sampler.statistics": [forms.Ones], "env.wrappers": [forms.Twice]}
+    result = rlframe.train("appo", n_steps=256, log_dir=tmp_path, **keys)
+    assert result.metrics["env/ones"] == 1
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run trained by objects, some of which no name leads to."""
+    folder = tmp_path_factory.mktemp("objects")
+    return rlframe.train("ppo", n_steps=64, log_dir=folder, **{**SMALL, **OBJECTS, "env": lambda: Walk()}).directory
+
+
+def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
+    config = json.loads((run_dir / "params.json").read_text())["config"]
+    assert config["env"] == "tests.test_objects:run_dir.<locals>.<lambda>()"
+    assert config["callbacks"] == ["tests.experiment.forms:Slower()"]
+    assert config["algo.optimizer.name"] == "torch.optim.radam:RAdam"
+
+
+def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks=.*Slower.*; hand these objects over again.*trust=true"):
+        rlframe.restore(run_dir)
+    with pytest.raises(ConfigError, match=r"names an object that is not here: env=.*; hand it over: env=\.\.\.$"):
+        rlframe.restore(run_dir, trust=True, callbacks=[Slower()])
+    with pytest.raises(ConfigError, match=r"hand it over: callbacks=\[Slower\(\)\]$"):
+        rlframe.restore(
+            run_dir, trust=True, env=ObjectName("tests.test_objects:run_dir.<locals>.<lambda>", Walk, "env")
+        )
+
+
+def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) -> None:
+    callback = Slower(0.9)
+    with rlframe.build("ppo", n_steps=256, **{**SMALL, **OBJECTS, "callbacks": [callback]}) as run:
+        next(run), next(run)
+        n_batches = callback.n_batches
+        assert n_batches > 0, "the callback itself is called, not a copy"
+        run.save(tmp_path / "saved")
+        expected = run.train()["algo/value_loss"]
+    again = {**OBJECTS, "callbacks": [Slower(0.9)], "algo": {"optimizer": torch.optim.RAdam}}
+    del again["algo.optimizer"]
+    again["callbacks"][0].n_batches = n_batches  # its only state, as it has no state_dict
+    with rlframe.restore(tmp_path / "saved", **again) as run:
+        assert run.train()["algo/value_loss"] == expected
+    with pytest.raises(ConfigError, match="env cannot change"):
+        rlframe.restore(tmp_path / "saved", **{**again, "env": forms.short_walk})
+    policy = rlframe.load_policy(tmp_path / "saved", **again)
+    assert policy.act(Walk().reset(seed=0)[0]) in (0, 1)
+
+
+class Locked(Walk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+LOCK = Locked()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"env": 3}, "env=3 is of type int; give a Gymnasium id, package.module:callable, or one environment: its cl"),
+        ({"env": gymnasium.make_vec("CartPole-v1", 2)}, "CartPoleVectorEnv; give .* one environment: its class"),
+        ({"env": Locked()}, r"env=.*Locked\(\) cannot be copied by pickling.*_thread.lock.*; give a class, or a funct"),
+        ({"env": LOCK.make, **TWO_WORKERS}, r"env=.*make\(\) cannot be copied by pickling, for other processes"),
+        ({"callbacks": [3]}, "callbacks=3 is of type int; give rlframe.runners.Callback, a class or an instance"),
+        ({"callbacks": [object()]}, r"callbacks=builtins:object\(\) is not a subclass of rlframe.runners.Callback"),
+        ({"algo": ppo.PPO}, "algo=rlframe.algos.ppo:PPO is a class; give a name, or a Config of such a part"),
+        ({"sampler": forms}, "sampler=.*module.*; give a name, or a Config"),
+        ({"model.hidden": Walk}, "model.hidden=tests.experiment.forms:Walk is an object, and this key takes none"),
+        ({"model.encoder": Walk}, "model.encoder='tests.experiment.forms:Walk' is not a subclass of torch.nn.Module"),
+        ({"algo.optimizer": Walk}, "algo.optimizer=.*Walk is no subclass of torch.optim.Optimizer"),
+        ({"sampler.statistics": [forms.Ones()]}, "a function that makes one: each environment has its own"),
+        ({"env.wrappers": [forms.Twice(Walk())]}, r"env.wrappers=.*Twice\(\) is .*, not a wrapper or function"),
+        ({"eval.function": len}, r"eval.function=builtins:len must be a function of \(policy, make_env\)"),
+        ({"algo.clip": 0.1, "algo": {"name": "ppo", "clip": 0.2}}, "algo.clip is given twice; leave one of them out"),
+        ({"env": "__main__:Nowhere"}, "env=__main__:Nowhere: __main__ has no 'Nowhere'"),
+    ],
+    ids=lambda each: each[:40] if isinstance(each, str) else ",".join(each),
+)
+def test_an_object_of_the_wrong_kind_is_refused_by_its_key(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rlframe.build(n_steps=64, **{"env": Walk, **SMALL, **settings})
