@@ -134,7 +134,7 @@ def test_a_run_is_not_saved_over_something_else(tmp_path: Path) -> None:
     [
         ({"algo": "pppo"}, "did you mean ppo"),
         ({"algo.learning_rte": 1}, "did you mean algo.learning_rate"),
-        ({"dry_run": True}, "unknown key dry_run"),
+        ({"dry_run": True}, "dry_run=True is no setting of a run: it is for the command line"),
         ({"resume": "/nowhere"}, "name a run directory"),
     ],
     ids=str,

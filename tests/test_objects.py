@@ -160,7 +160,7 @@ LOCK = Locked()
         ({"model.hidden": Walk}, "model.hidden=tests.experiment.forms:Walk is an object, and this key takes none"),
         ({"model.encoder": Walk}, "model.encoder='tests.experiment.forms:Walk' is not a subclass of torch.nn.Module"),
         ({"algo.optimizer": Walk}, "algo.optimizer=.*Walk is no subclass of torch.optim.Optimizer"),
-        ({"sampler.statistics": [forms.Ones()]}, "a function that makes one: each environment has its own"),
+        ({"sampler.statistics": [forms.Ones()]}, "a function object that makes one: each environment has its own"),
         ({"env.wrappers": [forms.Twice(Walk())]}, r"env.wrappers=.*Twice\(\) is .*, not a wrapper or function"),
         ({"eval.function": len}, r"eval.function=builtins:len must be a function of \(policy, make_env\)"),
         ({"algo.clip": 0.1, "algo": {"name": "ppo", "clip": 0.2}}, "algo.clip is given twice; leave one of them out"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, option, positive
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
@@ -141,7 +141,8 @@ class SamplerConfig:
         """
         found = [find_attribute(name, "sampler.statistics") for name in self.statistics]
         for name, make in zip(self.statistics, found, strict=True):
-            made = made_by(name, make, EpisodeStatistic)
+            with naming(f"sampler.statistics {name} cannot be made"):
+                made = made_by(name, make, EpisodeStatistic)
             if made is make or not isinstance(made, EpisodeStatistic):
                 raise ConfigError(
                     f"sampler.statistics={name} is not a subclass of rlframe.rollout.EpisodeStatistic{OR_A_FUNCTION}: "

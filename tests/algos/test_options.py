@@ -121,7 +121,7 @@ REFUSED = {
     "algo=r2d1 model.memory=gru algo.state_interval=7 algo.learn_from=10": "algo.state_interval=7 must be a multiple",
     "algo=sac algo.action_prior=gaussian": "algo.action_prior=gaussian is for Box actions",
     "algo=sac algo.target_clip=0": "algo.target_clip=0.0 must be above 0",
-    "algo=sac algo.n_critics=0": "algo.n_critics=0 must be at least 1",
+    "algo=sac algo.n_critics=0": "algo.n_critics=0 must be from 1 to 10000",
     "algo=sac algo.policy_interval=0": "algo.policy_interval=0 must be at least 1",
     "algo=ppo algo.kl_coef=-1": "algo.kl_coef=-1.0 must be at least 0",
     "algo=ppo algo.kl_coef_target=0": "algo.kl_coef_target=0.0 must be above 0",

@@ -12,7 +12,7 @@ import pytest
 from rlframe import launch
 from rlframe.core.config import AUTO
 from rlframe.experiment import hardware
-from rlframe.experiment.config import Experiment, from_flat
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.train import _as_before, read_job
 from rlframe.experiment.tuning import Way
 from rlframe.samplers import auto, cpu, serial
@@ -95,7 +95,7 @@ def test_threads_that_no_run_here_can_have_chosen_are_chosen_anew(
 
 
 def test_ranks_that_torchrun_restarts_keep_what_their_job_chose(tmp_path: Path) -> None:
-    experiment = from_flat({**KEYS, "sampler": "auto", "threads": "auto", "log_dir": str(tmp_path)})
+    experiment = read_job({**KEYS, "sampler": "auto", "threads": "auto", "log_dir": str(tmp_path)}).experiment
     place = RankInfo(job="one")
     assert _as_before(experiment, place) == (experiment, 0), "it starts"
     assert launch.main([*words(sampler="cpu", sampler__n_workers="2", threads="1"), f"log_dir={tmp_path}"]) == 0

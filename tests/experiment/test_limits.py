@@ -175,7 +175,7 @@ def test_a_batch_of_large_observations_is_refused_before_it_is_allocated() -> No
 
 
 def test_updates_without_end_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["env=CartPole-v1", "algo=dqn", "algo.learn_from=100", "sampler=serial", "eval.n_episodes=0"]
+    words = ["env=CartPole-v1", "algo=dqn", "algo.batch_size=32", "sampler=serial", "eval.n_episodes=0"]
     assert main([*words, "runner=minibatch_rl", "algo.replay_ratio=1e18", "snapshot_mode=none"]) == 2
     assert (
         "error: algo.replay_ratio=1e+18 with algo.batch_size=32 makes 31,250,000,000,000,000 updates for each "

@@ -174,7 +174,7 @@ def test_the_config_says_whether_a_runner_evaluates(words: list[str], evaluates:
 
 
 def test_a_negative_number_of_episodes_is_refused():
-    with pytest.raises(ConfigError, match=r"eval\.n_episodes=-1 must be at least 0"):
+    with pytest.raises(ConfigError, match=r"eval\.n_episodes=-1 must be from 0 to"):
         from_flat({"eval.n_episodes": -1, "runner": "sync_rl"})
 
 
