@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 
 import rlframe
+import tests.other_bits  # noqa: F401 - before the modules that it changes
 
 for _module in pkgutil.walk_packages(rlframe.__path__, "rlframe."):
     if not _module.name.startswith("rlframe.integrations.") and (_module.ispkg or _module.name.count(".") > 1):

@@ -27,6 +27,7 @@ from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.replay.divided import DividedReplay
+from rlframe.rollout.same_bits import rows_keep_their_bits
 from rlframe.runners import Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
@@ -34,6 +35,10 @@ from rlframe.samplers import BackgroundProcess, BackgroundSampler, Sampler
 from rlframe.system.affinity import Affinity
 
 _R = TypeVar("_R")
+_OTHER_BITS = (
+    "this processor rounds a row differently among other rows: with another sampler, or other numbers of workers or "
+    "groups, samples differ in the last bits"
+)
 
 
 def choose_device(name: str, gpus: Sequence[int] = ()) -> torch.device:
@@ -138,7 +143,9 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         "precision": f"{precision}, of matrix products in learning",
         **algo.facts(),
     }
-    return Built(runner, precision, (envs.observation_space, envs.action_space), summary)
+    if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, B):
+        summary["samples"] = _OTHER_BITS
+    return Built(runner, precision, in_spaces, summary)
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:

@@ -32,13 +32,16 @@ def gpu_has_bf16_units(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+@cache
 def has_bf16_units() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware and torch was built with oneDNN, which uses that."""
+    """Whether this CPU multiplies bfloat16 in hardware, and oneDNN does so: ONEDNN_MAX_CPU_ISA may forbid it."""
     if not torch.backends.mkldnn.is_available():
         return False
+    x = torch.ones(1, 1, dtype=torch.bfloat16)
     try:
         capabilities = torch.cpu.get_capabilities()
-    except AttributeError:  # an older torch
+        torch.ops.mkldnn._linear_pointwise.default(x, x, None, "none", [], "")
+    except (AttributeError, RuntimeError):  # an older torch; forbidden instructions
         return False
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
@@ -79,7 +82,8 @@ def choose_precision(name: str, device: torch.device) -> str:
     """
     on_cpu = device.type == "cpu"
     if name == "bf16" and not (on_cpu and has_bf16_units()) and not gpu_has_bf16_units(device):
-        where = f"device={device}" if device.type != "cpu" else "this CPU, which has neither avx512_bf16 nor amx_bf16"
+        cpu = "this CPU, which has, or may use, neither avx512_bf16 nor amx_bf16"
+        where = cpu if on_cpu else f"device={device}"
         raise ConfigError(f"precision=bf16 is not supported on {where}; use precision=auto or fp32")
     return ("bf16" if on_cpu and bf16_is_faster() else "fp32") if name == "auto" else name
 

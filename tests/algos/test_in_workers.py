@@ -44,6 +44,7 @@ def trained(case: str, n_workers: int) -> Any:
     return agent
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize("case", CASES)
 def test_two_workers_learn_what_one_process_learns(case: str) -> None:
     one, other = trained(case, 0), trained(case, 2)

@@ -22,6 +22,7 @@ from rlframe.envs import debug_envs
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Categorical, Expected, Quantile
 from rlframe.replay import ReplayConfig, Transitions
+from rlframe.rollout.same_bits import rows_keep_their_bits
 from tests.envs.test_restore import kinds, restored
 from tests.runners.resumed import assert_resumed_exactly, words
 from tests.samplers.made import assert_equal
@@ -127,7 +128,7 @@ def agent_of(name: str, space: spaces.Dict) -> Agent:
 @pytest.mark.parametrize("space", [SPACE, MASKED], ids=["all", "masked"])
 @pytest.mark.parametrize("n", [3, 8])
 @pytest.mark.parametrize("name", ["policy", "lstm", "q", "noisy"])
-def test_numpy_acts_as_torch_and_a_rows_bits_do_not_depend_on_the_others(name: str, n: int, space: spaces.Dict) -> None:
+def test_numpy_acts_as_torch(name: str, n: int, space: spaces.Dict) -> None:
     agent, rng = agent_of(name, space), np.random.default_rng(0)
     features, state = rng.standard_normal((n, A, D)) * 3, rng.standard_normal((n, S)) * 3
     mask = np.tile([1, 0, 1, 1], (n, 1)).astype(np.int8)
@@ -142,12 +143,14 @@ def test_numpy_acts_as_torch_and_a_rows_bits_do_not_depend_on_the_others(name: s
     found = step(inputs, map_tree(as_numpy, before), noise)
     for one, other in zip(leaves(found), leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    if n == 8:
-        half = agent.numpy_step(4)
-        assert half is not None
-        part = half(inputs[:4], map_tree(as_numpy, agent.initial_state(range(4))), noise[:4])
-        for one, other in zip(leaves(part), leaves(found), strict=True):
-            np.testing.assert_array_equal(one, other[:4])
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("space", [SPACE, MASKED], ids=["all", "masked"])
+@pytest.mark.parametrize("name", ["policy", "lstm", "q", "noisy"])
+def test_bits_of_a_row_do_not_depend_on_other_rows(name: str, space: spaces.Dict) -> None:
+    agent = agent_of(name, space)
+    assert rows_keep_their_bits(agent, space, ACTIONS, 8)
 
 
 def test_weights_of_an_agent_without_a_mask_fit_one_with_a_mask_and_its_targets() -> None:
@@ -246,6 +249,7 @@ def test_an_embedding_of_one_number_trains_to_the_end(tmp_path: Path) -> None:
     assert launch.main(words(" ".join(dict.fromkeys(case.split())), tmp_path)) == 0
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize("how", ["cpu2", "gpu2"])
 def test_samplers_with_workers_give_the_batches_of_the_serial_one(how: str) -> None:
     kwargs, model = {"n": 5, "size": 3, "max_episode_steps": 9}, {"action_embedding": 4}

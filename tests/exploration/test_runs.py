@@ -64,6 +64,7 @@ def batches(case: str, n_workers: int) -> list[torch.Tensor]:
         sampler.close()
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize("case", ACTING)
 def test_workers_explore_as_one_process_does(case: str) -> None:
     for one, other in zip(batches(case, 0), batches(case, 2), strict=True):

@@ -67,10 +67,11 @@ def after_death(epsilon: float) -> tuple[Tensor, Tensor, bool]:
     return weight.detach(), step.state_dict()["state"][0]["exp_avg"], step.optimizer.flushes
 
 
-def test_moments_of_dead_units_become_zero_and_no_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_of_dead_units_do_not_become_denormal_and_no_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, moment, flushes = after_death(1e-8)
     assert flushes
-    assert (moment[4:] == 0).all()
+    assert ((moment[4:] == 0) | (moment[4:].abs() >= LEAST_NORMAL)).all(), "some kernels stop at 10 times the least"
+    assert (moment[4:].abs() < 1e-36).all()
     assert not flushes_denormals()
     monkeypatch.setattr("rlframe.optimizers.adam._LEAST_EPSILON", 1.0)
     plain, decayed, flushes = after_death(1e-8)

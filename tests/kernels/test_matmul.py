@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from rlframe.kernels import matmul, mlp
-from rlframe.kernels.device import learning_in
+from rlframe.kernels.device import has_bf16_units, learning_in
 from rlframe.kernels.matmul import affine, linear, product, weight_gradient
 
 SIZES = [(256, 256, 256), (256, 70, 1), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
+needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
 needs_one_dnn = pytest.mark.skipif(matmul._LINEAR is None, reason="torch was built without oneDNN")
 
 
@@ -54,6 +55,7 @@ def test_large_float32_products_take_the_library_that_is_fast_on_the_processor(
     assert len(calls) == n_calls
 
 
+@pytest.mark.same_bits("transformer")
 @pytest.mark.parametrize(("i", "o"), [(256, 256), (3136, 512), (512, 6), (64, 64)])
 def test_rows_acted_for_keep_their_bits_however_many_there_are(i: int, o: int) -> None:
     weight, bias, x = numbers(o, i), numbers(o), numbers(256, i)
@@ -134,7 +136,7 @@ def test_without_gradients_the_result_is_the_same_as_with() -> None:
     assert torch.equal(without, linear(x, weight, bias).detach())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_units)])
 @pytest.mark.parametrize("lead", [(), (2,)])
 @pytest.mark.parametrize("size", [16, 256])
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -31,7 +31,7 @@ OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "dict": MIXED}
 
 
 def close(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def observations(space: Space, n: int) -> Any:

@@ -121,6 +121,7 @@ def test_features_beyond_the_range_of_float32_raise_no_warning() -> None:
     assert np.isfinite(found.info.value).all()  # type: ignore[attr-defined]
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256), (400, 300)])
 def test_a_row_has_the_same_bits_among_any_number_of_others(hidden: tuple[int, ...]) -> None:
     agent = agent_for(VECTOR, ACTIONS["box"], hidden=hidden, memory="lstm")

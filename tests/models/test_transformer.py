@@ -121,6 +121,7 @@ def test_gradients_of_a_sequence_are_those_of_full_attention() -> None:
         close(one, other, 1e-3)
 
 
+@pytest.mark.same_bits("transformer")
 def test_a_row_has_the_same_bits_among_any_number_of_others() -> None:
     _, agent = sampler_for("CartPole-v1", B=32, model_memory="transformer", model_memory_window=8)
     inputs = sampler_for("CartPole-v1", T=1, B=32)[0].collect().inputs[0]

@@ -1,11 +1,12 @@
 """Agents and samplers on debug environments, for the tests of samplers, agents and algorithms."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.core.seeding import Role, env_seeds
@@ -13,6 +14,7 @@ from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
+from rlframe.rollout.same_bits import rows_keep_their_bits
 from rlframe.samplers import SerialSampler
 
 Make = Callable[..., Any]
@@ -54,3 +56,12 @@ def assert_equal(one: Tree, other: Tree) -> None:
 def differ(one: Tree, other: Tree) -> bool:
     """Whether any array of two trees differs."""
     return any(not torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
+
+
+@cache
+def keeps_bits(kind: str = "lstm") -> bool:
+    """Whether this processor gives a row the same bits among any number of rows; kinds: lstm, transformer, images."""
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8) if kind == "images" else spaces.Box(-1, 1, (17,), np.float32)
+    model, choice = {"memory": "none" if kind == "images" else kind}, spaces.Discrete(6)
+    agents = [agent_for(space, choice, hidden=hidden, **model) for hidden in ((64, 64), (400, 300))]
+    return all(rows_keep_their_bits(agent, space, choice, 64) for agent in agents)

@@ -52,6 +52,7 @@ def assert_batches_equal(one: list[Any], other: list[Any]) -> None:
         assert trajectories == other_trajectories
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize(("before", "after"), [("serial", "cpu2"), ("cpu2", "alternating2"), ("gpu3", "serial")])
 @pytest.mark.parametrize("env", [resumable.Walk, resumable.Opaque], ids=["by state", "by actions"])
 def test_a_sampler_continues_from_the_state_of_another(before: str, after: str, env: Any) -> None:

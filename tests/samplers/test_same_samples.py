@@ -1,4 +1,7 @@
-"""Serial, CPU-parallel and GPU-batched samplers fill the same batches, array for array, however columns are split."""
+"""Serial, CPU-parallel and GPU-batched samplers fill the same batches, array for array, however columns are split.
+
+Where the processor gives a row the same bits among any number of others; `same_bits` looks.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, debug_envs, make_envs
@@ -62,6 +68,7 @@ FAST = ["cpu3-lstm", "cpu2-normalized", "alternating3-lstm", "gpu2-normalized"]
 EACH = variants((f"{how}-{model}" for how in SPLITS for model in MODELS), [*FAST, *(f"{how}-plain" for how in SPLITS)])
 
 
+@pytest.mark.same_bits
 @pytest.mark.parametrize("case", EACH)
 def test_every_sampler_gives_the_batches_of_the_serial_one(case: str) -> None:
     kwargs, (how, model) = {"max_episode_steps": 9}, case.split("-")
@@ -73,6 +80,41 @@ def test_every_sampler_gives_the_batches_of_the_serial_one(case: str) -> None:
         assert trajectories == other_trajectories
 
 
+class Pictures(gymnasium.Env):
+    """Two images of noise from its generator, one of which the last action brightens; episodes of 4 steps."""
+
+    observation_space = spaces.Dict({name: spaces.Box(0, 255, (1, 84, 84), np.uint8) for name in ("one", "two")})
+    action_space = spaces.Discrete(3)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**kwargs)
+        self.time = 0
+        return self._observe(0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self._observe(int(action)), float(action), self.time == 4, False, {}
+
+    def _observe(self, action: int) -> dict[str, np.ndarray]:
+        one, two = self.np_random.integers(0, 128, (2, 1, 84, 84), np.uint8)
+        return {"one": one, "two": two + np.uint8(60 * action)}
+
+
+@pytest.mark.parametrize("how", ["cpu2", "alternating2"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.same_bits(kind)) for kind in ("transformer", "images")]
+)
+def test_agents_that_act_in_torch_give_the_batches_of_the_serial_sampler(kind: str, how: str) -> None:
+    env: Any = Pictures if kind == "images" else "Pendulum-v1"
+    kwargs, model = ({}, {}) if kind == "images" else ({"max_episode_steps": 9}, {"memory": kind, "memory_window": 4})
+    one, other = (sampler(each, env, kwargs, 3, **model) for each in ("serial", how))
+    assert one[1].numpy_step(4) is None
+    for (samples, trajectories), (others, other_trajectories) in zip(history(one), history(other), strict=True):
+        assert_equal(samples, others)
+        assert trajectories == other_trajectories
+
+
+@pytest.mark.same_bits
 @pytest.mark.parametrize("how", ["alternating2", pytest.param("cpu2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["spawn"])  # the tests above have forkserver
 def test_the_start_method_changes_nothing(how: str, method: str) -> None:
