@@ -1,5 +1,6 @@
 """Parsing of key=value arguments, and the exit status and error output shared by all commands."""
 
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from rlframe.core.errors import ConfigError, Interrupted, ReadableError, printab
 
 _MAX_WORD = 1 << 16  # characters
 _OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")  # in torch's errors
+_OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES)  # errors that say enough without a traceback
 _MAX_SHOWN = 20_000  # characters of an error
 EXIT_S = 5.0  # for threads of users' code to end after the command
 
@@ -137,3 +139,10 @@ def run_command(body: Callable[[list[str]], int], argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has exited, for example `head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # else the flush at exit fails
         return 128 + 13
+    except OSError as error:
+        if error.errno not in _OF_PATHS or not error.filename or show_traceback:
+            raise
+        print(
+            printable(f"error: {shortened(str(error.filename))}: {error.strerror}; use another path"), file=sys.stderr
+        )
+        return 2

@@ -52,6 +52,7 @@ def _count(text: str) -> int:
 
 AUTO = -1  # value of a `count_or_auto` field that is `auto`
 _LARGEST = 2**53  # of a count: larger whole numbers are not exact when written as 1e20
+_LARGEST_FLOAT = 3.4028234663852886e38  # of a number: tensors are float32
 _MAX_NAME = 200
 _SIMILAR, _PIECE = 0.6, 4  # least similarity of names that are suggested, and letters of a piece
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
@@ -108,19 +109,22 @@ def within(
     span = f"{least} and below {high:g}" if below else f"from {low:g} to {high:g}"
     span = f"{least} and at most {high:g}" if above else span
     text = "a number" if low == -math.inf else least if high in (_LARGEST, math.inf) else span
-    text += "" if high < math.inf else ", or inf" if infinite else ", or nan" if nan else " and finite"
+    text += ", or inf" * infinite + ", or nan" * nan or " and finite" * (high == math.inf)
 
     def check(config: Any, name: str) -> None:
         given = getattr(config, name)
         for value in numbers_of(given):
             if not isinstance(value, kind):
                 raise ConfigError(f"{key_of(config, name)}={given!r} must be a {'whole ' * (kind is Integral)}number")
-            inside = math.isfinite(value) and (low < value if above else low <= value)
+            inside = abs(value) <= _LARGEST_FLOAT and (low < value if above else low <= value)
             inside = inside and (value < high if below else value <= high)
             if not (inside or (infinite and value == math.inf) or (nan and math.isnan(value))):
                 shown = list(given) if isinstance(given, tuple) else given
-                too_large = high == _LARGEST and value > high
-                limit = f"at most {_LARGEST:,}; larger numbers are not exact" if too_large else text
+                limit = text
+                if high == _LARGEST < value:
+                    limit = f"at most {_LARGEST:,}; larger numbers are not exact"
+                elif low <= value <= high and _LARGEST_FLOAT < abs(value) < math.inf:
+                    limit = f"from {-_LARGEST_FLOAT:.2g} to {_LARGEST_FLOAT:.2g}, the range of float32"
                 raise ConfigError(f"{key_of(config, name)}={shown} must be {limit}")
 
     return check

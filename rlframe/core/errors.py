@@ -48,14 +48,22 @@ class PartError(ReadableError):
     shows_cause = True
 
 
+class StateError(ReadableError, TypeError):
+    """A state, often of a part of the user's own, has what a snapshot cannot hold; the message has its path."""
+
+
+class Stopped(SystemExit):
+    """Raised by rlframe itself to end its own process; any other SystemExit is a sys.exit in code of the user's."""
+
+
 @contextmanager
 def naming(part: str) -> Iterator[None]:
-    """Raise PartError, `part: <the exception>`, if the user's code inside raises an exception."""
+    """Raise PartError, `part: <the exception>`, if the user's code inside raises an exception or calls sys.exit."""
     try:
         yield
-    except ReadableError:
+    except (ReadableError, Stopped):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PartError(f"{part}: {describe(error)}") from error
 
 

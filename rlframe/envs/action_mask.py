@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlframe.core.errors import ConfigError, warn_once
+from rlframe.core.errors import ConfigError, shortened, warn_once
 from rlframe.core.spaces import ACTION_MASK, mask_parts
 
 
@@ -19,6 +19,7 @@ class ActionMaskFromInfo(gymnasium.Wrapper):
 
     Raises:
         ConfigError: the actions are neither Discrete nor MultiDiscrete.    KeyError: `info` has no action mask.
+        ValueError: the mask has other numbers than 0 and 1.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -48,6 +49,8 @@ class ActionMaskFromInfo(gymnasium.Wrapper):
             found = f"info[{ACTION_MASK!r}] is None" if is_none else f"info has no {ACTION_MASK!r}, only {[*info]}"
             raise KeyError(f"{found}; give it in every reset and step")
         whole = np.concatenate(mask) if isinstance(mask, tuple | list) and np.ndim(mask[0]) else np.asarray(mask)
+        if not ((whole == 0) | (whole == 1)).all():
+            raise ValueError(f"info[{ACTION_MASK!r}] must have 0 or 1 for each action, got {shortened(str(whole))}")
         return {"observation": observation, ACTION_MASK: whole.astype(np.int8)}
 
 

@@ -32,6 +32,8 @@ class WandbWriter(Tracker):
         for folder in (directory / name for name in _FOLDERS):
             if folder.is_symlink():
                 raise ConfigError(f"{folder} is a link, and W&B would write into its target; remove it")
+            if os.path.lexists(folder / "settings"):  # read if this is the working directory
+                raise ConfigError(f"{folder / 'settings'} may name another server for W&B; remove it")
         self._sent = directory / "wandb_sent.jsonl"
         if os.path.lexists(self._sent):  # before W&B starts
             open_regular_file(self._sent, _MAX_BYTES).close()

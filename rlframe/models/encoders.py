@@ -347,4 +347,5 @@ def make_encoder(space: Space, config: ModelConfig) -> nn.Module:
         made = made_by(config.encoder, found, nn.Module, space)
     if made is found or not isinstance(made, nn.Module):
         raise ConfigError(f"model.encoder={config.encoder!r} is not a subclass of torch.nn.Module{OR_A_FUNCTION}")
-    return CustomEncoder(made, space)
+    with naming(f"model.encoder={config.encoder} failed in forward"):
+        return CustomEncoder(made, space)

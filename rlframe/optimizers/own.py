@@ -94,10 +94,12 @@ class Own(Optimizer):
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        with naming(f"algo.optimizer={self.name} failed in step"):
+            self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.optimizer.state_dict()
+        with naming(f"algo.optimizer={self.name} failed in state_dict"):
+            state = self.optimizer.state_dict()
         groups = [
             {name: x for name, x in group.items() if name in ("params",) or type(x) in (bool, int, float)}
             for group in state["param_groups"]

@@ -15,6 +15,7 @@ import psutil
 import torch
 from safetensors.numpy import save_file
 
+from rlframe.core.errors import StateError
 from rlframe.record.directory import replace_file
 
 CHUNK_BYTES = 2**22  # approximate chunk size: few files for a new array, little to rewrite after a small change
@@ -151,7 +152,7 @@ def encode(value: Any, arrays: Arrays, path: str = "state") -> Any:
         case tuple() if type(value) in (tuple, torch.Size):
             return {"tuple": [encode(item, arrays, f"{path}.{index}") for index, item in enumerate(value)]}
         case _:
-            raise TypeError(
+            raise StateError(
                 f"{path} is a {type(value).__name__}, which a snapshot cannot hold; make it arrays and plain values"
             )
 
@@ -161,7 +162,7 @@ def _encode_dict(value: dict[Any, Any], arrays: Arrays, path: str) -> Any:
         return {"dict": {str(key): encode(item, arrays, f"{path}.{key}") for key, item in value.items()}}
     for key in value:
         if not isinstance(key, (str, int, float, tuple)):
-            raise TypeError(f"{path} has the key {key!r}, which a snapshot cannot hold; use strings or numbers")
+            raise StateError(f"{path} has the key {key!r}, which a snapshot cannot hold; use strings or numbers")
     return {
         "pairs": [[encode(key, arrays, path), encode(item, arrays, f"{path}.{key}")] for key, item in value.items()]
     }
@@ -170,7 +171,7 @@ def _encode_dict(value: dict[Any, Any], arrays: Arrays, path: str) -> Any:
 def _encode_tensor(value: torch.Tensor, arrays: Arrays, path: str) -> Any:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in _TENSORS or value.layout != torch.strided:
-        raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, which a snapshot cannot hold")
+        raise StateError(f"{path} is a tensor of {value.dtype}, {value.layout}, which a snapshot cannot hold")
     dense = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     stored = dense if dtype in STORED else _bytes(dense)
     name = _store(stored.numpy(), arrays, path)
@@ -186,7 +187,7 @@ def _encode_array(value: np.ndarray | np.generic, arrays: Arrays, path: str) -> 
     array = np.asarray(value)
     array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
     if array.dtype.name not in _ARRAYS:
-        raise TypeError(f"{path} is an array of {array.dtype}, which a snapshot cannot hold; use numbers or bools")
+        raise StateError(f"{path} is an array of {array.dtype}, which a snapshot cannot hold; use numbers or bools")
     name = _store(array if array.dtype.name in STORED else array.reshape(-1).view(np.uint8), arrays, path)
     tag = "scalar" if isinstance(value, np.generic) else "array"
     return {tag: name, "dtype": array.dtype.name, "shape": list(array.shape)}

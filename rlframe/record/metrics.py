@@ -210,14 +210,18 @@ def _zero_on(device: torch.device) -> Tensor:
         return torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
 
-_NAME = re.compile(r"[^\s/]+/[^\s/]+")
+_MAX_NAME = 100  # characters; a long line of names makes progress.csv unreadable
+_NAME = re.compile(rf"[^\s/]{{1,{_MAX_NAME}}}/[^\s/]{{1,{_MAX_NAME}}}")
 _collecting: ContextVar[Metrics] = ContextVar("rlframe_metrics")
 
 
 def check_own_name(name: str) -> None:
     """Raise ValueError unless `name` is of the form group/name and no metric of rlframe's own."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"metric {name!r} must be named group/name, such as my_group/{name.strip('/') or 'name'}")
+        is_long = len(name) > _MAX_NAME
+        example = "name" if is_long else name.strip("/") or "name"
+        limit = f", each of at most {_MAX_NAME} characters" if is_long else ""
+        raise ValueError(f"metric {shortened(repr(name))} must be named group/name, such as my_group/{example}{limit}")
     if name in METRICS:
         raise ValueError(f"metric {name!r} is logged by rlframe itself; choose another name")
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, qualified_name
+from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, naming, qualified_name
 from rlframe.core.files import disk_error
 from rlframe.record.codec import dump
 from rlframe.record.console import Console, MessageConsole, PlainConsole, on_terminal
@@ -203,7 +203,8 @@ class Run(BaseRun):
     def _write(self, row: Mapping[str, float]) -> None:
         self._check_place()
         for writer in self._writers:
-            writer.check()
+            with naming(f"writer {qualified_name(type(writer))} failed in check"):
+                writer.check()
         self._console.write(row)
         for writer in self._writers:
             try:

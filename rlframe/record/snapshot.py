@@ -222,9 +222,11 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def check_inside(directory: Path) -> None:
-    """Raise SnapshotError if `directory` is a link: a run could read or delete the snapshots of another one."""
+    """Raise SnapshotError for a file, or a link: a run could read or delete the snapshots of another one."""
     if directory.is_symlink():
         raise SnapshotError(f"{directory} is a link to {os.readlink(directory)}; move the directory here")
+    if directory.exists() and not directory.is_dir():
+        raise SnapshotError(f"{directory} is not a directory; remove it")
 
 
 def set_link(link: Path, target: Path) -> None:

@@ -180,7 +180,7 @@ def name_of(callback: Callback) -> str:
 def _call(callback: Callback, hook: str, *arguments: Any) -> Any:
     try:
         return getattr(callback, hook)(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CallbackError(f"callback {name_of(callback)} failed in {hook}: {describe(error)}") from error
 
 

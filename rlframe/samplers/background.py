@@ -19,7 +19,7 @@ import torch
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, Stopped
 from rlframe.core.seeding import Role, generators, pack_state, seed_int
 from rlframe.core.struct import Struct, write
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
@@ -329,7 +329,7 @@ def background_main(
 def _exit(signum: int, frame: FrameType | None) -> None:
     """Interrupt the current batch, and exit with clean-up."""
     signal.signal(signum, signal.SIG_IGN)
-    raise SystemExit(0)
+    raise Stopped(0)
 
 
 class _SlotFiller:

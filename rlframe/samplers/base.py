@@ -106,7 +106,7 @@ class SamplerConfig:
     complete_episodes: bool = option(False, "batches of whole episodes, of at most batch_T env steps each")
     env_restarts: int = count(0, "times that an environment which raises is made again, before the run fails")
     statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")
-    discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's")
+    discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's", high=1)
 
     @chz.validate
     def _check_episodes(self) -> None:

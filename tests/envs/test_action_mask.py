@@ -1,5 +1,6 @@
 """Action masks of environments: taken from info, checked in every row that acts, and refused if they do not fit."""
 
+import math
 import re
 from typing import Any
 
@@ -113,6 +114,16 @@ def test_an_info_without_a_mask_says_so() -> None:
         nothing._with_mask(np.zeros(4), {"action_mask": None})
     with pytest.raises(KeyError, match=r"info has no 'action_mask', only \[3, 'x'\]"):
         nothing._with_mask(np.zeros(4), {3: 1, "x": 2})
+
+
+@pytest.mark.parametrize(
+    "mask", ["abc", {"a": 1}, [None] * 3, [1, 1, 0.5], [1, 1, math.nan], [1, 1, 256], [2, 1, 1]], ids=str
+)
+def test_a_mask_in_info_that_has_other_values_is_refused_as_it_is(mask: Any) -> None:
+    env = ActionMaskFromInfo(gymnasium.make("CartPole-v1").unwrapped)
+    with pytest.raises(ValueError, match=r"info\['action_mask'\] must have 0 or 1 for each action, got") as error:
+        env._with_mask(np.zeros(4), {"action_mask": mask})
+    assert str(np.asarray(mask)) in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,10 @@ CALLED: list[Any] = []  # arguments of the calls that must not happen
 
 def fail(*arguments: Any, **named: Any) -> Any:
     raise ZeroDivisionError("by my part")
+
+
+def leave(*arguments: Any, **named: Any) -> Any:
+    sys.exit(3)
 
 
 class NoPart:
@@ -50,6 +55,28 @@ class LogsText(Callback):
 class LogsArray(Callback):
     def on_batch(self, samples: Samples) -> None:
         self.log("a/b_last", np.zeros(3))  # type: ignore[arg-type]
+
+
+class SetCallback(Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"a": {1}}
+
+
+class LeavingCallback(Callback):
+    __init__ = leave
+
+
+class LeavesAtStart(Callback):
+    on_start = leave
+
+
+class LeavesAtEnd(Callback):
+    on_end = leave
+
+
+class LongName(Callback):
+    def on_batch(self, samples: Samples) -> None:
+        self.log("a/" + "b" * 101, 1.0)
 
 
 class Statistic(EpisodeStatistic):
@@ -94,6 +121,14 @@ class WrittenWriter(OwnWriter):
     write = fail
 
 
+class CheckedWriter(OwnWriter):
+    check = fail
+
+
+class LeavingWriter(OwnWriter):
+    close = leave
+
+
 class TrimmedWriter(OwnWriter):
     trim = fail
 
@@ -104,6 +139,21 @@ class ClosedWriter(OwnWriter):
 
 class MadeEncoder(nn.Module):
     __init__ = fail
+
+
+class AppliedEncoder(nn.Module):
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+
+    forward = fail
+
+
+class SteppedOptimizer(torch.optim.SGD):
+    step = fail
+
+
+class SavedOptimizer(torch.optim.SGD):
+    state_dict = fail
 
 
 class MadeOptimizer(torch.optim.SGD):

@@ -167,6 +167,11 @@ def test_a_deviation_that_overflows_is_refused(value: str) -> None:
             "algo.clip='linear(1,2)': \"'linear(1,2)'\" is neither a number nor a schedule",
         ),
         ({"algo.clip": 'it\'s\n"x"'}, "is neither a number nor a schedule"),
+        ({"sampler.discount": 1.5}, "sampler.discount=1.5 must be from 0 to 1, or nan"),
+        ({"algo.max_grad_norm": 1e300}, "algo.max_grad_norm=1e+300 must be from -3.4e+38 to 3.4e+38, the range of fl"),
+        ({"model.log_std": -1e300}, "model.log_std=-1e+300 must be from -20 to 10"),
+        ({"algo": "dqn", "algo.v_min": -1e300}, "algo.v_min=-1e+300 must be from -3.4e+38 to 3.4e+38, the"),
+        ({"algo.clip": "linear(0.1, 1e300)"}, "algo.clip=linear(0.1, 1e300) must be from -3.4e+38 to 3.4e+38, the"),
         ({"seed": [1]}, "seed=[1]: '[1]' is not a number"),
         ({"model.hidden": [[1]]}, "model.hidden=[[1]]: '[[1]]' is not a list of whole numbers such as [64,64]"),
         (

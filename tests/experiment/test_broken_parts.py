@@ -20,6 +20,13 @@ RUNS = {  # the word, and what the error says
     "number, got str 'text'",
     "callbacks=LogsArray": f"callback {HERE}:LogsArray failed in on_batch: ValueError: metric 'a/b_last' must be a "
     "single number, got shape (3,); take its mean",
+    "callbacks=SetCallback": "state.callbacks.0.state.a is a set, which a snapshot cannot hold; make it arrays and "
+    "plain values",
+    "callbacks=LeavingCallback": f"callback {HERE}:LeavingCallback cannot be made: SystemExit: 3",
+    "callbacks=LeavesAtStart": f"callback {HERE}:LeavesAtStart failed in on_start: SystemExit: 3",
+    "callbacks=LeavesAtEnd": f"callback {HERE}:LeavesAtEnd failed in on_end: SystemExit: 3",
+    "callbacks=LongName": f"callback {HERE}:LongName failed in on_batch: ValueError: metric 'a/{'b' * 101}' must be "
+    "named group/name, such as my_group/name, each of at most 100 characters",
     "sampler.statistics=MadeStatistic": f"sampler.statistics {HERE}:MadeStatistic cannot be made{DIVIDED}",
     "sampler.statistics=AddedStatistic": f"sampler.statistics {HERE}:AddedStatistic failed in add{DIVIDED}",
     "sampler.statistics=ResultStatistic": f"sampler.statistics {HERE}:ResultStatistic failed in result{DIVIDED}",
@@ -28,8 +35,13 @@ RUNS = {  # the word, and what the error says
     "sampler.statistics=SavedStatistic": f"sampler.statistics {HERE}:SavedStatistic failed in state_dict{DIVIDED}",
     "writers=MadeWriter": f"writer {HERE}:MadeWriter cannot start{DIVIDED}",
     "writers=WrittenWriter": f"writer {HERE}:WrittenWriter failed in write{DIVIDED}",
+    "writers=CheckedWriter": f"writer {HERE}:CheckedWriter failed in check{DIVIDED}",
+    "writers=LeavingWriter": f"writer {HERE}:LeavingWriter failed in close: SystemExit: 3",
     "writers=ClosedWriter": f"writer {HERE}:ClosedWriter failed in close{DIVIDED}",
     "model.encoder=MadeEncoder": f"model.encoder={HERE}:MadeEncoder cannot be made{DIVIDED}",
+    "model.encoder=AppliedEncoder": f"model.encoder={HERE}:AppliedEncoder failed in forward{DIVIDED}",
+    "algo.optimizer=SteppedOptimizer": f"algo.optimizer={HERE}:SteppedOptimizer failed in step{DIVIDED}",
+    "algo.optimizer=SavedOptimizer": f"algo.optimizer={HERE}:SavedOptimizer failed in state_dict{DIVIDED}",
     "algo.optimizer=MadeOptimizer": f"algo.optimizer={HERE}:MadeOptimizer cannot be made{DIVIDED}",
     "algo=dqn algo.explore=MadeExploration": f"algo.explore={HERE}:MadeExploration cannot be made{DIVIDED}",
     "env=Pendulum-v1 model.distribution=MadeDistribution": f"model.distribution={HERE}:MadeDistribution cannot be made"

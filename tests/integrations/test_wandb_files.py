@@ -81,6 +81,15 @@ def test_a_folder_of_wandb_that_is_a_link_is_an_error(folder: str, writer: Any, 
         write(writer, tmp_path)
 
 
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_settings_of_wandb_in_a_runs_directory_are_an_error(folder: str, writer: Any, tmp_path: Path) -> None:
+    """W&B started in this directory would send its key to the server that they name."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "settings").write_text("[default]\nbase_url = https://example.com\n")
+    with pytest.raises(ConfigError, match=rf"{folder}/settings may name another server for W&B; remove it"):
+        write(writer, tmp_path)
+
+
 @pytest.mark.parametrize(
     "content", [b"[[],[],[]]\n" * 1_000, b"[" * 100_000, b'{"a": 1}\n3\nnull\n[1, 2, [[]]]', b"\xff\x00"]
 )

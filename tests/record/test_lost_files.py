@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_a_snapshot_folder_that_becomes_a_link_is_an_error_and_its_target_is_lef
             with pytest.raises(RecordError, match="snapshot was replaced by a link during the run"):
                 record()
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["file", "pipe"])
+def test_a_file_in_the_place_of_the_snapshot_folder_is_named(how: str, tmp_path: Path) -> None:
+    with logger_context(tmp_path, console=False) as run:
+        folder = run.directory / "snapshot"
+        folder.write_text("") if how == "file" else os.mkfifo(folder)
+        with pytest.raises(RecordError, match="run_0/snapshot is not a directory; remove it"):
+            run.snapshot(lambda: {"n": 1}, 1, final=True)
 
 
 def test_a_run_whose_rows_are_lost_fails_with_a_line_and_a_snapshot_and_is_resumed_with_all_rows(

@@ -1,0 +1,52 @@
+"""What every command says of an error of the operating system, in one line."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from rlframe import evaluate, export, launch, plot
+from rlframe.core.command_line import run_command
+
+LONG = "x" * 300  # no file system has such names
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (launch, [f"resume={LONG}"]),
+        (launch, [f"experiment={LONG}"]),
+        (launch, ["env=CartPole-v1", f"callbacks=[./{LONG}.py:A]"]),
+        (launch, ["env=CartPole-v1", f"algo={LONG}.py"]),
+        (evaluate, [LONG]),
+        (evaluate, ["a", f"out={LONG}"]),
+        (export, [LONG]),
+        (plot, [LONG]),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file_is_refused_in_one_line(
+    command: Any, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(" characters): File name too long; use another path\n")
+    assert len(said.splitlines()) == 1
+    assert len(said) < 300
+
+
+def test_a_file_that_may_not_be_read_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(argv: list[str]) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/other/run_0/params.json")
+
+    assert run_command(body, []) == 2
+    assert capsys.readouterr().err == "error: /other/run_0/params.json: Permission denied; use another path\n"
+
+
+def test_any_other_error_keeps_its_traceback() -> None:
+    def body(argv: list[str]) -> int:
+        raise OSError(errno.EIO, "Input/output error", "file")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        run_command(body, [])
