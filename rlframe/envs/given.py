@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName, can_import, name_of, pickled
-from rlframe.envs.make import resolve
+from rlframe.envs.make import MADE, resolve
 
 _KNOWN_EVERYWHERE = ("gymnasium.", "ale_py.")  # modules whose environments every process finds by their id
 
@@ -95,6 +95,7 @@ class CopiedEnv:
 
     def __call__(self) -> gymnasium.Env:
         env: gymnasium.Env = cloudpickle.loads(self.payload)
+        vars(env.unwrapped).pop(MADE, None)  # of the instance, if a run made that
         return env
 
     def __repr__(self) -> str:

@@ -127,7 +127,7 @@ Settings = dict[str, Any]
 FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     "class": ({"env": Walk}, {"env": f"{HERE}:Walk"}),
     "class with arguments": (
-        {"env": Walk, "env_kwargs": {"length": 8}},
+        {"env": {"name": Walk, "kwargs": {"length": 8}}},
         {"env": f"{HERE}:Walk", "env_kwargs.length": 8},
     ),
     "function": ({"env": short_walk}, {"env": f"{HERE}:short_walk"}),
