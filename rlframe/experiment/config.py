@@ -17,6 +17,7 @@ from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
 from rlframe.core.objects import ObjectName
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
+from rlframe.experiment.objects import check_objects
 from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
 from rlframe.experiment.unknown_keys import keys_of, suggestion
 from rlframe.kernels.device import PRECISIONS
@@ -244,14 +245,16 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
         else:
             arguments[_field_of(key)] = chz.Castable(_text(value))
     try:
-        return chz.Blueprint(Experiment).apply(arguments).make()
+        made = chz.Blueprint(Experiment).apply(arguments).make()
     except chz.blueprint._entrypoint.EntrypointException as error:
         message = str(error).strip()
         for field, group in GROUPS.items():
             message = message.replace(f"'{field}.", f"'{group}.")
         raise ConfigError(_readable(message, merged)) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from None
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None  # a new one, without the lines that chz notes on it
+    check_objects(merged)
+    return made
 
 
 def _field_of(key: str) -> str:
