@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -105,6 +106,15 @@ def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
     assert config["env"] == "tests.test_objects:run_dir.<locals>.<lambda>()"
     assert config["callbacks"] == ["tests.experiment.forms:Slower()"]
     assert config["algo.optimizer.name"] == "torch.optim.radam:RAdam"
+
+
+def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None:
+    env = gymnasium.make("Walk-v0", length=np.int64(8))
+    run = rlframe.train("ppo", env, n_steps=64, log_dir=tmp_path, **SMALL).directory
+    assert json.loads((run / "params.json").read_text())["config"]["env"] == "Walk-v0()"
+    assert rlframe.load_policy(run, env=env).observation_space.shape == (8,)
+    with pytest.raises(ConfigError, match=r"^env_kwargs={.*} cannot be written to .*; let env=functools.partial.MyEnv"):
+        rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path / "kwargs", env_kwargs={"length": np.int64(8)}, **SMALL)
 
 
 def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> None:

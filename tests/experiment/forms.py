@@ -146,6 +146,10 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
         {"env": gymnasium.make("Walk-v0", length=8)},
         {"env": f"{HERE}:Walk", "env_kwargs.length": 8},
     ),
+    "instance with an argument that is no JSON": (
+        {"env": gymnasium.make("Walk-v0", length=np.int64(8))},
+        {"env": f"{HERE}:Walk", "env_kwargs.length": 8},
+    ),
     "name of main": ({"env": "__main__:Walk"}, {"env": f"{HERE}:Walk"}),
     "eval.env": (
         {"env": Walk, "eval": {"env": lambda: Walk(6)}},
