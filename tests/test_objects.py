@@ -51,9 +51,14 @@ def test_objects_of_a_script_train_as_their_names_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", [SERIAL, TWO_WORKERS, {**TWO_WORKERS, "sampler": "gpu"}], ids=str)
+@pytest.mark.parametrize("keys", [SERIAL, TWO_WORKERS], ids=str)
 def test_every_form_trains_in_a_script_as_by_name(keys: dict[str, Any], tmp_path: Path) -> None:
     check_in_script(tmp_path, f"check({keys})")
+
+
+@pytest.mark.slow
+def test_objects_reach_the_workers_of_the_gpu_sampler(tmp_path: Path) -> None:
+    check_in_script(tmp_path, f"check({ {**TWO_WORKERS, 'sampler': 'gpu'} }, {FEW})")
 
 
 @pytest.mark.slow

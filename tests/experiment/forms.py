@@ -14,6 +14,7 @@ import torch
 
 import rlframe
 from rlframe.algos import ppo
+from rlframe.core.flat import flatten
 from rlframe.distributions import Beta
 from rlframe.exploration import ActionNoise, ExploreState
 from rlframe.models import ModelConfig
@@ -186,7 +187,7 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     ),
     "configs": (
         {"model": ModelConfig(hidden=(16, 8)), "algo": ppo.Config(epochs=2)},
-        {"model.hidden": [16, 8], "algo": "ppo", "algo.epochs": 2},
+        flatten(model=ModelConfig(hidden=(16, 8)), algo=ppo.Config(epochs=2)),  # all keys, not the algorithm's defaults
     ),
     "class of a config": ({"algo": FastPPO}, {"algo": f"{HERE}:FastPPO"}),
     "module": ({"algo": ppo}, {"algo": "ppo"}),
