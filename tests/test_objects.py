@@ -16,6 +16,8 @@ import rlframe
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.objects import ObjectName
+from rlframe.experiment.config import from_flat
+from rlframe.experiment.objects import named
 from tests.experiment import forms
 from tests.experiment.forms import Slower, Walk
 from tests.fork_server import run_python
@@ -111,6 +113,11 @@ def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
     assert config["env"] == "tests.test_objects:run_dir.<locals>.<lambda>()"
     assert config["callbacks"] == ["tests.experiment.forms:Slower()"]
     assert config["algo.optimizer.name"] == "torch.optim.radam:RAdam"
+
+
+def test_a_run_is_titled_by_the_names_of_its_classes() -> None:
+    experiment = from_flat(named({"algo": forms.FastPPO, "env": lambda: Walk()}))
+    assert experiment.title() == "FastPPO_lambda"
 
 
 def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None:

@@ -163,8 +163,9 @@ class Experiment:
 
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
-        algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].removesuffix(".py")
-        env = re.sub(r"[^\w.\-]", "", self.env.rpartition("/")[2].rpartition(":")[2])  # without () and <lambda>
+        algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
+        env = self.env.rpartition("/")[2].rpartition(":")[2].rpartition("<locals>.")[2]
+        env = re.sub(r"[^\w.\-]", "", env)  # without () and <lambda>
         return self.name or f"{algo}_{env}"
 
 
