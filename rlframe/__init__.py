@@ -24,9 +24,10 @@ def train(algo: Any = "", env: Any = "", /, n_steps: float = 0, **settings: Any)
 
     Settings are the keys of the command line (python -m rlframe.launch --help): algo, env, runner.n_steps (for short
     n_steps), seed, log_dir and so on; resume=RUN_DIR continues a run. Keys of a group may be a dict, and classes,
-    functions and instances stand wherever a key takes module:name. Settings that are left out have their defaults: a
-    preset is used only if experiment=NAME names it. As on the command line, the run is recorded in log_dir/run_0 or
-    below data/local, and this process is pinned to the run's cores and uses its number of torch threads.
+    functions and instances stand wherever a key takes module:name; a Config gives all of its keys. Settings that are
+    left out have the algorithm's defaults: a preset is used only if experiment=NAME names it. As on the command line,
+    the run is recorded in log_dir/run_0 or below data/local. This process is pinned to the run's cores until its end,
+    and keeps its number of torch threads.
 
     Raises:
         ConfigError: a setting is wrong; nothing was written.

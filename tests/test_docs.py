@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -244,3 +245,10 @@ def test_the_results_name_every_preset() -> None:
 def test_the_readme_has_at_most_ten_results() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert sum(f"| `{preset}` |" in text for preset in preset_names()) <= 10
+
+
+def test_the_table_of_extras_has_every_extra_for_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs/getting_started.md").read_text(encoding="utf-8")
+    listed = {name for row in re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert project["optional-dependencies"].keys() - {"all", "bench", "dev", "docs"} - listed == set()

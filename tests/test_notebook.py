@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import rlframe
 from rlframe.core.errors import ConfigError
 from rlframe.record.rank_state import env_steps_of
 from rlframe.runners import MinibatchRl
+from rlframe.system.machine import n_cpus
 from tests.runners.resumed import OF_TIME
 
 SMALL: dict[str, Any] = {"sampler": "serial", "sampler.batch_T": 16, "sampler.batch_B": 4, "algo.minibatches": 2}
@@ -42,6 +44,15 @@ def test_a_trained_run_is_resumed(tmp_path: Path) -> None:
     result = rlframe.train(resume=run, n_steps=192)
     assert result.directory == run
     assert result.metrics["env_steps"] >= 192
+
+
+@pytest.mark.skipif(n_cpus() < 2, reason="one CPU is all that there is to be pinned to")
+def test_a_run_gives_the_cores_back_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rlframe")
+    cpus = os.sched_getaffinity(0)
+    rlframe.train("ppo", "CartPole-v1", 64, log_dir=tmp_path, **{**SMALL, "affinity": "1cpr"})
+    assert "affinity: slot 0 of" in caplog.text, "it was pinned"
+    assert os.sched_getaffinity(0) == cpus
 
 
 def test_a_preset_is_used_only_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
 import rlframe
 from rlframe.algos import ppo
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.objects import ObjectName
+from rlframe.experiment.config import from_flat
+from rlframe.experiment.objects import named
 from tests.experiment import forms
 from tests.experiment.forms import Slower, Walk
 from tests.fork_server import run_python
@@ -50,9 +53,14 @@ def test_objects_of_a_script_train_as_their_names_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", [SERIAL, TWO_WORKERS, {**TWO_WORKERS, "sampler": "gpu"}], ids=str)
+@pytest.mark.parametrize("keys", [SERIAL, TWO_WORKERS], ids=str)
 def test_every_form_trains_in_a_script_as_by_name(keys: dict[str, Any], tmp_path: Path) -> None:
     check_in_script(tmp_path, f"check({keys})")
+
+
+@pytest.mark.slow
+def test_objects_reach_the_workers_of_the_gpu_sampler(tmp_path: Path) -> None:
+    check_in_script(tmp_path, f"check({ {**TWO_WORKERS, 'sampler': 'gpu'} }, {FEW})")
 
 
 @pytest.mark.slow
@@ -107,12 +115,26 @@ def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
     assert config["algo.optimizer.name"] == "torch.optim.radam:RAdam"
 
 
+def test_a_run_is_titled_by_the_names_of_its_classes() -> None:
+    experiment = from_flat(named({"algo": forms.FastPPO, "env": lambda: Walk()}))
+    assert experiment.title() == "FastPPO_lambda"
+
+
+def test_an_instance_may_have_arguments_that_are_no_json(tmp_path: Path) -> None:
+    env = gymnasium.make("Walk-v0", length=np.int64(8))
+    run = rlframe.train("ppo", env, n_steps=64, log_dir=tmp_path, **SMALL).directory
+    assert json.loads((run / "params.json").read_text())["config"]["env"] == "Walk-v0()"
+    assert rlframe.load_policy(run, env=env).observation_space.shape == (8,)
+    with pytest.raises(ConfigError, match=r"^env_kwargs={.*} cannot be written to .*; let env=functools.partial.MyEnv"):
+        rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path / "kwargs", env_kwargs={"length": np.int64(8)}, **SMALL)
+
+
 def test_a_resumed_run_asks_for_objects_that_no_name_leads_to(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"callbacks=.*Slower.*; hand these objects over again.*trust=true"):
         rlframe.restore(run_dir)
-    with pytest.raises(ConfigError, match=r"names an object that is not here: env=.*; hand it over: env=\.\.\.$"):
+    with pytest.raises(ConfigError, match=r"names an object that is not here: env=.*; hand it over: env=\.\.\."):
         rlframe.restore(run_dir, trust=True, callbacks=[Slower()])
-    with pytest.raises(ConfigError, match=r"hand it over: callbacks=\[Slower\(\)\]$"):
+    with pytest.raises(ConfigError, match=r"hand it over: callbacks=\[Slower\(\)\], or callbacks=\./file.py:Slower"):
         rlframe.restore(
             run_dir, trust=True, env=ObjectName("tests.test_objects:run_dir.<locals>.<lambda>", Walk, "env")
         )
@@ -137,13 +159,55 @@ def test_a_run_is_restored_with_objects_of_the_recorded_names(tmp_path: Path) ->
     assert policy.act(Walk().reset(seed=0)[0]) in (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("__main__:Walk", Walk),  # of a notebook, and later in a module
+        ("tests.experiment.forms:Walk", "__main__:Walk"),
+        ("__main__:<lambda>()", Walk),  # nothing is called so
+        ("__main__:Walk()", forms.__file__ + ":Walk"),
+    ],
+    ids=str,
+)
+def test_a_run_is_resumed_with_its_object_wherever_that_is_now(
+    before: str, now: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = rlframe.train("ppo", Walk, n_steps=64, log_dir=tmp_path, **SMALL).directory
+    params = json.loads((run / "params.json").read_text())
+    params["config"]["env"] = before
+    (run / "params.json").write_text(json.dumps(params))
+    monkeypatch.setattr(sys.modules["__main__"], "Walk", Walk, raising=False)
+    with rlframe.restore(run, trust=True, n_steps=128, env=now) as again:
+        assert again.train()["env_steps"] >= 128
+    with pytest.raises(ConfigError, match="env cannot change"):
+        rlframe.restore(run, trust=True, env="CartPole-v1")
+
+
+def test_an_object_that_does_not_fit_the_saved_state_is_refused(run_dir: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"^the saved state does not fit this run: .*RuntimeError"):
+        rlframe.restore(run_dir, trust=True, **{**OBJECTS, "env": forms.short_walk})
+
+
 class Locked(Walk):
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.Lock()
 
 
-LOCK = Locked()
+LOCK, WALK = Locked(), Walk()
+RADAM = torch.optim.RAdam([torch.nn.Parameter(torch.ones(1))])
+
+
+def test_what_a_function_holds_need_not_be_pickled_in_one_process() -> None:
+    lock = threading.Lock()
+
+    def locked() -> Walk:
+        env = Walk()
+        env.lock = lock
+        return env
+
+    with rlframe.build("ppo", locked, n_steps=64, **SMALL) as run:
+        run.train()
 
 
 @pytest.mark.parametrize(
@@ -157,13 +221,25 @@ LOCK = Locked()
         ({"callbacks": [object()]}, r"callbacks=builtins:object\(\) is not a subclass of rlframe.runners.Callback"),
         ({"algo": ppo.PPO}, "algo=rlframe.algos.ppo:PPO is a class; give a name, or a Config of such a part"),
         ({"sampler": forms}, "sampler=.*module.*; give a name, or a Config"),
-        ({"model.hidden": Walk}, "model.hidden=tests.experiment.forms:Walk is an object, and this key takes none"),
+        ({"model.hidden": Walk}, "model.hidden=tests.experiment.forms:Walk: .* is not a list of whole numbers such as"),
+        ({"algo.learning_rate": lambda done: 1 - done}, "algo.learning_rate=.*lambda.* is not a schedule .linear, cos"),
+        ({"run_ID": 0, "name": Walk}, "name=tests.experiment.forms:Walk is an object, and this key takes none; give a"),
+        ({"callback": Slower}, "unknown key callback; did you mean callbacks"),
         ({"model.encoder": Walk}, "model.encoder='tests.experiment.forms:Walk' is not a subclass of torch.nn.Module"),
         ({"algo.optimizer": Walk}, "algo.optimizer=.*Walk is no subclass of torch.optim.Optimizer"),
+        (
+            {"algo.optimizer": RADAM},
+            r"algo.optimizer=.*RAdam\(\) is no subclass of .*; give the class",
+        ),
         ({"sampler.statistics": [forms.Ones()]}, "a function object that makes one: each environment has its own"),
         ({"env.wrappers": [forms.Twice(Walk())]}, r"env.wrappers=.*Twice\(\) is .*, not a wrapper or function"),
         ({"eval.function": len}, r"eval.function=builtins:len must be a function of \(policy, make_env\)"),
         ({"algo.clip": 0.1, "algo": {"name": "ppo", "clip": 0.2}}, "algo.clip is given twice; leave one of them out"),
+        (
+            {"algo": ppo.Config(), "algo.clip": 0.1},
+            "algo.clip is given twice, by algo and algo.clip; give it in one",
+        ),
+        ({"env": lambda: WALK}, "env=.*<lambda> gives the same environment again; write a function that makes a new"),
         ({"env": "__main__:Nowhere"}, "env=__main__:Nowhere: __main__ has no 'Nowhere'"),
     ],
     ids=lambda each: each[:40] if isinstance(each, str) else ",".join(each),

@@ -74,12 +74,17 @@ def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in settings:
         below = {key: value}
         if isinstance(value, Mapping) and not key.endswith("kwargs"):  # whose keys are not rlframe's
-            own = [(key if name == "name" and key in _NAMED else f"{key}.{name}", value[name]) for name in value]
-            below = dotted(own)
+            below = dotted((_key_in(key, name), each) for name, each in value.items())
         if twice := below.keys() & flat.keys():
             raise ConfigError(f"{min(twice)} is given twice; leave one of them out")
         flat |= below
     return flat
+
+
+def _key_in(group: str, name: str) -> str:
+    if name == "name" and group in _NAMED:
+        return group
+    return f"{group}_kwargs" if name == "kwargs" and group in ("env", "eval.env") else f"{group}.{name}"
 
 
 def _plain(value: Any) -> Any:

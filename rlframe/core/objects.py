@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
@@ -60,6 +61,25 @@ def _defined(value: Any) -> Any:
     """The class or function that an object is, or that it is made of."""
     inner = value.func if isinstance(value, partial) else value
     return inner if inspect.isclass(inner) or inspect.isroutine(inner) else type(inner)
+
+
+def name_elsewhere(given: ObjectName, command: Sequence[str]) -> str:
+    """The name by which a command, a program of its own, finds the object: in its file if it cannot import it.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    module, _, name = given.rpartition(":")
+    if not module or can_import(module):
+        file = ""
+    else:
+        file = vars(sys.modules[module]).get("__file__") or "" if module in sys.modules else ""
+    if given.endswith("()") or (module and not file and not can_import(module)):
+        raise ConfigError(
+            f"{given.key}={given} has no name in other programs, as the runs of a study are; define it in a .py file, "
+            f"outside of functions, and import it from there"
+        )
+    return f"{Path(file).absolute()}:{name}" if file and file not in command else given[:]
 
 
 def made_by(name: str, found: Any, kind: type, *arguments: Any) -> Any:

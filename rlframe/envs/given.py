@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName, can_import, name_of, pickled
-from rlframe.envs.make import resolve
+from rlframe.envs.make import MADE, resolve
 
 _KNOWN_EVERYWHERE = ("gymnasium.", "ale_py.")  # modules whose environments every process finds by their id
 
@@ -48,17 +49,29 @@ def _same_but_arguments(spec: EnvSpec, known: EnvSpec) -> bool:
 
 
 def _of_spec(spec: EnvSpec, key: str) -> dict[str, Any]:
-    known = gymnasium.registry.get(spec.id)
-    if known is None or not _same_but_arguments(spec, known):
-        return {key: ObjectName(f"{spec.id}()", _without_main(spec), key)}
+    known, spec = gymnasium.registry.get(spec.id), copy.copy(spec)
     # Environments are not rendered in training, and films choose the mode themselves.
-    given = {name: x for name, x in spec.kwargs.items() if name != "render_mode" and x is not known.kwargs.get(name)}
+    spec.kwargs = {name: x for name, x in spec.kwargs.items() if name != "render_mode"}
+    itself = {key: ObjectName(f"{spec.id}()", _without_main(spec), key)}
+    if known is None or not _same_but_arguments(spec, known):
+        return itself
+    given = {name: x for name, x in spec.kwargs.items() if x is not known.kwargs.get(name)}
     arguments = {
         name: x for name, x in given.items() if name not in known.kwargs or repr(x) != repr(known.kwargs[name])
     }
+    if not _is_json(arguments):
+        return itself
     if spec.max_episode_steps != known.max_episode_steps:
         arguments["max_episode_steps"] = max(spec.max_episode_steps or 0, 0)
     return {key: _named(spec.id, key), **({f"{key}_kwargs": arguments} if arguments else {})}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _named(name: str, key: str) -> str:
@@ -95,6 +108,7 @@ class CopiedEnv:
 
     def __call__(self) -> gymnasium.Env:
         env: gymnasium.Env = cloudpickle.loads(self.payload)
+        vars(env.unwrapped).pop(MADE, None)  # of the instance, if a run made that
         return env
 
     def __repr__(self) -> str:

@@ -34,6 +34,8 @@ BACKENDS = ("auto", "native", "envpool", "python")
 _EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "Box2D": "box2d", "pygame": "video", "envpool": "envpool"}
 _EXTRA_OF_MODULE = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "ale_py": "atari"}
 
+MADE = "_rlframe_made"  # attribute of environments that a run has
+
 # A NumPy vector environment takes the same time for 1 as for 64 environments. CartPole on one core, thousands of env
 # steps a second through `Envs.step`, native / Python: 4: 86 / 119, 6: 128 / 129, 8: 170 / 137, 64: 1198 / 154.
 # EnvPool's threads cost 50 us a step, which pays off from about 8 environments.
@@ -381,4 +383,10 @@ def _make_checked(target: Target, creator: Any, make: partial[Any]) -> gymnasium
         ) from error
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"env={id_} returned a value of type {type(env).__name__}, not a gymnasium.Env")
+    if MADE in vars(env.unwrapped):
+        raise ConfigError(
+            f"env={id_} gives the same environment again; write a function that makes a new one at each call, or give "
+            f"the environment itself, which is copied"
+        )
+    setattr(env.unwrapped, MADE, True)
     return env

@@ -17,6 +17,7 @@ from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
 from rlframe.core.objects import ObjectName
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
+from rlframe.experiment.objects import check_objects
 from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
 from rlframe.experiment.unknown_keys import keys_of, suggestion
 from rlframe.kernels.device import PRECISIONS
@@ -162,8 +163,9 @@ class Experiment:
 
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
-        algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].removesuffix(".py")
-        env = re.sub(r"[^\w.\-]", "", self.env.rpartition("/")[2].rpartition(":")[2])  # without () and <lambda>
+        algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
+        env = self.env.rpartition("/")[2].rpartition(":")[2].rpartition("<locals>.")[2]
+        env = re.sub(r"[^\w.\-]", "", env)  # without () and <lambda>
         return self.name or f"{algo}_{env}"
 
 
@@ -244,14 +246,16 @@ def _experiment(merged: Mapping[str, Any]) -> Experiment:
         else:
             arguments[_field_of(key)] = chz.Castable(_text(value))
     try:
-        return chz.Blueprint(Experiment).apply(arguments).make()
+        made = chz.Blueprint(Experiment).apply(arguments).make()
     except chz.blueprint._entrypoint.EntrypointException as error:
         message = str(error).strip()
         for field, group in GROUPS.items():
             message = message.replace(f"'{field}.", f"'{group}.")
         raise ConfigError(_readable(message, merged)) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from None
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None  # a new one, without the lines that chz notes on it
+    check_objects(merged)
+    return made
 
 
 def _field_of(key: str) -> str:

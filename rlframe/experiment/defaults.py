@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rlframe.algos.defaults import defaults_of
 from rlframe.core.flat import PARTS, part_name
-from rlframe.envs import EnvConfig, make_envs
+from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import is_atari, resolve
 from rlframe.experiment.config import from_flat, merge
 from rlframe.models.encoders import has_images
@@ -48,12 +48,22 @@ def _sees_images(env: EnvConfig, here: bool) -> bool:
             return True
         if str(target.entry_point).startswith(_OF_VECTORS) and not target.additional_wrappers:
             return False
-    return _seen(cloudpickle.dumps(env), here)
+    try:
+        pickled = cloudpickle.dumps(env)
+    except Exception:  # pickling runs user code, which may raise anything
+        if not here:
+            raise
+        return _has_images(make_envs(env, 1, [0]))
+    return _seen(pickled, here)
 
 
 @functools.lru_cache(maxsize=64)  # a study reads the keys of each of its runs
 def _seen(pickled: bytes, here: bool) -> bool:
     """Make one environment and look at its observations; in a process of its own unless `here`."""
     env = cloudpickle.loads(pickled)
-    with closing(make_envs(env, 1, [0]) if here else TimingProcess(env, 1, 1)) as made:
-        return has_images(made.observation_space)
+    return _has_images(make_envs(env, 1, [0]) if here else TimingProcess(env, 1, 1))
+
+
+def _has_images(envs: Envs | TimingProcess) -> bool:
+    with closing(envs):
+        return has_images(envs.observation_space)

@@ -50,11 +50,12 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an object where there can be none, or of the wrong kind; a key twice.
     """
     found: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for key, value in settings.items():
         for name, each in _named(f"algo.{key}" if key.partition(".")[0] == "explore" else key, value):
             if name in found:
-                raise ConfigError(f"{name} is given twice; leave one of them out")
-            found[name] = each
+                raise ConfigError(f"{name} is given twice, by {sources[name]} and {key}; give it in one of them")
+            found[name], sources[name] = each, key
     return found
 
 
@@ -76,7 +77,7 @@ def _named(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif key in _WANTED:
         yield key, _name(key, value)
     elif inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, partial | ModuleType):
-        raise ConfigError(f"{key}={name_of(value)} is an object, and this key takes none; give a plain value")
+        yield key, ObjectName(name_of(value), value, key)  # the key itself may be wrong: see check_objects
     else:
         yield key, value
 
@@ -103,17 +104,27 @@ def _name(key: str, value: Any) -> str:
     return ObjectName(name_of(value), value, key)
 
 
+def check_objects(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a key that takes no objects has one."""
+    for key, value in settings.items():
+        if isinstance(value, ObjectName) and key not in (*_ENVS, *_WANTED):
+            raise ConfigError(f"{key}={value} is an object, and this key takes none; give a plain value")
+
+
 def is_object(value: Any) -> bool:
     """Whether a setting of `named` brings an object, or a list brings some."""
     return any(isinstance(each, ObjectName) for each in (value if isinstance(value, list) else [value]))
 
 
 def is_same(given: Any, before: Any) -> bool:
-    """Whether a value is the recorded one; of objects, whether they have the same name."""
+    """Whether a value is the recorded one; of objects, whether their names can be of the same one."""
     if isinstance(given, list) and isinstance(before, list):
         return len(given) == len(before) and all(map(is_same, given, before))
-    objects = isinstance(given, ObjectName) and isinstance(before, str)
-    return bool(given.removesuffix("()") == before.removesuffix("()") if objects else given == before)
+    if given == before or not (isinstance(given, str) and isinstance(before, str) and ":" in before):
+        return bool(given == before)
+    (module, _, name), (old, _, known) = (each.removesuffix("()").rpartition(":") for each in (given, before))
+    moved = "__main__" in (module, old)  # from a script or notebook into a module, or the other way
+    return bool(module) and ("<lambda>" in known or (name == known and (module == old or moved)))
 
 
 def recorded(
@@ -150,8 +161,9 @@ def _find(key: str, text: str) -> None:
 
 
 def _again(key: str, text: str) -> str:
-    """How to write a setting with the object of a name."""
-    name = text.rpartition(":")[2]
+    """How to write a setting with the object of a name, in Python and on the command line."""
+    name, key = text.rpartition(":")[2], key.removesuffix(".name")
     name = name if name.removesuffix("()").isidentifier() else "..."
-    shown, key = f"[{name}]" if key in _LISTS else name, key.removesuffix(".name")
-    return f"{key}={shown}" if "." not in key else f'**{{"{key}": {shown}}}'
+    shown = f"[{name}]" if key in _LISTS else name
+    python = f"{key}={shown}" if "." not in key else f'**{{"{key}": {shown}}}'
+    return f"{python}, or {key}=./file.py:{name.removesuffix('()').strip('.') or 'NAME'} on the command line"

@@ -34,7 +34,7 @@ from rlframe.record import current_run, logger_context
 from rlframe.record.named_writers import check_writers
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
-from rlframe.system.affinity import pin
+from rlframe.system.affinity import pinned
 from rlframe.system.distributed import RankInfo, join, launch_ranks, rank_from_environment
 from rlframe.system.machine import retain_freed_memory
 
@@ -287,8 +287,7 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
     tune = job.tune_sampler and place.rank < experiment.n_samplers
     resolved = hardware.resolve(share, tune, place.local_rank, place.local_world_size, threads)
     config = to_flat(whole_of(resolved.experiment, experiment))
-    pin(resolved.affinity.master)
-    with _join(resolved, place) as ranks:
+    with pinned(resolved.affinity.master), _join(resolved, place) as ranks:
         if restarted := ranks.broadcast("" if resume else _run_of_this_job(experiment, config, place)):
             resume, found = restarted, _newest_state(restarted, experiment.snapshot_mode, place.rank)
         state = _common_state(found, ranks) if found else {}

@@ -50,7 +50,7 @@ class Config(OptimizerConfig):
             raise ConfigError(f"{key} needs algo.optimizer.name=module:Class")
         cls = find_attribute(self.name, "algo.optimizer")
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-            raise ConfigError(f"{key} is no subclass of torch.optim.Optimizer")
+            raise ConfigError(f"{key} is no subclass of torch.optim.Optimizer; give the class, which the run calls")
         if cls is torch.optim.SparseAdam:
             raise ConfigError(f"{key} is for sparse gradients, which no network here has; use adam")
         closure = inspect.signature(cls.step).parameters.get("closure")

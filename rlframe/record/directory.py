@@ -78,7 +78,8 @@ def check_config(config: Mapping[str, Any]) -> None:
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"config[{key!r}] cannot be written to params.json: {error}") from None
+            remedy = "; let env=functools.partial(MyEnv, ...) hold such arguments" if key.endswith("env_kwargs") else ""
+            raise ConfigError(f"{key}={value!r:.100} cannot be written to params.json: {error}{remedy}") from None
 
 
 def session() -> dict[str, Any]:

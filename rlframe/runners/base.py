@@ -392,9 +392,8 @@ class Runner(ABC):
             reasons = self.load_state_dict(state)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             what = str(error).partition("\n")[0]
-            raise SnapshotError(
-                f"{current_run().newest_snapshot()} does not fit this run: {type(error).__name__}: {what}"
-            ) from error
+            saved = current_run().newest_snapshot() or "the saved state"
+            raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
         current_run().trim(self.env_steps)
         self.evaluations.start_again(self.now, self.evaluate)
         _logger.info(f"resumed at env_steps {self.env_steps:,}: {describe_resumed(reasons)}")

@@ -11,6 +11,9 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
+from rlframe.core.flat import dotted
+from rlframe.core.objects import ObjectName, name_elsewhere
+from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.record.directory import replace_file
 from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, in_order, make_runs, make_slots
@@ -96,7 +99,8 @@ def run_study(
 
     Args:
         command: such as [sys.executable, __file__, "train"].
-        variants: the settings; lists and tuples are written as 64,64.
+        variants: the settings; lists and tuples are written as 64,64. As in rlframe.train, keys of a group may be a
+            dict, and classes and functions that stand in a file, or Configs, may take the place of names.
         log_dir: the study's directory; an existing one is continued. Empty: a new directory below data/.
         order: innermost runs all seeds of a variant first; outermost runs all variants with the first seed first.
     """
@@ -105,11 +109,14 @@ def run_study(
         if not variants or not seeds:
             n, n_seeds = len(variants), len(seeds)
             raise ConfigError(f"a study needs at least one variant and one seed, not {n} and {n_seeds}")
+        main = sys.modules["__main__"].__spec__
+        if main and main.name.startswith("rlframe."):
+            raise ConfigError(f"{main.name} imports this script; call run_study below if __name__ == '__main__':")
         reserved = sorted({key for variant in variants for key in variant if key in _SET_BY_QUEUE})
         if reserved:
             raise ConfigError(f"a variant sets {', '.join(reserved)}, which the queue sets for every run; remove it")
         directory = Path(log_dir).expanduser().absolute() if log_dir else dated("study")
-        arguments = [{key: _text(value) for key, value in variant.items()} for variant in variants]
+        arguments = [_words(variant, command) for variant in variants]
         template = CommandTemplate(tuple(command), resumes_by_directory=False)
         base = {key: value for key, value in arguments[0].items() if all(each.get(key) == value for each in arguments)}
         settings = [{key: value for key, value in each.items() if key not in base} for each in arguments]
@@ -122,5 +129,18 @@ def run_study(
     return run_command(body, [])
 
 
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _words(variant: Mapping[str, Any], command: Sequence[str]) -> dict[str, str]:
+    words: dict[str, str] = {}
+    for key, value in dotted(variant.items()).items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        is_plain = all(isinstance(part, str | int | float | None) for part in parts)
+        words |= {
+            name: _text(each, command) for name, each in ({key: value} if is_plain else named({key: value})).items()
+        }
+    return words
+
+
+def _text(value: Any, command: Sequence[str]) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(_text(each, command) for each in value)
+    return name_elsewhere(value, command) if isinstance(value, ObjectName) else str(value)

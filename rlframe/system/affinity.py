@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from rlframe.core.errors import ConfigError
 from rlframe.system.machine import Cpu, Gpu, Topology, read_topology
 
-__all__ = ["TOKENS", "Affinity", "Cpu", "Gpu", "Topology", "pin", "plan", "read_topology"]
+__all__ = ["TOKENS", "Affinity", "Cpu", "Gpu", "Topology", "pin", "pinned", "plan", "read_topology"]
 
 TOKENS = {  # of an affinity code, each after a number
     "cpu": "physical cores to use; default: all",
@@ -88,6 +89,17 @@ def pin(cpus: tuple[int, ...]) -> None:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
             _log.warning(f"not pinned to CPUs {_spans(cpus)}, which may be offline or outside our cpuset: {error}")
+
+
+@contextmanager
+def pinned(cpus: tuple[int, ...]) -> Iterator[None]:
+    """Pin the calling thread as `pin` does, and at the end to the CPUs that it had before."""
+    before = os.sched_getaffinity(0) if sys.platform == "linux" else ()
+    pin(cpus)
+    try:
+        yield
+    finally:
+        pin(tuple(before))
 
 
 def plan(code: str, topology: Topology, n_workers: int = 0, slot: int = 0, learner_cores: int = 0) -> Affinity:

@@ -14,6 +14,7 @@ import torch
 
 import rlframe
 from rlframe.algos import ppo
+from rlframe.core.flat import flatten
 from rlframe.distributions import Beta
 from rlframe.exploration import ActionNoise, ExploreState
 from rlframe.models import ModelConfig
@@ -127,7 +128,7 @@ Settings = dict[str, Any]
 FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     "class": ({"env": Walk}, {"env": f"{HERE}:Walk"}),
     "class with arguments": (
-        {"env": Walk, "env_kwargs": {"length": 8}},
+        {"env": {"name": Walk, "kwargs": {"length": 8}}},
         {"env": f"{HERE}:Walk", "env_kwargs.length": 8},
     ),
     "function": ({"env": short_walk}, {"env": f"{HERE}:short_walk"}),
@@ -144,6 +145,10 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     "own id": ({"env": "Walk-v0"}, {"env": f"{HERE}:Walk"}),
     "instance of own id": (
         {"env": gymnasium.make("Walk-v0", length=8)},
+        {"env": f"{HERE}:Walk", "env_kwargs.length": 8},
+    ),
+    "instance with an argument that is no JSON": (
+        {"env": gymnasium.make("Walk-v0", length=np.int64(8))},
         {"env": f"{HERE}:Walk", "env_kwargs.length": 8},
     ),
     "name of main": ({"env": "__main__:Walk"}, {"env": f"{HERE}:Walk"}),
@@ -182,7 +187,7 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     ),
     "configs": (
         {"model": ModelConfig(hidden=(16, 8)), "algo": ppo.Config(epochs=2)},
-        {"model.hidden": [16, 8], "algo": "ppo", "algo.epochs": 2},
+        flatten(model=ModelConfig(hidden=(16, 8)), algo=ppo.Config(epochs=2)),  # all keys, not the algorithm's defaults
     ),
     "class of a config": ({"algo": FastPPO}, {"algo": f"{HERE}:FastPPO"}),
     "module": ({"algo": ppo}, {"algo": "ppo"}),
