@@ -46,15 +46,16 @@ class Config:
 
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=4, B=8))
     for_vectors = Defaults(
-        ModelConfig(hidden=(256, 256), activation="relu"),
+        ModelConfig(hidden=(128, 128), activation="relu"),
         BatchSpec(T=4, B=8),
         {
-            "learning_rate": 5e-4,
+            "learning_rate": "linear(1e-3,0)",
             "batch_size": 64,
             "replay_ratio": 16.0,
             "learn_from": 1_000,
-            "target_interval": 250,
+            "target_interval": 125,
             "double": True,
+            "n_step": 3,
             "replay.size": 100_000,
             "explore.epsilon": "linear(1,0.05,0.1)",
         },
