@@ -58,6 +58,7 @@ class Config:
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
+    learns_from = "replay"
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # those of TD3's authors for their DDPG, with an earlier start
         for_images.model,

@@ -36,6 +36,15 @@ class Defaults:
 _NONE = Defaults()
 
 
+def learns_from(config: Any) -> str:
+    """What an algorithm learns from, by its Config.
+
+    batches: those of a sampler, as they arrive; replay: rows that it keeps; episodes: whole ones, of runner=evolution.
+    """
+    found: str = getattr(config, "learns_from", "batches")
+    return found
+
+
 def defaults_of(config: Any, images: bool) -> Defaults:
     """The defaults of an algorithm by its Config, or the class of it; those of all runs if it brings none."""
     found: Defaults = getattr(config, "for_images" if images else "for_vectors", _NONE)

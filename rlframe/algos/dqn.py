@@ -44,6 +44,7 @@ from rlframe.replay.base import Replay
 class Config:
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
+    learns_from = "replay"
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=4, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(128, 128), activation="relu"),

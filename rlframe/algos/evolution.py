@@ -31,7 +31,7 @@ from rlframe.rollout.population import EvaluationInfo, Population, norms_of, pop
 class EvolutionConfig:
     """Base class of the Configs of evolution strategies."""
 
-    evolves = True  # it needs runner=evolution
+    learns_from = "episodes"
 
     directions: int = count(32, "perturbations of an update; each is played twice, added and subtracted", high=2**20)
     noise_std: Scheduled = scheduled(0.05, "standard deviation of the perturbations of the parameters", above=True)

@@ -33,6 +33,7 @@ NO_INPUTS = AgentInputs((), (), (), ())
 class OnPolicyConfig:
     """Base class of the Configs of on-policy algorithms."""
 
+    learns_from = "batches"
     for_images = Defaults(ModelConfig(activation="relu"))  # as in Mnih et al. 2015
 
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-5)

@@ -42,6 +42,7 @@ LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,
 class Config:
     """Defaults are the paper's (table 2), where one machine has them."""
 
+    learns_from = "replay"
     for_images = Defaults(ModelConfig(activation="relu", memory="lstm", memory_size=512), BatchSpec(T=40, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(64,), activation="relu", memory="lstm"),

@@ -49,6 +49,7 @@ from rlframe.replay.base import Replay
 class Config:
     """Defaults are those of the second paper (appendix D)."""
 
+    learns_from = "replay"
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
         for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learn_from": 1_000}

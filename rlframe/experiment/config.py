@@ -9,6 +9,7 @@ from typing import Any
 
 import chz
 
+from rlframe.algos.defaults import learns_from
 from rlframe.bonuses import RewardConfig
 from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, names, option
 from rlframe.core.errors import ConfigError, pluralize
@@ -24,7 +25,6 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.named_writers import DEFAULT_WRITERS
-from rlframe.replay import ReplayConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import sync_rl
 from rlframe.runners.stop_rule import StopRule
@@ -123,7 +123,7 @@ class Experiment:
         sampler, longest = self.sampler, self.env_options.max_episode_steps
         if not sampler.complete_episodes:
             return
-        if isinstance(getattr(self.algo, "replay", None), ReplayConfig):
+        if learns_from(self.algo) == "replay":
             name = part_name(self.algo, PARTS["algo"])
             raise ConfigError(f"sampler.complete_episodes=true is for policy gradients; algo={name} learns from replay")
         if longest:
@@ -142,7 +142,7 @@ class Experiment:
     @property
     def n_samplers(self) -> int:
         """The ranks that have environments: learners from replay have theirs on rank 0."""
-        return self.world_size if isinstance(getattr(self.algo, "replay", None), ReplayConfig) else self.n_ranks
+        return self.world_size if learns_from(self.algo) == "replay" else self.n_ranks
 
     def sampler_config(self) -> Any:
         """With the discount of the algorithm, unless it has its own."""
@@ -297,7 +297,7 @@ def _text(value: Any) -> str:
 def check_parts(experiment: Experiment) -> None:
     """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
-    evolves = getattr(algo, "evolves", False)
+    evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = part_name(algo, PARTS["algo"])
         raise ConfigError(f"algo={name} needs runner=evolution, not runner={part_name(runner, PARTS['runner'])}")

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.envs.registration import EnvSpec
 
-from rlframe.algos.defaults import defaults_of
+from rlframe.algos.defaults import defaults_of, learns_from
 from rlframe.core.flat import PARTS, part_name
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import is_atari, resolve
@@ -37,6 +37,8 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         found = images if _sees_images(experiment.env_config(), here) else vectors
     else:
         found = vectors
+    if learns_from(experiment.algo) == "episodes":
+        found = {"runner": "evolution", **found}
     return f"default of algo={part_name(experiment.algo, PARTS['algo'])}", found
 
 

@@ -8,7 +8,7 @@ from rlframe.algos import a2c, ddpg, dqn, es, ppo, r2d1, sac, td3
 from rlframe.core.config import module_names
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
-from rlframe.experiment.config import to_flat
+from rlframe.experiment.config import check_parts, to_flat
 from rlframe.experiment.train import read_job
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -38,6 +38,14 @@ def test_a_key_that_is_given_wins_and_a_preset_too():
     assert (preset["algo.discount"], preset["algo.learn_from"]) == (0.98, 7)
     other = keys(experiment="classic/td3_pendulum", algo="sac")
     assert other["algo.critic_learning_rate"] == 1e-3, "the preset's"
+
+
+@pytest.mark.parametrize("algo", ["es", "ars"])
+def test_what_learns_from_episodes_brings_their_runner(algo):
+    assert keys(algo=algo)["runner"] == "evolution"
+    assert keys(algo="ppo")["runner"] == "minibatch_rl_eval"
+    with pytest.raises(ConfigError, match=f"algo={algo} needs runner=evolution, not runner=minibatch_rl"):
+        check_parts(read_job({"algo": algo, "runner": "minibatch_rl"}).experiment)
 
 
 def test_another_exploration_has_its_own_defaults():
