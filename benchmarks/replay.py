@@ -39,7 +39,7 @@ from benchmarks.parts import replay_others
 from benchmarks.parts.chosen import chosen
 from benchmarks.parts.replay_ours import Filled, of_noise, of_play, transition_bytes
 from rlframe.core.spaces import FrameStack
-from rlframe.replay import ReplayBuffer, ReplayConfig
+from rlframe.replay import InMemory, ReplayBuffer
 from rlframe.system.machine import limit_threads, retain_freed_memory
 
 Unit = Callable[[], object]
@@ -62,14 +62,14 @@ def atari(small: bool) -> dict[str, Unit]:
 
 def uniform(observation: Space, action: Space, n: int, size: int) -> dict[str, Unit]:
     """Ours and theirs."""
-    ours = of_noise(observation, action, ReplayConfig(size=size))
+    ours = of_noise(observation, action, InMemory(size=size))
     return {OURS: lambda: ours.sample(n), **replay_others.uniform(observation, action, n, size)}
 
 
 def prioritized(small: bool) -> dict[str, Unit]:
     """Sampling and setting priorities."""
     size, n, rng = 2_000 if small else 1_000_000, 32, np.random.default_rng(0)
-    ours = of_noise(*CARTPOLE, ReplayConfig(size=size), alpha=0.6)
+    ours = of_noise(*CARTPOLE, InMemory(size=size), alpha=0.6)
     priorities = rng.random((64, n))
 
     def unit() -> None:

@@ -44,7 +44,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record.retention import Retention, SnapshotPolicy
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory, ReplayConfig
 from rlframe.system.machine import limit_threads, retain_freed_memory
 
 NEW = 10_000  # env_steps between snapshots
@@ -98,13 +98,13 @@ def run(group: str, folder: Path, following: int, small: bool) -> list[dict[str,
     """Measure one group, and print it in a line."""
     new = 800 if small else NEW
     if group == "cheetah":
-        made = learner(sac, *CHEETAH, ReplayConfig(size=4_000 if small else 1_000_000), noise_batches(*CHEETAH))
+        made = learner(sac, *CHEETAH, InMemory(size=4_000 if small else 1_000_000), noise_batches(*CHEETAH))
         found = measure(made, folder, following, new)
     elif group == "atari":
-        made = learner(dqn, *PONG, ReplayConfig(size=4_000 if small else 100_000), noise_batches(*PONG))
+        made = learner(dqn, *PONG, InMemory(size=4_000 if small else 100_000), noise_batches(*PONG))
         found = measure(made, folder, following, new)
     else:
-        replay = ReplayConfig(size=4_000 if small else 100_000, compress=True)
+        replay = InMemory(size=4_000 if small else 100_000, compress=True)
         with closing(make_envs(EnvConfig("ALE/Pong-v5", n_threads=1), B, list(range(B)))) as envs:
             made = learner(dqn, envs.observation_space, envs.action_space, replay, play_batches(envs))
             found = measure(made, folder, following, new)

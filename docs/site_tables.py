@@ -15,18 +15,18 @@ from typing import Any
 import chz
 
 from rlframe.algos.defaults import defaults_of
-from rlframe.core.config import module_names
 from rlframe.core.flat import PARTS as FLAT
 from rlframe.core.flat import part_name
+from rlframe.core.parts import module_names
 from rlframe.core.schedule import Schedule, accepts_schedule
 from rlframe.experiment.config import Experiment
 from rlframe.record import METRICS, metrics_table
-from rlframe.replay import ReplayConfig
 
 ROOT = Path(__file__).parents[1]
 _GUIDES = {
     "optimizer": "[Optimizers](../guides/optimizers.md)",
     "explore": "[Exploration](../guides/exploration.md)",
+    "replay": "[Replay](../guides/replay.md)",
 }
 PARTS = (
     "algo",
@@ -82,9 +82,6 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for name, field in chz.chz_fields(config).items():
         if name in skip:
-            continue
-        if field.final_type is ReplayConfig:
-            lines.append(f"| `{prefix}{name}.*` | | keys of replay: see [Replay](../guides/replay.md) |")
             continue
         if prefix == "algo." and name in _GUIDES:
             default = part_name(field._default_factory(), FLAT[f"algo.{name}"])

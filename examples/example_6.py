@@ -21,7 +21,7 @@ from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
@@ -43,7 +43,7 @@ def train(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     env, model = EnvConfig(game, {"max_num_frames_per_episode": max_frames}), ModelConfig()
     config = dqn.Config(
-        replay=ReplayConfig(size=replay_size, compress=compress),
+        replay=InMemory(size=replay_size, compress=compress),
         double=True,
         learn_from=learn_from,
         target_interval=1_000,

@@ -16,7 +16,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRlEval
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 
@@ -33,7 +33,7 @@ def train(
     torch.set_num_threads(1)  # enough for networks of this size
     env_config, log_interval_steps = EnvConfig(env), max(1, n_steps // 20)
     model = ModelConfig(hidden=(256, 256), activation="relu")
-    config = sac.Config(replay=ReplayConfig(size=max(n_steps, 1000)), critic_learning_rate=1e-3, learn_from=learn_from)
+    config = sac.Config(replay=InMemory(size=max(n_steps, 1000)), critic_learning_rate=1e-3, learn_from=learn_from)
     evaluation = EvalConfig(n_envs=5, n_episodes=5)
 
     envs = make_envs(env_config, 1, env_seeds(seed, Role.ENV, 1))

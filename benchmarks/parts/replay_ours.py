@@ -15,7 +15,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.record.codec import ChunkedArray
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay import InMemory, NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import LocalStepper
 
@@ -63,7 +63,7 @@ def noise(observation: Space, n: int, rng: np.random.Generator) -> np.ndarray:
 
 def of_play(game: str, size: int, compress: bool) -> Filled:
     """Replay full of a game played at random."""
-    config = ReplayConfig(size=size, compress=compress)
+    config = InMemory(size=size, compress=compress)
     with closing(make_envs(EnvConfig(game, n_threads=1), B, list(range(B)))) as envs:
         replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(DISCOUNT))
         for batch in islice(play_batches(envs), size // (T * B) + 1):

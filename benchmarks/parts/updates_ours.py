@@ -16,7 +16,7 @@ from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models import ModelConfig
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 
 UPDATES = 10  # in one unit
 _MODULES: dict[str, Any] = {"sac": sac, "td3": td3, "dqn": dqn}
@@ -48,7 +48,7 @@ class Case:
 def updates(case: Case, stack: ExitStack) -> Unit:
     """Updates, sampling included, in the precision that launch chooses."""
     stack.enter_context(learning_in(choose_precision("auto", torch.device("cpu"))))
-    replay = ReplayConfig(size=case.rows + 100)
+    replay = InMemory(size=case.rows + 100)
     settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learn_from": 0}
     config = _MODULES[case.algo].Config(**settings)
     network = ModelConfig(hidden=case.hidden, activation="relu")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, cast
+from typing import Any
 
 import chz
 import torch
@@ -27,6 +27,7 @@ from rlframe.algos.off_policy import (
     n_step_replay,
     priorities,
     random_until,
+    reading_back,
     smoothed,
     soft_update,
     turns,
@@ -47,9 +48,7 @@ from rlframe.models.critics import first, make_critics, with_target
 from rlframe.ops.fused import squared_error
 from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import ReplayBuffer, ReplayConfig, StoredReplay, Transitions
-from rlframe.replay.base import Replay
-from rlframe.replay.divided import DividedReplay
+from rlframe.replay import Replay, ReplayConfig, Transitions, replay
 
 
 @chz.chz
@@ -73,7 +72,7 @@ class Config:
         },
     )
 
-    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
+    replay: ReplayConfig | str = replay()
     learning_rate: Scheduled = scheduled(1e-4, "of the actor")
     critic_learning_rate: Scheduled = scheduled(1e-3, "of the critic")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
@@ -112,7 +111,7 @@ class Config:
         model, policy = model or default_model(self, observation_space), Deterministic(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
-    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
+    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed, self.alpha if self.prioritized else 0.0)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> DDPG:
@@ -146,7 +145,8 @@ class DDPG(OffPolicy):
             critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
             n_steps: env_steps of the run, over which schedules go.
         Raises:
-            TypeError: the agent's policy is not deterministic, or initial_priority=td with a replay of your own.
+            TypeError: the agent's policy is not deterministic.
+            ConfigError: initial_priority=td with a replay of your own.
             ValueError: a number of `config` is out of range.
         """
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
@@ -155,11 +155,11 @@ class DDPG(OffPolicy):
             raise TypeError(
                 f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"
             )
-        if c.initial_priority == "td" and not isinstance(replay, ReplayBuffer | DividedReplay):
-            raise TypeError(
-                f"algo.initial_priority=td reads back the rows just stored, which a {type(replay).__name__} does not "
-                "offer; use initial_priority=max, or a replay made by make_replay"
-            )
+        self.new_rows = (  # whose priorities are computed on receipt
+            reading_back(replay, "algo.initial_priority=td", "initial_priority=max")
+            if c.initial_priority == "td"
+            else None
+        )
         self.policy = agent.policy
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
@@ -186,10 +186,8 @@ class DDPG(OffPolicy):
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)
-        if self.config.initial_priority == "td":
-            replay = cast(StoredReplay[Transitions], self.replay)
-            if len(index := replay.newest()):
-                self.replay.update_priorities(index, self._priorities(replay.read(index)))
+        if self.new_rows and len(index := self.new_rows.newest()):
+            self.replay.update_priorities(index, self._priorities(self.new_rows.read(index)))
 
     @torch.no_grad()
     def _priorities(self, batch: Transitions) -> Tensor:

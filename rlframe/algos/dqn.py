@@ -36,8 +36,7 @@ from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
 from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import ReplayConfig, StoredReplay, Transitions
-from rlframe.replay.base import Replay
+from rlframe.replay import Replay, ReplayConfig, Transitions, is_stored, replay
 
 
 @chz.chz
@@ -69,7 +68,7 @@ class Config:
     )
     discount: float = fraction(0.99, "gamma, per env step")
     batch_size: int = count(32, "rows an update")
-    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
+    replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learn_from: int = count(50_000, "env_steps before the first update", low=0)
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
@@ -114,7 +113,7 @@ class Config:
         check_feedforward(model, "dqn", "r2d1")
         return make_q_agent(observation_space, action_space, model, self.kind(), self.explore, seed, self.dueling)
 
-    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
+    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         alpha = self.alpha if self.prioritized else 0.0
         return n_step_replay(self, agent, batch_spec, seed, alpha, self.initial_priority == "td")
 
@@ -129,9 +128,10 @@ class Config:
         alone = (
             agent.exploration.level.device.type == "cpu" and batch_spec.B == 1 and ranks.n_samplers == ranks.world_size
         )
-        if alone and has_images(agent.observation_space) and not has_modes(agent.model):  # which acting would change
-            return Prefetch(algo, replay)
-        return algo
+        alone = (
+            alone and has_images(agent.observation_space) and not has_modes(agent.model)
+        )  # which acting would change
+        return Prefetch(algo, replay) if alone and is_stored(replay) else algo
 
 
 class DQN(OffPolicy):

@@ -18,8 +18,8 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
-from rlframe.replay import NStep, StoredReplay, Transitions, make_replay
-from rlframe.replay.base import Replay
+from rlframe.replay import NStep, Replay, StoredReplay, Transitions, is_stored, make_replay
+from rlframe.replay.readers import Batch
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
@@ -172,7 +172,7 @@ class OffPolicy(Algorithm):
 
 def n_step_replay(
     config: Any, agent: Any, batch_spec: BatchSpec, seed: int, alpha: float = 0.0, td_priorities: bool = False
-) -> StoredReplay[Transitions]:
+) -> Replay[Transitions]:
     """Replay of config.n_step transitions, made from config.replay, on the agent's device (see NStep)."""
     return make_replay(
         config.replay,
@@ -184,6 +184,16 @@ def n_step_replay(
         previous=agent.model.uses_previous,
         device=next(agent.parameters()).device,
         seed=seed,
+    )
+
+
+def reading_back(replay: Replay[Batch], setting: str, remedy: str) -> StoredReplay[Batch]:
+    """The same replay, whose rows can be read again by their index. Raises ConfigError if they cannot."""
+    if is_stored(replay):
+        return replay
+    raise ConfigError(
+        f"{setting} reads back the rows just stored, which a {type(replay).__name__} does not offer; use {remedy}, or "
+        f"replay=memory, device or disk"
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities
+from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities, reading_back
 from rlframe.algos.optimizer_step import make_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count, fraction, option, positive
@@ -33,7 +33,7 @@ from rlframe.models.q_network import Expected
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import FixedSequence, ReplayConfig, Sequences, StoredReplay, make_replay
+from rlframe.replay import FixedSequence, Replay, ReplayConfig, Sequences, make_replay, replay
 
 LADDER = {"epsilon": "linear(1,0.4,0.02)", "epsilon_last": "linear(1,0.00065536,0.02)"}  # 0.4, and 0.4 ** 8
 
@@ -74,7 +74,7 @@ class Config:
     batch_size: int = count(64, "sequences an update")
     burn_in: int = count(40, "rows of a sequence that only warm up the state", low=0)
     learn_T: int = count(80, "rows of a sequence, after those, that are learned from")
-    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
+    replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(
         1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
     )
@@ -102,7 +102,7 @@ class Config:
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
         return make_q_agent(observation_space, action_space, model, Expected(), self.explore, seed, self.dueling)
 
-    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Sequences]:
+    def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Sequences]:
         return make_replay(
             self.replay,
             agent.observation_space,
@@ -129,21 +129,22 @@ class R2D1(OffPolicy):
 
     saved = (*OffPolicy.saved, "optimizer", "target")
     agent: QAgent
-    replay: StoredReplay[Sequences]
+    replay: Replay[Sequences]
 
     def __init__(
         self,
         agent: QAgent,
-        replay: StoredReplay[Sequences],
+        replay: Replay[Sequences],
         exploration: ExplorationSchedule,
         n_steps: int,
         config: Config | None = None,
     ) -> None:
         """Raises:
-        ConfigError, ValueError: a number of `config` is out of range.
+        ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c = self.config
+        self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.progress = Progress()
         self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
         self.schedules = Schedules(c, n_steps, self.progress)
@@ -155,9 +156,9 @@ class R2D1(OffPolicy):
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)
-        if self.config.prioritized and len(index := self.replay.newest()):
+        if self.new_rows and len(index := self.new_rows.newest()):
             with torch.no_grad():  # the priorities that an update would give them
-                self.replay.update_priorities(index, self._loss(self.replay.read(index))[1])
+                self.replay.update_priorities(index, self._loss(self.new_rows.read(index))[1])
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(

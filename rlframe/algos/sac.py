@@ -41,8 +41,7 @@ from rlframe.models.masks import FORBIDDEN
 from rlframe.ops.fused import soft_objective, squared_error
 from rlframe.ops.q_learning import clip_target
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import ReplayConfig, StoredReplay, Transitions
-from rlframe.replay.base import Replay
+from rlframe.replay import Replay, ReplayConfig, Transitions, replay
 
 
 @chz.chz
@@ -55,7 +54,7 @@ class Config:
         for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learn_from": 1_000}
     )
 
-    replay: ReplayConfig = chz.field(default_factory=ReplayConfig, doc="what replay holds, and where")
+    replay: ReplayConfig | str = replay()
     learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
     optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
@@ -101,7 +100,7 @@ class Config:
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, self.explore, seed)
 
-    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> StoredReplay[Transitions]:
+    def make_replay(self, agent: ActorAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Transitions]:
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:

@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
-from rlframe.core.config import find_module, module_part
+from rlframe.core.parts import find_module, module_part
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import Samples
 from rlframe.models.base import ModelConfig

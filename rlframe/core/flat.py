@@ -10,6 +10,7 @@ import chz
 
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import name_of
+from rlframe.core.parts import kinds_of
 from rlframe.core.schedule import Schedule
 
 # Keys that name a module with a class Config, and the package that short names are looked up in.
@@ -18,13 +19,14 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "algo": "rlframe.algos",
         "algo.optimizer": "rlframe.optimizers",
         "algo.explore": "rlframe.exploration",
+        "algo.replay": "rlframe.replay",
         "sampler": "rlframe.samplers",
         "runner": "rlframe.runners",
         "reward.bonus": "rlframe.bonuses",
     }
 )
 
-_NAMED = (*PARTS, "explore", "env", "eval.env")  # groups of keys that have a name of their own
+_NAMED = (*PARTS, "explore", "replay", "env", "eval.env")  # groups of keys that have a name of their own
 
 # Fields whose keys stand below another name: `env` is a value, and has fields beside it.
 GROUPS: Mapping[str, str] = MappingProxyType({"env_options": "env"})
@@ -36,7 +38,9 @@ def part_name(config: object, package: str) -> str:
 
 
 def config_name(cls: type, package: str) -> str:
-    """The name of a config's class: its module, or its file; module:Class if that alone does not lead to it."""
+    """The name of a config's class: its kind, module or file; module:Class if that alone does not lead to it."""
+    if package in sys.modules and (kind := next((name for name, each in kinds_of(package).items() if each is cls), "")):
+        return kind
     module = cls.__module__
     known = vars(sys.modules[module]) if module in sys.modules else {}
     file = known.get("__file__")

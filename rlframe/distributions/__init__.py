@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from gymnasium import Space, spaces
 
-from rlframe.core.config import find_attribute, nearest
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, made_by
+from rlframe.core.parts import find_attribute
 from rlframe.distributions.base import Distribution, Joint
 from rlframe.distributions.beta import Beta
 from rlframe.distributions.categorical import Bernoulli, Categorical, MultiCategorical

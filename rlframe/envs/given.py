@@ -11,9 +11,9 @@ import cloudpickle
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName, can_import, name_of, pickled
+from rlframe.core.parts import find_attribute
 from rlframe.envs.make import MADE, resolve
 
 _KNOWN_EVERYWHERE = ("gymnasium.", "ale_py.")  # modules whose environments every process finds by their id

@@ -17,9 +17,10 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rlframe.core.config import find_attribute, nearest
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName
+from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import current_ranks
 from rlframe.envs import atari, envpool, gymnasium_vector
 from rlframe.envs.base import EnvConfig, Envs

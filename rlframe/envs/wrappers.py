@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError
+from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import FrameStack, channels_last
 from rlframe.envs.options import EnvOptions
 

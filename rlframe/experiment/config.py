@@ -11,11 +11,12 @@ import chz
 
 from rlframe.algos.defaults import learns_from
 from rlframe.bonuses import RewardConfig
-from rlframe.core.config import AUTO, choice, count, count_or_auto, module_part, names, option
+from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
 from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
 from rlframe.core.objects import ObjectName
+from rlframe.core.parts import module_part
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.experiment.objects import check_objects

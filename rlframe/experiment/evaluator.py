@@ -11,8 +11,8 @@ from typing import Any
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError
+from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import current_ranks
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.config import Experiment

@@ -13,9 +13,10 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import AUTO, accepts_auto, find_config, module_names, nearest
+from rlframe.core.config import AUTO, accepts_auto, nearest
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.flat import GROUPS, PARTS, part_name
+from rlframe.core.parts import find_config, kinds_of, module_names
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs.make import registered_envs
 from rlframe.experiment.config import Experiment
@@ -103,7 +104,10 @@ def _has(given: Mapping[str, Any], key: Key) -> bool:
 
 
 def _title_of(part: str, name: str) -> str:
-    return _title(Path(inspect.getfile(find_config(name, PARTS[part]))))
+    found = find_config(name, PARTS[part])
+    if name in kinds_of(PARTS[part]):
+        return (inspect.getdoc(found) or "").partition("\n")[0]
+    return _title(Path(inspect.getfile(found)))
 
 
 def _title(file: Path) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import find_attribute, find_config
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.flat import GROUPS, PARTS, config_name
 from rlframe.core.objects import ObjectName, can_import, name_of
+from rlframe.core.parts import find_attribute, find_config
 from rlframe.envs.given import settings_of
 from rlframe.envs.make import resolve
-from rlframe.experiment.parts import OF_OWN
+from rlframe.experiment.parts import OF_OWN, SHORT
 
 _ENVS = ("env", "eval.env")
 _LISTS = {  # and what their elements are
@@ -38,6 +38,7 @@ _PART = "a name, or a Config of such a part: an instance, its class or its modul
 _OWN_PARTS = {
     "algo.optimizer": "a name, the class of a torch.optim.Optimizer, or a Config of rlframe.optimizers",
     "algo.explore": "a name, the class of a QExploration or ActionNoise, or a Config of rlframe.exploration",
+    "algo.replay": "a name, a class with the methods of rlframe.replay.Replay, or a Config of rlframe.replay",
 }
 _WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE, **dict.fromkeys(PARTS, _PART), **_OWN_PARTS}
 OF_POLICY = (*_ENVS, "env.wrappers", *_SINGLE, *PARTS)  # what a trained agent is made of
@@ -52,7 +53,7 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for key, value in settings.items():
-        for name, each in _named(f"algo.{key}" if key.partition(".")[0] == "explore" else key, value):
+        for name, each in _named(f"algo.{key}" if key.partition(".")[0] in SHORT else key, value):
             if name in found:
                 raise ConfigError(f"{name} is given twice, by {sources[name]} and {key}; give it in one of them")
             found[name], sources[name] = each, key

@@ -60,7 +60,7 @@ _TEXT = (
     "affinity",
 )  # fields of free text
 _GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no value
-_KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs", "algo.explore.kwargs")
+_KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs", "algo.explore.kwargs", "algo.replay.kwargs")
 
 
 def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import find_config, module_names
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS, flatten
+from rlframe.core.parts import find_config, module_names
 from rlframe.envs import EnvOptions
 from rlframe.models import ModelConfig
 from rlframe.samplers import EvalConfig
 
 _DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}  # of `Experiment`
-_CHOSEN = ("algo.optimizer", "algo.explore", "reward.bonus")  # parts whose fields depend on the kind
+_CHOSEN = ("algo.optimizer", "algo.explore", "algo.replay", "reward.bonus")  # parts whose fields depend on the kind
 _OTHER_WORDS = {  # of other frameworks, and the last word of what they are called here
     "action_noise": "explore",
     "alpha": "decay",

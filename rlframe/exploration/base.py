@@ -20,9 +20,10 @@ from chz.mungers import Munger
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlframe.core.config import find_module, key_of, module_part, nearest
+from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import part_name
+from rlframe.core.parts import find_module, module_part
 from rlframe.core.ranks import current_ranks, first_env_of_rank
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill

@@ -7,8 +7,9 @@ from typing import Any
 
 import chz
 
-from rlframe.core.config import find_attribute, option
+from rlframe.core.config import option
 from rlframe.core.errors import ConfigError, naming, shortened
+from rlframe.core.parts import find_attribute
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.exploration.base import HIGHEST, ActionNoise, ExploreConfig, QExploration, last
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, made_by
+from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions

@@ -16,8 +16,9 @@ import torch
 from chz.mungers import Munger
 from torch import Tensor, nn
 
-from rlframe.core.config import decays, find_module, key_of, module_part, number
+from rlframe.core.config import decays, key_of, number
 from rlframe.core.errors import ConfigError
+from rlframe.core.parts import find_module, module_part
 
 PACKAGE = "rlframe.optimizers"
 

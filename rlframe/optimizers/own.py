@@ -10,8 +10,9 @@ import chz
 import torch
 from torch import Tensor, nn
 
-from rlframe.core.config import find_attribute, option
+from rlframe.core.config import option
 from rlframe.core.errors import ConfigError, naming, shortened
+from rlframe.core.parts import find_attribute
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 _REFUSED = {  # arguments of torch's optimizers, and why they have no place here

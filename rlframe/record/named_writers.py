@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rlframe.core.config import find_attribute, nearest
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.objects import ObjectName
+from rlframe.core.parts import find_attribute
 from rlframe.record.writers import Writer
 
 MakeWriter = Callable[..., Writer]  # (directory, config, name): that of a Writer's class

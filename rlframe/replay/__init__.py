@@ -2,17 +2,34 @@
 
 from rlframe.replay.base import Replay, Sequences, StoredReplay, Transitions
 from rlframe.replay.buffer import ReplayBuffer
-from rlframe.replay.make import ReplayConfig, make_replay
+from rlframe.replay.make import (
+    KINDS,
+    InMemory,
+    OnDevice,
+    OnDisk,
+    ReplayConfig,
+    ReplaySpec,
+    is_stored,
+    make_replay,
+    replay,
+)
 from rlframe.replay.readers import FixedSequence, NStep
 
 __all__ = [
+    "KINDS",
     "FixedSequence",
+    "InMemory",
     "NStep",
+    "OnDevice",
+    "OnDisk",
     "Replay",
     "ReplayBuffer",
     "ReplayConfig",
+    "ReplaySpec",
     "Sequences",
     "StoredReplay",
     "Transitions",
+    "is_stored",
     "make_replay",
+    "replay",
 ]

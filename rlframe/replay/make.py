@@ -1,32 +1,40 @@
-"""make_replay: the replay of an algorithm from its ReplayConfig, checked against the memory that there is."""
+"""Replay as a part: its kinds (memory, device, disk, or your own), and make_replay, which makes an algorithm's."""
+
+from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeGuard
 
 import chz
 import numpy as np
 import torch
+from chz.mungers import Munger
 from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 
 from rlframe.core import spaces
-from rlframe.core.config import choice, count, option
-from rlframe.core.errors import ConfigError
+from rlframe.core.config import count, key_of, option
+from rlframe.core.errors import ConfigError, naming, shortened
+from rlframe.core.parts import find_attribute, find_config, module_part
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator
 from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.record import Run, current_run
-from rlframe.replay.base import StoredReplay
+from rlframe.replay.base import Replay, StoredReplay
 from rlframe.replay.buffer import ReplayBuffer
 from rlframe.replay.columns import DeviceMemory, DiskMemory, HostMemory, Memory, Ring, available_memory
 from rlframe.replay.divided import DividedReplay
 from rlframe.replay.frames import CompressedFrames, Frames, Rows
-from rlframe.replay.readers import Batch, ReaderConfig
+from rlframe.replay.readers import Batch, NStep, ReaderConfig
 from rlframe.replay.select import Prioritized, Selector, Uniform
 from rlframe.replay.storage import Storage
 
+PACKAGE = "rlframe.replay"
 _ROW_BYTES = 32  # at most, per row: flags, reward, return and eligibility
 _PRIORITY_BYTES = 9  # per row of a sum tree
 _COMPRESSION = 4  # compressed frames take at most a quarter
@@ -34,18 +42,168 @@ _FEW_BATCHES, _FEW_STEPS = 8, 2_000  # of each environment: enough for any reade
 _CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class ReplaySpec(Generic[Batch]):
+    """What an algorithm asks of its replay. A class of your own gets it as its first argument."""
+
+    size: int  # rows to store, over all environments of this rank
+    observation_space: Space
+    action_space: Space
+    batch_spec: BatchSpec  # of the batches that `append` gets
+    reader: ReaderConfig[Batch]  # NStep(discount, n) asks for Transitions, FixedSequence(length) for Sequences
+    alpha: float = 0.0  # exponent α of prioritized replay; 0: uniform
+    state: Tree = ()  # example [B, ...] of the agent's initial state; sequences start with the state stored there
+    previous: bool = False  # whether the model reads prev_action, prev_reward and first; else they may be null
+    device: torch.device = _CPU  # the learner's, where batches are wanted
+    seed: int = 0  # the run's root seed
+
+
 @chz.chz
 class ReplayConfig:
-    """Size and memory of replay: the field `replay` of an algorithm's Config."""
+    """Base class of the kinds of replay: the field `replay` of an algorithm's Config."""
 
     size: int = count(1_000_000, "rows stored, over all environments of this rank")
-    memory: str = choice("cpu", ("cpu", "device", "disk"), "main memory, the learner's device, or the run's directory")
-    compress: bool = option(False, "lossless lz4 compression of frames in main memory: a tenth of the bytes, slower")
+
+    def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
+        """The replay that an algorithm asks for. Raises as `make_replay`."""
+        raise NotImplementedError
+
+
+@chz.chz
+class _Stored(ReplayConfig):
+    """Base class of those that store rows in one way, in different places."""
+
+    place: ClassVar[str]  # in messages
+
+    def compresses(self) -> bool:
+        """Whether frames are compressed."""
+        return False
+
+    def memory(self, device: torch.device) -> Memory:
+        """Where columns are."""
+        raise NotImplementedError
+
+    def make(self, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
+        return _stored(self, spec)
+
+
+@chz.chz
+class InMemory(_Stored):
+    """Rows in main memory."""
+
+    place = "main memory"
+
+    compress: bool = option(False, "lossless lz4 compression of frames: a tenth of the bytes, slower")
+
+    def compresses(self) -> bool:
+        return self.compress
+
+    def memory(self, device: torch.device) -> Memory:
+        return HostMemory(device)
+
+
+@chz.chz
+class OnDevice(_Stored):
+    """Rows on the learner's device: only new ones are copied to a GPU."""
+
+    place = "device"
+
+    def memory(self, device: torch.device) -> Memory:
+        return DeviceMemory(device)
+
+
+@chz.chz
+class OnDisk(_Stored):
+    """Rows in a mapped file of the run's directory: for more than memory holds."""
+
+    place = "disk"
+
+    def memory(self, device: torch.device) -> Memory:
+        run = current_run()
+        return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
+
+
+_VERBS = ("append", "sample", "update_priorities", "n_rows", "state_dict", "load_state_dict")
+
+
+@chz.chz
+class Own(ReplayConfig):
+    """A class of your own that satisfies `Replay`; written algo.replay=module:Class for short."""
+
+    name: str = option("", "module:Class or ./file.py:Class, with the methods of rlframe.replay.Replay")
+    kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the class: algo.replay.kwargs.name=value")
 
     @chz.validate
     def _check(self) -> None:
-        if self.compress and self.memory != "cpu":
-            raise ConfigError(f"algo.replay.compress=true needs algo.replay.memory=cpu, not {self.memory}")
+        if self.name:
+            self.load()
+
+    def load(self) -> Any:
+        """The class.
+
+        Raises:
+            ConfigError: there is none of this name, or it lacks a method of `Replay`.
+        """
+        key = f"algo.replay={self.name or 'own'}"
+        if not self.name:
+            raise ConfigError(f"{key} needs algo.replay.name=module:Class")
+        cls = find_attribute(self.name, "algo.replay")
+        if not isinstance(cls, type):
+            raise ConfigError(f"{key} is not a class; give the class, which the run calls")
+        if missing := [verb for verb in _VERBS if verb not in dir(cls)]:
+            raise ConfigError(f"{key} lacks {', '.join(missing)}; rlframe.replay.Replay says what a replay has")
+        return cls
+
+    def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:
+        ranks = current_ranks()
+        if ranks.n_samplers < ranks.world_size:
+            raise ConfigError(
+                f"learners={ranks.world_size} divides a replay of rlframe, which algo.replay={self.name} is not; use "
+                f"learners=1 or world_size={ranks.world_size}"
+            )
+        if isinstance(spec.reader, NStep) and spec.reader.td_priorities:
+            raise ConfigError(
+                f"algo.initial_priority=td needs replay=memory, device or disk, not {self.name}; or use max"
+            )
+        with naming(f"algo.replay={self.name} cannot be made"):
+            try:
+                made: Replay[Batch] = self.load()(spec, **self.kwargs)
+            except TypeError as error:
+                hint = "it is called with a ReplaySpec, and its other arguments are algo.replay.kwargs.name=value"
+                raise ConfigError(f"algo.replay={self.name}: {shortened(str(error))}; {hint}") from None
+            return made
+
+
+KINDS = {"device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": Own}
+
+
+class _PartOf(Munger):
+    """Makes a replay's Config from its name."""
+
+    def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
+        if isinstance(value, str):
+            return Own(name=value) if ":" in value else find_config(value, PACKAGE)()
+        if not isinstance(value, ReplayConfig):
+            raise ConfigError(
+                f"{key_of(chzself, 'replay')}={value!r:.60} must be a name, such as memory or ./mine.py:Mine, or a "
+                f"Config of rlframe.replay"
+            )
+        return value
+
+
+def replay() -> Any:
+    """A field of an algorithm's Config for its replay: a name or a Config."""
+    return chz.field(
+        meta_factory=module_part(PACKAGE, "memory"),
+        default_factory=InMemory,
+        munger=_PartOf(),
+        doc="memory | device | disk: where rows are stored; or own with a class of yours, module:Class",
+    )
+
+
+def is_stored(replay: Replay[Batch]) -> TypeGuard[StoredReplay[Batch]]:
+    """Whether it is one of this package's, a StoredReplay."""
+    return isinstance(replay, ReplayBuffer | DividedReplay)
 
 
 def small_size(batch_spec: BatchSpec) -> int:
@@ -54,43 +212,41 @@ def small_size(batch_spec: BatchSpec) -> int:
 
 
 def make_replay(
-    config: ReplayConfig,
+    config: ReplayConfig | str,
     observation_space: Space,
     action_space: Space,
     batch_spec: BatchSpec,
     reader: ReaderConfig[Batch],
-    *,
-    alpha: float = 0.0,
-    state: Tree = (),
-    previous: bool = False,
-    device: torch.device = _CPU,
-    seed: int = 0,
-) -> StoredReplay[Batch]:
+    **options: Any,
+) -> Replay[Batch]:
     """A replay for the batches of a sampler, or this rank's part of one.
 
     Args:
-        reader: NStep(discount, n) for transitions, FixedSequence(length) for sequences.
-        alpha: α of prioritized replay; 0 is uniform.
-        state: example [B, ...] of the agent's initial state; sequences start with the state stored there.
-        previous: whether the model reads prev_action, prev_reward and first; else they are null.
-        device: the learner's device.    seed: the run's root seed.
+        reader, options: see `ReplaySpec`.
     Raises:
         ValueError: it does not fit into memory, size is too small for the batches, frames and reader, or an interval
             of sequences does not fit the batches.
-        ConfigError: compress without lz4, or without stacks of frames.
+        ConfigError: compress without lz4, or without stacks of frames; a class of your own that cannot be made.
     """
-    (T, B), ranks = batch_spec, current_ranks()
+    assert isinstance(config, ReplayConfig)  # the field's munger made it
+    return config.make(ReplaySpec(config.size, observation_space, action_space, batch_spec, reader, **options))
+
+
+def _stored(config: _Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
+    """A ReplayBuffer, or a learner's share of one."""
+    observation_space, action_space, reader = spec.observation_space, spec.action_space, spec.reader
+    (T, B), ranks = spec.batch_spec, current_ranks()
     if ranks.rank >= ranks.n_samplers:  # it stores nothing here
-        config = ReplayConfig(size=min(config.size, small_size(batch_spec)))
-    memory = _memory(config, device)
+        config = InMemory(size=min(config.size, small_size(spec.batch_spec)))
+    memory = config.memory(spec.device)
     ring = Ring(-(-config.size // B), B)
-    example_state, spacing = map_tree(as_numpy, state), reader.spacing(T)
+    example_state, spacing = map_tree(as_numpy, spec.state), reader.spacing(T)
     state_bytes = -(-sum(x.nbytes for x in leaves(example_state)) // (B * spacing))  # of a row, on average
-    size = _checked_size(config, observation_space, action_space, ring, memory, alpha, state_bytes)
+    size = _checked_size(config, observation_space, action_space, ring, memory, spec.alpha, state_bytes)
     zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
     example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
     observation = _observation_storage(config, observation_space, ring, memory)
-    storage = Storage(ring, memory, observation, example, previous)
+    storage = Storage(ring, memory, observation, example, spec.previous)
     live_reader = reader.make_reader(storage, T, example_state)
     least = max(T, spacing) + 2 * storage.rows_before + live_reader.n_rows + 2
     if least > ring.L:
@@ -98,20 +254,13 @@ def make_replay(
             f"algo.replay.size={config.size} holds {ring.L} time steps of {B} environments, but batches of {T} time "
             f"steps, {reader} and {storage.rows_before} earlier rows need {least}; use algo.replay.size={least * B}"
         )
-    rng = generator(seed, Role.REPLAY)
-    selector: Selector = Prioritized(rng, alpha, live_reader.candidates.n_slots) if alpha else Uniform(rng)
+    rng = generator(spec.seed, Role.REPLAY)
+    selector: Selector = Prioritized(rng, spec.alpha, live_reader.candidates.n_slots) if spec.alpha else Uniform(rng)
     replay = ReplayBuffer(storage, selector, live_reader, size)
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
 
 
-def _memory(config: ReplayConfig, device: torch.device) -> Memory:
-    if config.memory == "disk":
-        run = current_run()
-        return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
-    return DeviceMemory(device) if config.memory == "device" else HostMemory(device)
-
-
-def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory: Memory) -> Tree:
+def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: Memory) -> Tree:
     """A tree of `ObservationStorage`: frames for stacks of frames, else whole rows."""
     match space:
         case gym_spaces.Dict():
@@ -119,13 +268,13 @@ def _observation_storage(config: ReplayConfig, space: Space, ring: Ring, memory:
         case gym_spaces.Tuple():
             return tuple(_observation_storage(config, sub, ring, memory) for sub in space.spaces)
         case FrameStack():
-            return (CompressedFrames if config.compress else Frames)(ring, memory, space)
+            return (CompressedFrames if config.compresses() else Frames)(ring, memory, space)
         case _:
             return Rows(ring, memory, spaces.zeros(space))
 
 
 def _checked_size(
-    config: ReplayConfig,
+    config: _Stored,
     observation_space: Space,
     action_space: Space,
     ring: Ring,
@@ -136,25 +285,25 @@ def _checked_size(
     """The size as text; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
     parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
     stacks = [n_bytes // part.n_frames for part, n_bytes in parts if isinstance(part, FrameStack)]
-    if config.compress and not stacks:
+    if config.compresses() and not stacks:
         raise ConfigError(f"algo.replay.compress=true needs stacks of frames, but {observation_space} has none")
     rows = sum(n_bytes for part, n_bytes in parts if not isinstance(part, FrameStack))
     rows += sum(x.nbytes for x in leaves(spaces.zeros(action_space)))
-    in_columns = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compress else 1)
+    in_columns = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compresses() else 1)
     other = _ROW_BYTES + (_PRIORITY_BYTES if alpha else 0)
-    n, in_memory = ring.n_slots, config.memory == "cpu"
+    n, in_memory = ring.n_slots, isinstance(config, InMemory)
     size = _gigabytes(n * (in_columns + other))
-    guess = " (if frames compress to a quarter)" if config.compress else ""
+    guess = " (if frames compress to a quarter)" if config.compresses() else ""
     _check_fits(config, n * (other + in_columns * in_memory), available_memory(), "main memory")
     if not in_memory:
-        _check_fits(config, n * in_columns, memory.available(), config.memory)
-    return f"{n:,} rows of {in_columns + other:,} bytes: {size}{guess}, memory={config.memory}"
+        _check_fits(config, n * in_columns, memory.available(), config.place)
+    return f"{n:,} rows of {in_columns + other:,} bytes: {size}{guess}, in {config.place}"
 
 
-def _check_fits(config: ReplayConfig, needed: int, available: int, where: str) -> None:
+def _check_fits(config: _Stored, needed: int, available: int, where: str) -> None:
     if needed > available:
         less = int(config.size * available / needed)
-        remedy = "" if config.memory == "disk" else ", or algo.replay.memory=disk"
+        remedy = "" if isinstance(config, OnDisk) else ", or algo.replay=disk"
         raise ValueError(
             f"algo.replay.size={config.size} needs {_gigabytes(needed)} ({needed:,} bytes) of {where}, but only "
             f"{_gigabytes(available)} are available; use algo.replay.size={less} or less{remedy}"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rlframe.core.config import find_attribute
 from rlframe.core.errors import ConfigError, PartError, describe, naming, qualified_name
 from rlframe.core.objects import made_by
+from rlframe.core.parts import find_attribute
 from rlframe.core.types import Samples, Trajectory
 from rlframe.record.metrics import check_own_name
 

@@ -12,9 +12,10 @@ import chz
 import numpy as np
 
 from rlframe.agents import Agent
-from rlframe.core.config import AUTO, choice, count, count_or_auto, find_attribute, names, number, option, positive
+from rlframe.core.config import AUTO, choice, count, count_or_auto, names, number, option, positive
 from rlframe.core.errors import ConfigError, naming
 from rlframe.core.objects import OR_A_FUNCTION, made_by
+from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory

@@ -19,7 +19,7 @@ from rlframe.models import ModelConfig
 from rlframe.models.critics import with_target
 from rlframe.models.mlp import Mlp
 from rlframe.optimizers.base import Moments
-from rlframe.replay import ReplayConfig, Transitions
+from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import SerialSampler
 from tests.samplers.made import copied
 
@@ -41,7 +41,7 @@ def learner(
     **settings: Any,
 ) -> Any:
     """An algorithm and its agent."""
-    config = module.Config(replay=ReplayConfig(size=size), **SMALL | settings)
+    config = module.Config(replay=InMemory(size=size), **SMALL | settings)
     network = ModelConfig(**{"hidden": (), "activation": "relu"} | (model or {}))
     agent = config.make_agent(observation_space, action_space, network, seed).to(device)
     return config.make_algorithm(agent, BatchSpec(*spec), n_steps, seed)

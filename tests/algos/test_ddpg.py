@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlframe.algos import ddpg, sac
+from rlframe.core.errors import ConfigError
 from rlframe.envs import debug_envs
 from rlframe.replay.select import PRIORITY_EPSILON
 from tests.algos.learners import (
@@ -90,7 +91,7 @@ def test_new_rows_have_the_error_that_an_update_would_find() -> None:
 def test_first_priorities_need_a_replay_that_reads_its_rows_back() -> None:
     config = ddpg.Config(prioritized=True, initial_priority="td")
     algo = by_hand()
-    with pytest.raises(TypeError, match="which a OneBatch does not offer; use initial_priority=max"):
+    with pytest.raises(ConfigError, match="which a OneBatch does not offer; use initial_priority=max"):
         ddpg.DDPG(algo.agent, algo.critics, OneBatch(two_rows()), algo.exploration, 1000, config)
 
 

@@ -20,7 +20,7 @@ from rlframe.exploration import epsilon, noisy
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
 from rlframe.optimizers import adam
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.samplers import EvalConfig, Evaluator, serial
 from tests.algos.q_table import inputs_at, table_agent, transitions
 from tests.algos.test_learning import blind_time_limit
@@ -34,7 +34,7 @@ QUICK: dict[str, Any] = {
     "explore": epsilon.Config(epsilon="linear(1,0.1,0.5)"),
     "optimizer": adam.Config(epsilon=1e-5),
 }
-SMALL = ReplayConfig(size=2_000)
+SMALL = InMemory(size=2_000)
 
 
 def algo_for(n: int = 4, **settings: Any) -> dqn.DQN:

@@ -11,12 +11,12 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import CpuSampler, SerialSampler
 
-COMMON: dict[str, Any] = {"replay": ReplayConfig(size=1_000), "learn_from": 32}
+COMMON: dict[str, Any] = {"replay": InMemory(size=1_000), "learn_from": 32}
 LADDER: dict[str, Any] = {
     **COMMON,
     "explore": epsilon.Config(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.01,0.02)"),

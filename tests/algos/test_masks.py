@@ -22,7 +22,7 @@ from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
 from rlframe.models.q_network import Categorical as CategoricalValue
 from rlframe.models.q_network import Expected, Quantile
 from rlframe.ops.fused import log_prob_entropy
-from rlframe.replay import ReplayConfig, Transitions
+from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import EvalConfig, Evaluator, cpu, serial
 from tests.variants import variants
 
@@ -31,7 +31,7 @@ STATE, ACTIONS = spaces.Discrete(2), spaces.Discrete(3)
 MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "observation": STATE})
 CONFIG = ModelConfig(hidden=(8,))
 
-OFF: dict[str, Any] = {"replay": ReplayConfig(size=4_096), "learn_from": 256, "replay_ratio": 0.5}
+OFF: dict[str, Any] = {"replay": InMemory(size=4_096), "learn_from": 256, "replay_ratio": 0.5}
 MANY_ACTIONS = {"kind": "multi_discrete"}
 PPO: dict[str, Any] = {"epochs": 1, "minibatches": 2}
 SEQUENCES: dict[str, Any] = {**OFF, "burn_in": 4, "learn_T": 8, "batch_size": 8}
@@ -92,7 +92,7 @@ def test_no_forbidden_action_is_ever_taken_in_torch(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_no_forbidden_action_is_ever_taken_in_a_million_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, settings, model, kwargs = RUNS[name]
-    seldom = {"replay_ratio": 0.02, "replay": ReplayConfig(size=16_384)} if "replay" in settings else {}
+    seldom = {"replay_ratio": 0.02, "replay": InMemory(size=16_384)} if "replay" in settings else {}
     monkeypatch.setitem(RUNS, name, (module, settings | seldom, model, kwargs))
     run(name, 1_000_000, numpy=name != "ppo_lstm", B=256)
 
@@ -197,7 +197,7 @@ def write_table(model: Any, table: list[list[float]]) -> None:
 
 @pytest.mark.parametrize(("double", "expected"), [(False, [2.0, 9.0, 9.0]), (True, [1.0, 9.0, 5.0])])
 def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(double: bool, expected: list[float]) -> None:
-    config = dqn.Config(replay=ReplayConfig(size=64), double=double, discount=0.5)
+    config = dqn.Config(replay=InMemory(size=64), double=double, discount=0.5)
     agent = config.make_agent(MASKED, ACTIONS, ModelConfig(hidden=()), 0)
     algo: Any = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     algo = getattr(algo, "algo", algo)
@@ -226,7 +226,7 @@ def test_r2d1s_choice_is_over_what_each_row_allows() -> None:
 
 
 def sac_with(q: list[float], logits: list[float], **settings: Any) -> tuple[Any, Tensor]:
-    config = sac.Config(replay=ReplayConfig(size=64), temperature=0.5, **settings)
+    config = sac.Config(replay=InMemory(size=64), temperature=0.5, **settings)
     agent = config.make_agent(MASKED, ACTIONS, ModelConfig(hidden=()), 0)
     algo = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     with torch.no_grad():

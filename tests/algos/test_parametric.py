@@ -21,7 +21,7 @@ from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.envs import debug_envs
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Categorical, Expected, Quantile
-from rlframe.replay import ReplayConfig, Transitions
+from rlframe.replay import InMemory, Transitions
 from rlframe.rollout.same_bits import rows_keep_their_bits
 from tests.envs.test_restore import kinds, restored
 from tests.runners.resumed import assert_resumed_exactly, words
@@ -90,7 +90,7 @@ def test_each_atom_is_an_inner_product(kind: Any) -> None:
 
 @pytest.mark.parametrize(("double", "expected"), [(False, [7.0, 3.0]), (True, [5.0, 3.0])])
 def test_targets_are_over_the_next_rows_actions_and_mask(double: bool, expected: list[float]) -> None:
-    config = dqn.Config(replay=ReplayConfig(size=64), double=double, discount=0.5)
+    config = dqn.Config(replay=InMemory(size=64), double=double, discount=0.5)
     agent = config.make_agent(MASKED, ACTIONS, IDENTITY, 0)
     algo: Any = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     for model, table in ((agent.model, [[1.0, 0.0], [0.0, 0.0]]), (algo.target, [[0.0, 0.0], [0.0, 1.0]])):
@@ -160,7 +160,7 @@ def test_weights_of_an_agent_without_a_mask_fit_one_with_a_mask_and_its_targets(
     found = masked.state_dict()
     assert found.keys() == changed.keys()
     assert all(torch.equal(found[name], x) for name, x in changed.items())
-    config = dqn.Config(replay=ReplayConfig(size=64))
+    config = dqn.Config(replay=InMemory(size=64))
     algo: Any = config.make_algorithm(masked, BatchSpec(4, 2), 100)
     assert algo.target.state_dict().keys() == {name.removeprefix("model.") for name in found if "model." in name}
     algo.load_state_dict(algo.state_dict())

@@ -12,7 +12,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.exploration import gaussian
 from rlframe.models import ModelConfig
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_learning import blind_time_limit
 
@@ -25,7 +25,7 @@ def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwa
     T, B = 4, 4
     envs = make_envs(EnvConfig(env, kwargs, "python"), B, env_seeds(0, Role.ENV, B))
     given = {"learn_from": 200, "tau": 0.02, **FAST, **settings}
-    config = module.Config(replay=ReplayConfig(size=10_000), **given)
+    config = module.Config(replay=InMemory(size=10_000), **given)
     agent = config.make_agent(
         envs.observation_space, envs.action_space, ModelConfig(hidden=(32, 32), activation="relu"), 0
     )

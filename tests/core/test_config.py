@@ -10,19 +10,8 @@ import numpy as np
 import pytest
 from chz.blueprint import ExtraneousBlueprintArg, InvalidBlueprintArg
 
-from rlframe.core.config import (
-    ConfigError,
-    choice,
-    count,
-    find_module,
-    fraction,
-    module_names,
-    module_part,
-    names,
-    nearest,
-    option,
-    sizes,
-)
+from rlframe.core.config import ConfigError, choice, count, fraction, names, nearest, option, sizes
+from rlframe.core.parts import find_module, module_names, module_part
 
 
 @chz.chz

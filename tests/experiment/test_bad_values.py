@@ -14,9 +14,10 @@ import pytest
 from gymnasium import spaces
 
 from rlframe import launch
-from rlframe.core.config import AUTO, module_names
+from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import GROUPS, PARTS
+from rlframe.core.parts import module_names
 from rlframe.core.schedule import Scheduled
 from rlframe.experiment.config import Experiment, from_flat
 from rlframe.exploration import POLICY_KINDS, Q_KINDS
@@ -52,7 +53,8 @@ def all_fields() -> list[tuple[dict[str, str], str, Any, Any]]:
             found["", key] = {}, key, kind, default
     for part, package in PARTS.items():
         for name in module_names(package):
-            given = {part: name, **({"algo": algo_of(name)} if part == "algo.explore" else {})}
+            algo = {"algo.explore": algo_of(name), "algo.replay": "dqn"}.get(part)
+            given = {part: name, **({"algo": algo} if algo else {})}
             for key, kind, default in fields(type(attrgetter(part)(from_flat(given))), f"{part}."):
                 found[name, key] = given, key, kind, default
     return list(found.values())

@@ -5,9 +5,9 @@ import pytest
 from gymnasium import spaces
 
 from rlframe.algos import a2c, ddpg, dqn, es, ppo, r2d1, sac, td3
-from rlframe.core.config import module_names
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
+from rlframe.core.parts import module_names
 from rlframe.experiment.config import check_parts, to_flat
 from rlframe.experiment.train import read_job
 from rlframe.launch import main

@@ -20,10 +20,10 @@ from rlframe.experiment.config import Experiment, from_flat
 from rlframe.experiment.hardware import affinity_of
 from rlframe.experiment.trust import read_config
 from rlframe.experiment.tuning import Way, _learning_at_once, fastest, ways_to_learn
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 
 PPO = ppo.Config(epochs=1, minibatches=1)
-DQN = dqn.Config(replay=ReplayConfig(size=10**6), learn_from=10**5, replay_ratio=64.0)
+DQN = dqn.Config(replay=InMemory(size=10**6), learn_from=10**5, replay_ratio=64.0)
 SMALL = {"env": "CartPole-v1", "sampler": "serial", "sampler.batch_T": "8", "sampler.batch_B": "2"}
 
 

@@ -33,7 +33,7 @@ from rlframe.exploration import (
 )
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import Expected
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, SerialSampler
 from tests.exploration.test_kinds import PUSH, SECOND
@@ -54,7 +54,7 @@ def batches(case: str, n_workers: int) -> list[torch.Tensor]:
     module, env, explore = ACTING[case]
     config, seeds = EnvConfig(env, {"max_episode_steps": 7}, "python"), env_seeds(0, Role.ENV, 5)
     envs: Any = EnvPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
-    algo_config = module.Config(explore=explore, replay=ReplayConfig(size=1_000), learn_from=0)
+    algo_config = module.Config(explore=explore, replay=InMemory(size=1_000), learn_from=0)
     agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,)), 0)
     algo_config.make_algorithm(agent, BatchSpec(4, 5), 1_000, 0)  # sets the levels
     sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)
@@ -105,7 +105,7 @@ def test_a_resumed_run_explores_as_one_that_was_not_stopped(
 
 def test_random_first_steps_are_those_before_learning_unless_said_otherwise() -> None:
     for given, expected in ((AUTO, 40), (0, 0), (80, 80)):
-        config = td3.Config(learn_from=40, random_steps=given, replay=ReplayConfig(size=100))
+        config = td3.Config(learn_from=40, random_steps=given, replay=InMemory(size=100))
         envs = make_envs(EnvConfig("Pendulum-v1", {}, "python"), 1, [0])
         agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(4,)), 0)
         algo = config.make_algorithm(agent, BatchSpec(4, 1), 100, 0)
@@ -255,7 +255,7 @@ def test_parts_made_by_hand_that_do_not_fit_are_refused(make: Callable[[], objec
 @pytest.mark.parametrize("explore", [boltzmann.Config(), epsilon.Config(epsilon=0.5, epsilon_last=0.1)])
 def test_an_agent_that_was_made_with_another_exploration_than_the_algorithm_is_refused(explore: ExploreConfig) -> None:
     agent = make_q_agent(VECTOR, spaces.Discrete(2), SMALL, Expected(), explore)
-    config = dqn.Config(replay=ReplayConfig(size=1_000))
+    config = dqn.Config(replay=InMemory(size=1_000))
     with pytest.raises(ConfigError, match=r"agent was made with explore=.*, and the algorithm with explore=epsilon;"):
         config.make_algorithm(agent, BatchSpec(4, 2), 1_000)
     assert dqn.Config(replay=config.replay, explore=explore).make_algorithm(agent, BatchSpec(4, 2), 1_000)

@@ -22,7 +22,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.exploration import noisy
 from rlframe.models import ModelConfig
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import SyncRl
 from rlframe.runners.report import save_skipped_update
 from rlframe.runners.rewards import NormalizedRewards
@@ -83,7 +83,7 @@ ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, mo
 def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[str, Any]:
     """Train on replay; returns what must be equal on all ranks and what must differ."""
     module, env, settings, model = ALGOS[name]
-    config = module.Config(replay=ReplayConfig(size=1000), replay_ratio=RATIO, learn_from=LEARN_FROM, **settings)
+    config = module.Config(replay=InMemory(size=1000), replay_ratio=RATIO, learn_from=LEARN_FROM, **settings)
     envs = make_envs(env, B, env_seeds(5, Role.ENV, B))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,), **model), 5)
     due: list[int] = []
@@ -204,8 +204,8 @@ def skipped(config: Any, env: EnvConfig) -> dict[str, Any]:
 
 SKIPPED = {
     "ppo": (ppo.Config(minibatches=2, epochs=2), CARTPOLE),
-    "dqn": (dqn.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), CARTPOLE),
-    "sac": (sac.Config(batch_size=8, learn_from=8, replay=ReplayConfig(size=1000)), PENDULUM),
+    "dqn": (dqn.Config(batch_size=8, learn_from=8, replay=InMemory(size=1000)), CARTPOLE),
+    "sac": (sac.Config(batch_size=8, learn_from=8, replay=InMemory(size=1000)), PENDULUM),
 }
 
 

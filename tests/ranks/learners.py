@@ -13,7 +13,7 @@ from rlframe.algos import ddpg, dqn, r2d1, sac, td3
 from rlframe.core.ranks import current_ranks
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import no_sampler, serial
 from rlframe.system.distributed import RankInfo, join
@@ -43,7 +43,7 @@ class Training:
 
     def __init__(self, name: str) -> None:
         module, env, settings, model = {**SAME, **NOISY}[name]
-        config = module.Config(replay=ReplayConfig(size=1_000), replay_ratio=2.0, learn_from=32, **settings)
+        config = module.Config(replay=InMemory(size=1_000), replay_ratio=2.0, learn_from=32, **settings)
         config_class = no_sampler.NoSamplerConfig if current_ranks().rank else serial.Config
         sampler = config_class(batch_T=4, batch_B=1 if env is IMAGES else 2)
         envs = sampler.make_envs(env, 5, ())

@@ -33,7 +33,7 @@ from rlframe.record import codec, rank_state
 from rlframe.record.codec import ChunkedArray
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import load_newest
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import SerialSampler
 
@@ -192,7 +192,7 @@ def case(name: str, folder: Path) -> Counter[str]:
     if name == "small":
         with small_chunks(100):
             return small(folder)
-    replay = ReplayConfig(size=1_000)
+    replay = InMemory(size=1_000)
     with small_chunks(1_000):
         if name == "sac":
             return whole_run(folder, trained(sac, "Pendulum-v1", replay=replay, learn_from=64, batch_size=16))

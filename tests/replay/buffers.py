@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, make_replay
+from rlframe.replay import KINDS, NStep, ReplayBuffer, make_replay
 from rlframe.replay.readers import ReaderConfig
 from tests.replay.history import SIZE, History
 
@@ -33,9 +33,10 @@ def replay_for(
     config: Any = None,
     **options: Any,
 ) -> ReplayBuffer[Any]:
-    """A buffer of L time steps for a history that is appended T steps at a time."""
+    """A buffer of L time steps for a history that is appended T steps at a time; `config`: its kind and fields."""
+    options_of = dict(config or {})
     return make_replay(
-        ReplayConfig(size=L * history.B, **(config or {})),
+        KINDS[options_of.pop("kind", "memory")](size=L * history.B, **options_of),
         space_of(history),
         ACTIONS,
         BatchSpec(T, history.B),

@@ -18,10 +18,10 @@ STORAGES: list[Any] = [  # kind, config
     ("vector", {}),
     ("frames", {}),
     ("both", {}),
-    pytest.param("both", {"memory": "disk"}, marks=pytest.mark.slow),
+    pytest.param("both", {"kind": "disk"}, marks=pytest.mark.slow),
     ("both", {"compress": True}),
     pytest.param("frames", {"compress": True}, marks=pytest.mark.slow),
-    pytest.param("both", {"memory": "device"}, marks=pytest.mark.slow),
+    pytest.param("both", {"kind": "device"}, marks=pytest.mark.slow),
 ]
 
 

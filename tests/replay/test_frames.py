@@ -15,7 +15,7 @@ from rlframe.core import spaces
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.replay import NStep, ReplayConfig, make_replay
+from rlframe.replay import InMemory, NStep, make_replay
 from rlframe.replay.frames import check_stacks
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import LocalStepper
@@ -51,7 +51,7 @@ def samples_of(observation: torch.Tensor, valid: list[bool] | None = None, first
 
 
 def replay_of(space: FrameStack = STACK, T: int = 4, n: int = 1, **config: Any) -> Any:
-    return make_replay(ReplayConfig(size=40, **config), space, ACTIONS, BatchSpec(T, 1), NStep(0.5, n))
+    return make_replay(InMemory(size=40, **config), space, ACTIONS, BatchSpec(T, 1), NStep(0.5, n))
 
 
 def drawn(replay: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -164,7 +164,7 @@ def test_stacks_of_a_game_are_rebuilt(game: str, compress: bool) -> None:
     rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
     stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
     stepper.reset()
-    config = ReplayConfig(size=10 * T * B, compress=compress)
+    config = InMemory(size=10 * T * B, compress=compress)
     replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(0.9, 2))
     offset = replay._storage.rows_before
     history = []

@@ -40,7 +40,7 @@ def saved(tmp_path: Path) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("n_batches", [2, 9], ids=["part", "full"])
 @pytest.mark.parametrize("reader", READERS, ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-@pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"compress": True}, {"kind": "device"}, {"kind": "disk"}], ids=str)
 def test_a_restored_replay_samples_the_same(
     reader: Any, alpha: float, config: dict[str, Any], n_batches: int, saved: Saved
 ) -> None:
@@ -111,7 +111,7 @@ def chunked_of(state: Any) -> list[ChunkedArray]:
     return [array for array in arrays.values() if isinstance(array, ChunkedArray)]
 
 
-@pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "device"}, {"memory": "disk"}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"compress": True}, {"kind": "device"}, {"kind": "disk"}], ids=str)
 @pytest.mark.parametrize("reader", [NStep(0.5, 3), FixedSequence(5)], ids=str)
 def test_cached_digests_match_the_chunks_after_any_writes(
     reader: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -131,7 +131,7 @@ def test_cached_digests_match_the_chunks_after_any_writes(
     assert n_cached > 200
 
 
-@pytest.mark.parametrize("config", [{}, {"compress": True}, {"memory": "disk"}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"compress": True}, {"kind": "disk"}], ids=str)
 def test_a_snapshot_writes_only_new_chunks_also_after_a_resume(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

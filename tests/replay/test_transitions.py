@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.ops.returns import n_step_return
-from rlframe.replay import NStep, ReplayBuffer, ReplayConfig, Transitions, make_replay
+from rlframe.replay import InMemory, NStep, ReplayBuffer, Transitions, make_replay
 from tests.replay.buffers import ACTIONS, replay_for
 from tests.replay.history import History
 
@@ -43,7 +43,7 @@ def batch(
 
 
 def replay(n: int = 1, **options: Any) -> ReplayBuffer[Transitions]:
-    return make_replay(ReplayConfig(size=32), COUNTER, ACTIONS, BatchSpec(6, 1), NStep(0.5, n), **options)
+    return make_replay(InMemory(size=32), COUNTER, ACTIONS, BatchSpec(6, 1), NStep(0.5, n), **options)
 
 
 def drawn(buffer: ReplayBuffer[Transitions]) -> dict[int, tuple[float, float, float]]:
@@ -191,7 +191,7 @@ def test_newest_returns_the_rows_that_became_available() -> None:
 def test_sampling_an_empty_replay_raises_an_error() -> None:
     with pytest.raises(ValueError, match="cannot be sampled yet"):
         replay().sample(1)
-    waiting = make_replay(ReplayConfig(size=32), COUNTER, ACTIONS, BatchSpec(2, 1), NStep(0.5, 3))
+    waiting = make_replay(InMemory(size=32), COUNTER, ACTIONS, BatchSpec(2, 1), NStep(0.5, 3))
     waiting.append(batch(2))
     with pytest.raises(ValueError, match="2 valid rows"):
         waiting.sample(1)

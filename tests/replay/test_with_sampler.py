@@ -7,7 +7,7 @@ import torch
 
 from rlframe.core.types import BatchSpec
 from rlframe.envs import debug_envs
-from rlframe.replay import FixedSequence, NStep, ReplayConfig, make_replay
+from rlframe.replay import FixedSequence, InMemory, NStep, make_replay
 from tests.samplers.made import sampler_for
 
 
@@ -19,7 +19,7 @@ def test_batches_of_a_sampler_are_stored_without_gaps(memory: str) -> None:
     env = debug_envs.memory()
     spaces = (env.observation_space, env.action_space)
     state = agent.initial_state(range(3))
-    replay = make_replay(ReplayConfig(size=600), *spaces, BatchSpec(8, 3), reader, state=state, previous=True)
+    replay = make_replay(InMemory(size=600), *spaces, BatchSpec(8, 3), reader, state=state, previous=True)
     n_valid = 0
     for _ in range(6):
         samples = sampler.collect()

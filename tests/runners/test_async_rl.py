@@ -22,7 +22,7 @@ from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import AsyncRl, MinibatchRlEval
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
 from rlframe.system.supervision import Supervision
@@ -150,7 +150,7 @@ def test_without_sampler_waits_a_slow_learner_receives_batches_while_updates_are
     assert algo.learned == 5 * len(algo.received), "the last updates are made at the end"
 
 
-REPLAY: dict[str, Any] = {"replay": ReplayConfig(size=2_000), "learn_from": 64, "batch_size": 16}
+REPLAY: dict[str, Any] = {"replay": InMemory(size=2_000), "learn_from": 64, "batch_size": 16}
 RATIO = 2.0
 OFF_POLICY: dict[str, Any] = {
     "dqn": (dqn, "CartPole-v1", {}),

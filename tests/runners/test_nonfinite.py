@@ -19,7 +19,7 @@ from rlframe.models.normalize import RunningNorm
 from rlframe.ops import fused
 from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl
 from rlframe.runners.config import Limits
 from rlframe.runners.report import Diverged
@@ -31,7 +31,7 @@ OFF_POLICY: dict[str, Any] = {
     "learn_from": 32,
     "batch_size": 32,
     "replay_ratio": 4.0,
-    "replay": ReplayConfig(size=256),
+    "replay": InMemory(size=256),
 }
 CONFIGS = {
     "ppo": ("CartPole-v1", ppo.Config(minibatches=2, epochs=1)),

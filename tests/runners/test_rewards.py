@@ -16,7 +16,7 @@ from rlframe.algos import ppo, r2d1
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl
 from rlframe.runners.rewards import NormalizedRewards
 from rlframe.samplers import SerialSampler
@@ -135,7 +135,7 @@ def test_a_discount_with_a_schedule_counts_as_its_last_number(tmp_path: Path) ->
 
 @pytest.mark.parametrize("feed_back", [True, False])
 def test_a_replay_is_refused_if_the_network_sees_previous_rewards(feed_back: bool) -> None:
-    config = r2d1.Config(replay=ReplayConfig(size=400))
+    config = r2d1.Config(replay=InMemory(size=400))
     model = ModelConfig(hidden=(8,), memory="lstm", memory_size=8, feed_back=feed_back)
     refused = pytest.raises(ConfigError, match=r"env.normalize_reward=true does not work .*env.reward_scale")
     with closing(sampled("CartPole-v1", 1, 1, normalize_reward=True)) as sampler:

@@ -20,13 +20,13 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.replay import ReplayConfig
+from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl, MinibatchRlEval
 from rlframe.runners.config import Limits
 from rlframe.samplers import EvalConfig, Evaluator, Sampler, SerialSampler
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
-DQN = dqn.Config(learn_from=16, batch_size=8, replay_ratio=16.0, replay=ReplayConfig(size=256))
+DQN = dqn.Config(learn_from=16, batch_size=8, replay_ratio=16.0, replay=InMemory(size=256))
 
 
 def parts(config: Any = DQN, n_steps: int = 64) -> tuple[Sampler, Agent, Algorithm]:

@@ -1,0 +1,92 @@
+"""A replay of the user's own by key: it learns, is resumed exactly, and what it lacks is refused in one line."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlframe
+from rlframe import launch
+from rlframe.core.errors import ConfigError
+from rlframe.experiment.config import from_flat, to_flat
+from rlframe.record.snapshot import load_snapshot
+from tests.runners.resumed import assert_resumed_exactly, words
+
+TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/own_replay.md"
+RUN = (
+    "algo=dqn env=CartPole-v1 sampler=serial sampler.batch_T=4 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 "
+    "algo.n_step=1 algo.learn_from=40 algo.batch_size=8 algo.replay_ratio=2 algo.replay.size=60 runner.n_steps=240 "
+    "runner.log_interval_steps=80"
+)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the replay of the tutorial, under a name of its own for each test."""
+    code = re.search(r"```python\n(# my_replay.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / f"replay_{tmp_path.name}.py"
+    file.write_text(code[1])
+    return file
+
+
+def test_a_replay_of_40_lines_is_named_by_key_and_resumed_exactly(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(bool(line.strip()) for line in mine.read_text().splitlines()) <= 40
+    run = assert_resumed_exactly(f"{RUN} replay={mine}:UniformReplay", tmp_path, monkeypatch)
+    state = load_snapshot(run)[0]["algo"]
+    assert state["replay"]["n"] >= 240, "each transition was stored"
+    assert state["progress"]["updates"] >= 50
+
+
+def test_one_in_memory_learns_as_the_class_handed_over_does(mine: Path, tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(mine.read_text(), namespace)
+    settings = {key: value for key, _, value in (word.partition("=") for word in RUN.split())}
+    result = rlframe.train(**settings, replay=namespace["UniformReplay"], affinity="none", log_dir=str(tmp_path / "a"))
+    assert launch.main(words(f"{RUN} replay={mine}:UniformReplay", tmp_path / "b")) == 0
+    one, other = (load_snapshot(run)[0]["agent"] for run in (result.directory, tmp_path / "b/run_0"))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+WRONG = {
+    "replay=mem": r"'mem' is not in rlframe.replay \(device, disk, memory, own\); did you mean memory",
+    "replay=FILE:np": "is not a class; give the class",
+    "replay=FILE:Half": "lacks update_priorities, n_rows, state_dict, load_state_dict; rlframe.replay.Replay says",
+    "replay=own": "algo.replay=own needs algo.replay.name=module:Class",
+    "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
+    "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "needs replay=memory, device or disk",
+    "replay=FILE:UniformReplay learners=2 eval.n_episodes=2": "learners=2 divides a replay of rlframe",
+    "replay=disk algo.replay.compress=true": "unknown key algo.replay.compress; it is for algo.replay=memory",
+    "algo.replay.memory=disk": "algo.replay.memory=disk is written algo.replay=disk",
+    "algo.replay.memory=cpu": "algo.replay.memory=cpu is written algo.replay=memory",
+    "algo=ppo replay=disk": "unknown key algo.replay; algo=ppo has no such part",
+    "algo=r2d1 model.memory=gru replay=FILE:Lax": "algo.prioritized=true reads back the rows just stored",
+}
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("given", WRONG)
+def test_what_cannot_be_a_replay_is_refused(
+    given: str, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "class Half:\n    append = sample = None\nclass Lax(UniformReplay):\n    def __init__(self, spec): ...\n"
+    mine.write_text(mine.read_text() + more)
+    own = dict.fromkeys(word.partition("=")[0] for word in given.split())
+    case = [word for word in RUN.split() if word.partition("=")[0] not in own]
+    if "algo" in own:
+        case = [word for word in case if not word.startswith("algo.")]
+    assert launch.main(words(f"{' '.join(case)} {given.replace('FILE', str(mine))}", tmp_path / "runs")) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(WRONG[given], said), said
+
+
+def test_a_kind_is_recorded_by_its_name() -> None:
+    experiment = from_flat({"algo": "dqn", "replay": "disk", "replay.size": 70})
+    assert to_flat(experiment)["algo.replay"] == "disk"
+    assert to_flat(from_flat(to_flat(experiment))) == to_flat(experiment)
+    with pytest.raises(ConfigError, match=r"algo\.replay\.size=0 must be at least 1"):
+        from_flat({"algo": "dqn", "replay.size": 0})
