@@ -28,7 +28,9 @@ from typing import Any
 
 import numpy as np
 
-EPISODES = 20
+from rlframe.core.errors import pluralize
+
+EPISODES, SEEDS = 20, 5
 FIRST_SEED = 1_000_000  # of the episodes that judge a policy
 COLUMNS = ("framework", "row", "seed", "return_mean", "return_std", "seconds", "cpu_seconds")
 OUT = Path("results/defaults/returns.csv")
@@ -121,22 +123,26 @@ def found(out: Path) -> list[dict[str, str]]:
 
 
 def table(lines: list[dict[str, str]]) -> str:
-    """Both frameworks by row, as Markdown: mean return and its standard error over seeds, median seconds."""
-    text = "| defaults alone | env_steps | rlframe | Stable-Baselines3 | seconds | theirs |\n" + "|---" * 6 + "|\n"
+    """Both frameworks by row, as Markdown: mean return and its standard error over seeds, median CPU seconds."""
+    head = ["defaults alone", "env_steps", "rlframe", "Stable-Baselines3", "CPU seconds", "theirs"]
+    rows = [head, ["---"] * len(head)]
     for name, row in ROWS.items():
-        cells = []
+        scores, times = [], []
         for framework in FRAMEWORKS:
             of_row = [line for line in lines if line["row"] == name and line["framework"] == framework]
-            returns = [float(line["return_mean"]) for line in of_row]
-            error = statistics.stdev(returns) / math.sqrt(len(returns)) if len(returns) > 1 else math.nan
-            score = f"{statistics.mean(returns):,.0f} ± {error:,.0f}" if returns else "-"
-            cells.append(
-                (score, f"{statistics.median(float(line['seconds']) for line in of_row):.0f}" if returns else "-")
-            )
-        (ours, our_time), (theirs, their_time) = cells
-        title = f"{row.algo.upper()}, {row.env}"
-        text += f"| {title} | {row.n_steps:,} | {ours} | {theirs} | {our_time} | {their_time} |\n"
-    return text
+            scores.append(_score([float(line["return_mean"]) for line in of_row]))
+            times.append(f"{statistics.median(float(line['cpu_seconds']) for line in of_row):.0f}" if of_row else "-")
+        rows.append([f"{row.algo.upper()}, {row.env}", f"{row.n_steps:,}", *scores, *times])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _score(returns: list[float]) -> str:
+    """The mean and its standard error; the number of seeds where it is not SEEDS."""
+    if not returns:
+        return "-"
+    error = statistics.stdev(returns) / math.sqrt(len(returns)) if len(returns) > 1 else math.nan
+    seeds = "" if len(returns) == SEEDS else f" ({pluralize(len(returns), 'seed')})"
+    return f"{statistics.mean(returns):,.0f} ± {error:,.0f}{seeds}"
 
 
 def main(words: dict[str, str]) -> None:
@@ -149,7 +155,10 @@ def main(words: dict[str, str]) -> None:
         print(table(found(out)))
         return
     framework = words["framework"]
-    names, seeds = words.get("rows", ",".join(ROWS)).split(","), words.get("seeds", "0,1,2,3,4").split(",")
+    names, seeds = (
+        words.get("rows", ",".join(ROWS)).split(","),
+        words.get("seeds", ",".join(map(str, range(SEEDS)))).split(","),
+    )
     if "one" in words:
         measure(framework, names[0], int(seeds[0]), out)
         return
