@@ -34,7 +34,7 @@ from rlframe.algos import es
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
-from rlframe.runners import Evolution
+from rlframe.runners import EvolutionRl
 from rlframe.runners.evolution import Config
 from rlframe.samplers import cpu, serial
 from rlframe.system.machine import limit_threads
@@ -54,7 +54,7 @@ def evolving(env: str, n_workers: int, stack: ExitStack) -> Unit:
     agent = algo_config.make_agent(*spaces_, ModelConfig(hidden=(HIDDEN,)), 0)
     sampler = config.make_sampler(sampler_config, algo_config, envs, agent, 0)
     algo = algo_config.make_algorithm(agent, BatchSpec(1, 2 * algo_config.directions), N_STEPS)
-    runner = Evolution(sampler, agent, algo, N_STEPS)
+    runner = EvolutionRl(sampler, agent, algo, N_STEPS)
 
     def unit() -> int:
         before = runner.env_steps

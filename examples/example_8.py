@@ -29,7 +29,7 @@ from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import SerialSampler
-from rlframe.study import Options, run_study
+from rlframe.study import QueueOptions, run_study
 from rlframe.system.affinity import plan, read_topology
 
 
@@ -40,7 +40,7 @@ def study(n_seeds: int = 3, n_steps: int = 50_000, log_dir: str = "", affinity: 
         for clip, hidden in product((0.1, 0.2), ((16, 16), (64, 64)))
     ]
     command = [sys.executable, str(Path(__file__).resolve()), "train"]
-    return run_study(command, variants, range(n_seeds), log_dir, affinity, options=Options(retries=retries))
+    return run_study(command, variants, range(n_seeds), log_dir, affinity, options=QueueOptions(retries=retries))
 
 
 def train(

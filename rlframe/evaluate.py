@@ -23,7 +23,7 @@ from rlframe.core.files import prepare_output
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
 from rlframe.deploy import evaluation_report
-from rlframe.deploy.evaluation_keys import Options, read_options
+from rlframe.deploy.evaluation_keys import EvaluationOptions, read_options
 from rlframe.deploy.evaluation_report import LOG, SCORE, Evaluation, logged_score
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.kernels.device import choose_precision, learning_in
@@ -61,7 +61,7 @@ _logger = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True)
-class Run:
+class EvaluatedRun:
     """A run that is to be evaluated."""
 
     name: str  # as on the command line
@@ -97,7 +97,7 @@ def _evaluate(argv: list[str]) -> int:
     return 0
 
 
-def _load(name: str, options: Options) -> Run:
+def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
     """Load a run and say which snapshot was taken; raises what would prevent its evaluation."""
     path, o = Path(name), options
     chosen = choose_snapshot(path, o.snapshot)
@@ -122,7 +122,7 @@ def _load(name: str, options: Options) -> Run:
             f"trained for {trained.env_steps:,} env_steps{score}"
         )
     )
-    return Run(name, trained, logged_score(trained) if o.replay else math.nan)
+    return EvaluatedRun(name, trained, logged_score(trained) if o.replay else math.nan)
 
 
 def _reason(path: Path, chosen: Path, name: str) -> str:
@@ -136,7 +136,7 @@ def _reason(path: Path, chosen: Path, name: str) -> str:
     return "the newest snapshot (the run keeps no best one)"
 
 
-def _play(run: Run, options: Options, folder: Path) -> Evaluation:
+def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> Evaluation:
     """Play a run's episodes and print them."""
     trained, replay = run.trained, options.replay
     seed, number = (trained.experiment.seed, trained.env_steps) if replay else (options.seed, 0)
@@ -172,7 +172,7 @@ def _play(run: Run, options: Options, folder: Path) -> Evaluation:
 
 
 def _watch(
-    trained: Trained, options: Options, folder: Path, on_episode: Callable[[Trajectory], None]
+    trained: Trained, options: EvaluationOptions, folder: Path, on_episode: Callable[[Trajectory], None]
 ) -> list[Trajectory]:
     """Play episodes in a window, or film them."""
     config, episodes = trained.experiment.eval, []

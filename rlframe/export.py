@@ -15,7 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import clear_output, prepare_output
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
 from rlframe.deploy.load import load_trained
-from rlframe.rollout.greedy import Greedy
+from rlframe.rollout.greedy import GreedyPolicy
 
 _KEYS = ("format", "out", "trust", "traceback")
 _USAGE = """\
@@ -50,7 +50,7 @@ def _export(argv: list[str]) -> int:
         require_onnx()
     prepare_output(out, "out")
     trained = load_trained(Path(argv[0]), "cpu", trust)
-    policy = FlatGreedy(Greedy(trained.agent, trained.observation_space, trained.action_space))
+    policy = FlatGreedy(GreedyPolicy(trained.agent, trained.observation_space, trained.action_space))
     program = trace(policy)
     clear_output(out)
     exported = (save_onnx if kind == "onnx" else save_torch)(program, policy, out)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from rlframe.analysis.curves import (
-    Curve,
-    Experiment,
+    LearningCurve,
     PlotError,
     RunData,
+    SeedGroup,
     choose_y,
     find_experiments,
     make_curve,
@@ -55,7 +55,7 @@ _CONVERT: dict[str, Callable[[str], Any]] = {
 
 
 @dataclass(frozen=True)
-class Options:
+class PlotOptions:
     """The options of the command line."""
 
     dirs: tuple[Path, ...]
@@ -69,7 +69,7 @@ class Options:
     title: str = ""
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> PlotOptions:
     """The options from DIRs and key=value arguments; raises PlotError for wrong ones."""
     dirs, given = [], {}
     for argument in arguments:
@@ -80,11 +80,11 @@ def parse(arguments: Sequence[str]) -> Options:
             given[key] = _value(key, value)
     if not dirs:
         raise PlotError("no run directory is given; see python -m rlframe.plot --help")
-    return replace(Options(tuple(dirs)), **given)
+    return replace(PlotOptions(tuple(dirs)), **given)
 
 
 def _value(key: str, text: str) -> Any:
-    known = [option.name for option in fields(Options) if option.name != "dirs"]
+    known = [option.name for option in fields(PlotOptions) if option.name != "dirs"]
     if key not in known:
         raise PlotError(f"{key!r} is not an option ({', '.join(known)}){nearest(key, known)}")
     choices = {"x": tuple(X_COLUMNS), "center": ("mean", "iqm")}.get(key, ())
@@ -99,7 +99,7 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
-def draw(curves: Sequence[Curve], options: Options, y: str, title: str) -> None:
+def draw(curves: Sequence[LearningCurve], options: PlotOptions, y: str, title: str) -> None:
     """Draw the curves into `options.out`; raises PlotError without matplotlib or if the file cannot be written."""
     try:
         from matplotlib.figure import Figure  # an optional extra
@@ -154,7 +154,7 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     checked = {key: _value(key, str(value)) for key, value in options.items()}
     names = list(labels) or ["" if isinstance(each, str | Path) else f"run {n}" for n, each in enumerate(runs)]
     found = [one for each, name in zip(runs, names, strict=True) for one in _experiments(each, name)]
-    chosen = replace(Options((), y=y), **checked)
+    chosen = replace(PlotOptions((), y=y), **checked)
     prepare_output(chosen.out, "out")
     y = choose_y(found, y)
     curves = [make_curve(each, X_COLUMNS[chosen.x], y, chosen.smooth, chosen.center) for each in found]
@@ -162,13 +162,13 @@ def plot_runs(runs: Sequence[Any], labels: Sequence[str] = (), y: str = "eval/re
     return chosen.out
 
 
-def _experiments(runs: Any, label: str) -> list[Experiment]:
+def _experiments(runs: Any, label: str) -> list[SeedGroup]:
     """One or more experiments of a directory, or one of columns or of several seeds' columns."""
     if isinstance(runs, str | Path):
         return find_experiments([Path(runs)], [label] if label else [])
     seeds = runs if isinstance(runs, list | tuple) else [runs]
     columns = [{str(name): np.asarray(values, float) for name, values in dict(each).items()} for each in seeds]
-    return [Experiment(label, tuple(RunData(Path(label), each, {}) for each in columns))]
+    return [SeedGroup(label, tuple(RunData(Path(label), each, {}) for each in columns))]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, exp
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
-from rlframe.models.q_network import Categorical, Expected, Quantile, QValue, of_actions
+from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue, QValue, of_actions
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import Replay, ReplayConfig, Transitions, is_stored, replay
 
@@ -101,10 +101,10 @@ class Config:
         """What the network's head says."""
         match self.value:
             case "categorical":
-                return Categorical(self.n_atoms, self.v_min, self.v_max)
+                return CategoricalValue(self.n_atoms, self.v_min, self.v_max)
             case "quantile":
-                return Quantile(self.n_atoms, self.huber_delta)
-        return Expected(self.huber_delta)
+                return QuantileValue(self.n_atoms, self.huber_delta)
+        return ExpectedValue(self.huber_delta)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0

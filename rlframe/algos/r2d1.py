@@ -29,7 +29,7 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import Expected
+from rlframe.models.q_network import ExpectedValue
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
@@ -100,7 +100,7 @@ class Config:
         model = model or default_model(self, observation_space)
         if model.memory == "none":
             raise ConfigError("r2d1 trains a memory: use model.memory=lstm, gru or transformer, or algo=dqn without")
-        return make_q_agent(observation_space, action_space, model, Expected(), self.explore, seed, self.dueling)
+        return make_q_agent(observation_space, action_space, model, ExpectedValue(), self.explore, seed, self.dueling)
 
     def make_replay(self, agent: QAgent, batch_spec: BatchSpec, seed: int = 0) -> Replay[Sequences]:
         return make_replay(

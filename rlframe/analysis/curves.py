@@ -42,7 +42,7 @@ class RunData:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class SeedGroup:
     """Runs that differ only in their seeds."""
 
     label: str
@@ -50,7 +50,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LearningCurve:
     """The curve of one experiment; with one seed, the band equals the center."""
 
     label: str
@@ -95,7 +95,7 @@ def find_runs(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: [(len(part), part) for part in path.parts])
 
 
-def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[Experiment]:
+def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[SeedGroup]:
     """Group the runs into labelled experiments; raises PlotError for no runs or a wrong number of labels."""
     per_dir = [find_runs(directory) for directory in dirs]
     together = _group(list(dict.fromkeys(path.resolve() for paths in per_dir for path in paths)))
@@ -110,7 +110,7 @@ def find_experiments(dirs: Sequence[Path], labels: Sequence[str]) -> list[Experi
     raise PlotError(f"{len(labels)} labels for {len(together)} curves ({names}); give one label per curve")
 
 
-def _group(paths: Sequence[Path]) -> list[Experiment]:
+def _group(paths: Sequence[Path]) -> list[SeedGroup]:
     by_place: dict[Path, list[RunData]] = {}
     for run in _usable([read_run(path) for path in paths]):
         place = run.directory.parent if re.fullmatch(r"run_\d+", run.directory.name) else run.directory
@@ -122,7 +122,7 @@ def _group(paths: Sequence[Path]) -> list[Experiment]:
         for variant, members in _by_config(runs).items():
             name = printable(name)
             label = f"{name}: {variant}" if variant and root is not None else variant or name
-            experiments.append(Experiment(label, tuple(members)))
+            experiments.append(SeedGroup(label, tuple(members)))
     return experiments
 
 
@@ -160,7 +160,7 @@ def _by_config(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     return groups
 
 
-def choose_y(experiments: Sequence[Experiment], y: str) -> str:
+def choose_y(experiments: Sequence[SeedGroup], y: str) -> str:
     """`y`, or its fallback (with a warning) if a run has no `y`; raises PlotError if a run has neither."""
     runs = [run for experiment in experiments for run in experiment.runs]
     columns = {run.directory: [name for name, x in run.columns.items() if np.isfinite(x).any()] for run in runs}
@@ -176,7 +176,7 @@ def choose_y(experiments: Sequence[Experiment], y: str) -> str:
     raise PlotError(f"{missing} has no {y!r}; it has {', '.join(columns[missing])}{nearest(y, columns[missing])}")
 
 
-def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, center: str) -> Curve:
+def make_curve(experiment: SeedGroup, x_column: str, y: str, smooth: int, center: str) -> LearningCurve:
     """Center and 95 % bootstrap band over the seeds, on their common range of x; raises PlotError if it is empty."""
     points = [_points(run, x_column, y, smooth) for run in experiment.runs]
     first = points[0][0]
@@ -191,7 +191,7 @@ def make_curve(experiment: Experiment, x_column: str, y: str, smooth: int, cente
         grid = np.linspace(low, high, N_GRID)
         values = np.stack([np.interp(grid, x, y_values) for x, y_values in points])
     low_band, high_band = intervals.bootstrap(values, center)
-    return Curve(experiment.label, len(points), grid, intervals.center(values, center), low_band, high_band)
+    return LearningCurve(experiment.label, len(points), grid, intervals.center(values, center), low_band, high_band)
 
 
 def _points(run: RunData, x_column: str, y: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:

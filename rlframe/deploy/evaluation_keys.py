@@ -29,7 +29,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """What to do with every run."""
 
     seed: int
@@ -43,7 +43,7 @@ class Options:
     changes: Mapping[str, Any]  # keys of the run
 
 
-def read_options(words: KeyValues) -> Options:
+def read_options(words: KeyValues) -> EvaluationOptions:
     """The options of the command line. Raises ConfigError for a wrong one, or if there is no display for a window."""
     replay = words.flag("replay")
     if replay and (chosen := [key for key in words.remaining if key not in _WITH_REPLAY]):
@@ -59,7 +59,7 @@ def read_options(words: KeyValues) -> Options:
     if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
         raise ConfigError("render=human needs a display, and DISPLAY is not set; video=DIR films without one")
     changes = {**of_eval, **_changes(words.remaining)}
-    return Options(seed, snapshot, replay, render, video, out, device, trust, changes)
+    return EvaluationOptions(seed, snapshot, replay, render, video, out, device, trust, changes)
 
 
 def _eval_keys(words: KeyValues) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.rollout.greedy import Greedy
+from rlframe.rollout.greedy import GreedyPolicy
 
 N_CHECKED = 1000  # observations that `compare` checks
 _BATCH = 50
@@ -42,7 +42,7 @@ def example_of(space: Space, n: int) -> Tree:
 class FlatGreedy(nn.Module):
     """Greedy with one argument and one result for every array, by name; a policy without state takes no state."""
 
-    def __init__(self, greedy: Greedy) -> None:
+    def __init__(self, greedy: GreedyPolicy) -> None:
         super().__init__()
         self.greedy = greedy.eval()
         observation = map_tree(torch.from_numpy, example_of(greedy.observation_space, 2))

@@ -73,7 +73,7 @@ def _part_score(space: Space, given: Any, target: Any) -> float:
     return float(np.mean(given == target))
 
 
-class Memory(gymnasium.Env):
+class MemoryTask(gymnasium.Env):
     """The first observation [cue one-hot, last step] shows a cue; naming it in the last action gives a reward of 1."""
 
     def __init__(self, delay: int = 4, cues: int = 2) -> None:
@@ -346,6 +346,6 @@ def masked_cartpole(max_episode_steps: int = 500, **kwargs: Any) -> gymnasium.En
 
 
 # Used as ids, for example env=rlframe.envs.debug_envs:identity
-identity, memory, time_limit, delayed_reward, faulty = Identity, Memory, TimeLimit, DelayedReward, Faulty
+identity, memory, time_limit, delayed_reward, faulty = Identity, MemoryTask, TimeLimit, DelayedReward, Faulty
 masked, corridor = Masked, Corridor
 discrete_start = partial(Identity, "discrete_start")

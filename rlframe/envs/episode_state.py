@@ -17,7 +17,7 @@ from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import object_codec
 from rlframe.envs.action_mask import warn_of_unseen_mask
-from rlframe.envs.object_codec import Codec, Codecs, StateError, type_name
+from rlframe.envs.object_codec import Codec, Codecs, EnvStateError, type_name
 from rlframe.envs.observations import check_info
 
 _ALE = "ale_py._ale_py.ALEInterface"  # the `type_name` of ALE's games
@@ -101,7 +101,7 @@ class EpisodeStates:
             self._undecided = False
             try:
                 self._save(0)  # the other environments are alike
-            except StateError:
+            except EnvStateError:
                 pass
             else:
                 self.action_log = None
@@ -110,7 +110,7 @@ class EpisodeStates:
 
     def _save(self, index: int) -> list[Any]:
         if self._is_sticky[index]:
-            raise StateError("it uses sticky actions, and ALE does not save the last action")
+            raise EnvStateError("it uses sticky actions, and ALE does not save the last action")
         return save_env(self._envs[index])
 
     def state(self, index: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class EpisodeStates:
         if self.action_log is None or not self._undecided:
             try:
                 return {**facts, "state": self._save(index)}
-            except StateError as problem:
+            except EnvStateError as problem:
                 reason = str(problem)
         actions = None if self.action_log is None else self.action_log.actions(index)
         if actions is None:
@@ -156,7 +156,7 @@ class EpisodeStates:
                 env.reset()
                 play(env, saved["actions"])
         except Exception as problem:  # whatever the environment's code raises, a new episode can start
-            return str(problem) if isinstance(problem, StateError) else f"{type(problem).__name__}: {problem}"
+            return str(problem) if isinstance(problem, EnvStateError) else f"{type(problem).__name__}: {problem}"
         if self.action_log is not None and "actions" in saved:
             self._starts[index] = saved["start"]
             self.action_log.start_episode(index, saved["actions"])
@@ -284,7 +284,7 @@ def _load_mj_data(data: Any, saved: Any) -> None:
 
     spec = mujoco.mjtState.mjSTATE_INTEGRATION
     if len(saved["state"]) != mujoco.mj_stateSize(data.model, spec):
-        raise StateError("was saved from another MuJoCo model")
+        raise EnvStateError("was saved from another MuJoCo model")
     mujoco.mj_setState(data.model, data, np.asarray(saved["state"]), spec)
     own, start = _arrays(data), 0
     for name, size in zip(saved["names"], saved["sizes"], strict=True):
@@ -313,7 +313,7 @@ def _model_hash(model: Any) -> str:
 
 def _check_model(model: Any, saved: Any) -> None:
     if _model_hash(model) != saved:
-        raise StateError("is not the MuJoCo model that was saved")
+        raise EnvStateError("is not the MuJoCo model that was saved")
 
 
 _SKIP = Codec(lambda value: None, lambda value, saved: None)  # for objects that only render

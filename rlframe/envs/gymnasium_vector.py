@@ -16,7 +16,7 @@ from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import load_env, save_env
-from rlframe.envs.object_codec import StateError
+from rlframe.envs.object_codec import EnvStateError
 from rlframe.envs.observations import (
     InvalidValue,
     batch_checker,
@@ -143,7 +143,7 @@ class NativeEnvs(Envs):
         try:
             saved = {"state": save_env(self._env), "means": self._means.state()}
             saved |= {"ended": self._ended.copy(), "elapsed": self._elapsed.copy()}
-        except StateError as problem:
+        except EnvStateError as problem:
             saved = {"restart_reason": f"{self.backend} cannot save its state: {problem}"}
         return [{**saved, "n": self.n, "round": self._round}] + [{"n": 0}] * (self.n - 1)
 

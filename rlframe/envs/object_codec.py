@@ -30,7 +30,7 @@ _CONSTRUCTION = (
 )
 
 
-class StateError(Exception):
+class EnvStateError(Exception):
     """A value that cannot be saved as plain data, or cannot be loaded; the message says which."""
 
 
@@ -56,14 +56,14 @@ def save_attributes(holders: Sequence[Any], owners: Sequence[Any], codecs: Codec
     spans = sorted((array.ctypes.data, array.nbytes) for array in saver.arrays if array.nbytes)
     for (start, n_bytes), (following, _) in pairwise(spans):
         if following < start + n_bytes:
-            raise StateError("two of its arrays share memory, which is not supported")
+            raise EnvStateError("two of its arrays share memory, which is not supported")
     return found
 
 
 def load_attributes(holders: Sequence[Any], owners: Sequence[Any], saved: Sequence[Any], codecs: Codecs) -> None:
     """Set saved attributes on newly made objects. Raises StateError if they do not fit; some may be set already."""
     if len(saved) != len(holders):
-        raise StateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
+        raise EnvStateError(f"there are {len(holders)} layers of wrappers, but {len(saved)} were saved")
     loader = _Loader(owners, codecs)
     for holder, attributes in zip(holders, saved, strict=True):
         new = {name: loader.attribute(holder, name, value) for name, value in attributes.items()}
@@ -87,8 +87,8 @@ class _Saver:
                 continue
             try:
                 found[name] = self.attribute(value)
-            except StateError as problem:
-                raise StateError(f"{type(holder).__name__}.{name} {problem}") from None
+            except EnvStateError as problem:
+                raise EnvStateError(f"{type(holder).__name__}.{name} {problem}") from None
         return found
 
     def attribute(self, value: Any) -> Any:
@@ -138,7 +138,7 @@ class _Saver:
             return {"random_state": value.get_state(legacy=False)}
         if kind is random.Random:
             return {"random": list(value.getstate()[1]), "gauss": value.getstate()[2]}
-        raise StateError(f"is a {type_name(kind)}, which is not plain data")
+        raise EnvStateError(f"is a {type_name(kind)}, which is not plain data")
 
 
 class _Loader:
@@ -153,7 +153,7 @@ class _Loader:
             case {"simulator": state}:
                 codec = self.codecs.get(type_name(type(current)))
                 if codec is None:
-                    raise StateError(f"{where} is a {type_name(type(current))}, not the simulator that was saved")
+                    raise EnvStateError(f"{where} is a {type_name(type(current))}, not the simulator that was saved")
                 codec.load(current, state)
                 return current
             case {"space": state}:
@@ -161,11 +161,11 @@ class _Loader:
                 return current
             case {"enum": str() as member}:
                 if not isinstance(current, enum.Enum) or member not in type(current).__members__:
-                    raise StateError(f"{where} is {current!r}, which has no member {member}")
+                    raise EnvStateError(f"{where} is {current!r}, which has no member {member}")
                 return type(current)[member]
             case {"constant": str() as constant}:
                 if _constant_name(current, self.owners) != constant:
-                    raise StateError(f"{where} is {current!r}, not the {constant} that was saved")
+                    raise EnvStateError(f"{where} is {current!r}, not the {constant} that was saved")
                 return current
         return self.value(saved)
 
@@ -212,7 +212,7 @@ class _Loader:
             case {"array": _}:
                 self.loaded[place] = _array(saved)
             case _:
-                raise StateError(f"was saved as {str(saved)[:60]}, which is not a known format")
+                raise EnvStateError(f"was saved as {str(saved)[:60]}, which is not a known format")
         return self.loaded[place]
 
 
@@ -233,9 +233,9 @@ def _constant_name(value: Any, owners: Sequence[Any]) -> str | None:
 def _array_state(value: np.ndarray | np.generic) -> dict[str, Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "biufcSUmM" or (array.dtype.itemsize > 16 and array.dtype.kind in "fc"):
-        raise StateError(f"is an array of {array.dtype}, which is not plain data")
+        raise EnvStateError(f"is an array of {array.dtype}, which is not plain data")
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise StateError("is an array that is not contiguous")
+        raise EnvStateError("is an array that is not contiguous")
     order = "C" if array.flags.c_contiguous else "F"
     tag = "scalar" if isinstance(value, np.generic) else "array"
     flat = array.reshape(-1, order=order)  # type: ignore[call-overload]
@@ -250,7 +250,7 @@ def _array(saved: Mapping[str, Any]) -> Any:
     found = saved.get("array", saved.get("scalar"))
     dtype = np.dtype(saved["dtype"])
     if dtype.kind not in "biufcSUmM":
-        raise StateError(f"was saved as an array of {dtype}, which is not plain data")
+        raise EnvStateError(f"was saved as an array of {dtype}, which is not plain data")
     flat = np.array(found).view(dtype) if saved.get("raw") else np.array(found, dtype)
     array = flat.reshape(saved["shape"], order=saved["order"])
     return array[()] if "scalar" in saved else array
@@ -259,7 +259,7 @@ def _array(saved: Mapping[str, Any]) -> Any:
 def _generator_state(rng: np.random.Generator) -> dict[str, Any]:
     bits = rng.bit_generator
     if type(bits).__name__ not in _BIT_GENERATORS:
-        raise StateError(f"is a generator of {type(bits).__name__}, which is not supported")
+        raise EnvStateError(f"is a generator of {type(bits).__name__}, which is not supported")
     found = bits.seed_seq
     sequence = None  # needed by numpy.random.Generator.spawn
     if isinstance(found, np.random.SeedSequence):
@@ -272,7 +272,7 @@ def _generator(saved: Mapping[str, Any]) -> np.random.Generator:
     state, sequence = saved["state"], saved["sequence"]
     kind = _BIT_GENERATORS.get(state["bit_generator"])
     if kind is None:
-        raise StateError(f"was saved as a generator of {state['bit_generator']}, which is not supported")
+        raise EnvStateError(f"was saved as a generator of {state['bit_generator']}, which is not supported")
     if sequence is None:
         bits = kind()
     else:
@@ -293,6 +293,6 @@ def _with_parts(space: spaces.Space) -> list[spaces.Space]:
 
 def _load_space(space: Any, saved: Sequence[Any], where: str) -> None:
     if not isinstance(space, spaces.Space) or len(_with_parts(space)) != len(saved):
-        raise StateError(f"{where} is {space!r}, not the space that was saved")
+        raise EnvStateError(f"{where} is {space!r}, not the space that was saved")
     for each, state in zip(_with_parts(space), saved, strict=True):
         each._np_random = _generator(state) if state is not None else None  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
-from rlframe.envs.object_codec import StateError
+from rlframe.envs.object_codec import EnvStateError
 from rlframe.envs.observations import (
     InvalidValue,
     batch_checker,
@@ -312,7 +312,7 @@ class PythonEnvs(Envs):
             rows = map_tree(np.copy, goal)
             self._write(rows, 0, observation)
             if not all(map(np.array_equal, leaves(rows), leaves(goal))):
-                raise StateError("replaying its actions from its seed gave a different episode")
+                raise EnvStateError("replaying its actions from its seed gave a different episode")
 
     def frame(self, index: int) -> np.ndarray:
         env = self._envs[index]

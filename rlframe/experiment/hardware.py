@@ -129,7 +129,7 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     return chz.replace(experiment, learners=way.learners, threads=way.threads), reason
 
 
-def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.Choice:
+def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.SamplerChoice:
     config: auto.Config = experiment.sampler
     env = experiment.env_config()
     if experiment.runner.evolves:
@@ -138,9 +138,11 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
         return auto.for_episodes(config, n_workers)
     only_serial = auto.candidates(config, n_workers)["serial"]
     if config.batch_B == 1:
-        return auto.Choice(only_serial, "serial: there is one environment")
+        return auto.SamplerChoice(only_serial, "serial: there is one environment")
     if not can_split(env, config.batch_B):
-        return auto.Choice(only_serial, "serial: its vector environment steps all in one call, and cannot be split")
+        return auto.SamplerChoice(
+            only_serial, "serial: its vector environment steps all in one call, and cannot be split"
+        )
     with closing(auto.TimingProcess(env, config.batch_B, -(-config.batch_B // n_workers), config.timeout_s)) as probe:
         agent = untrained_agent(experiment, affinity, probe.observation_space, probe.action_space)
         threads = torch_threads(experiment, affinity, probe.observation_space)
@@ -153,7 +155,7 @@ def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bo
     return auto.choose(config, costs, machine)
 
 
-def _fastest_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, agent: Agent) -> auto.Choice:
+def _fastest_sampler(experiment: Experiment, affinity: Affinity, n_workers: int, agent: Agent) -> auto.SamplerChoice:
     """Sample with every candidate, print the rates, and choose the fastest."""
 
     def make(candidate: Any) -> Sampler:
@@ -172,7 +174,7 @@ def _fastest_sampler(experiment: Experiment, affinity: Affinity, n_workers: int,
         rates[name] = auto.rate(partial(make, candidate), _TUNE_S)
         print(f"{name:<28} {rates[name]:>12,.0f}")
     best = max(rates, key=lambda name: rates[name])
-    return auto.Choice(candidates[best], f"{best}: the fastest of {len(rates)} that were measured")
+    return auto.SamplerChoice(candidates[best], f"{best}: the fastest of {len(rates)} that were measured")
 
 
 def describe_processes(resolved: Resolved) -> str:

@@ -235,7 +235,7 @@ def last(of: str, high: float = math.inf, default: float = 0.0) -> Any:
     )
 
 
-class _PartOf(Munger):
+class _ExplorationOf(Munger):
     """Makes a part from its name, checks that it fits, and gives it the algorithm's numbers."""
 
     def __init__(self, kinds: Sequence[str], numbers: Mapping[str, Scheduled]) -> None:
@@ -296,7 +296,7 @@ def explore(default: str, kinds: Sequence[str], numbers: Mapping[str, Scheduled]
     return chz.field(
         meta_factory=module_part(PACKAGE, default),
         default_factory=lambda: config_of(default),
-        munger=_PartOf(kinds, numbers),
+        munger=_ExplorationOf(kinds, numbers),
         metadata={KINDS: tuple(kinds)},
         doc=f"{' | '.join(kinds)}: how it explores{own}",
     )

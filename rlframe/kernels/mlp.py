@@ -223,7 +223,7 @@ class Layers:
         found: tuple[Tensor, Tensor] = _part(x, anchor, self, parts, learned, learning)
         return found
 
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Trace | numpy_mlp.Trace]:
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Trace | numpy_mlp.NumpyTrace]:
         """Output and trace, without autograd; in NumPy if every product is small."""
         if not (on_cpu(x) and x.dtype == torch.float32 and x.dim() == 2 and self.flat[0].dim() == 2):
             return forward(x, self.parameters, self.activations)
@@ -241,11 +241,13 @@ class Layers:
             self._views = now, views
         return views
 
-    def backward(self, gradient: Tensor, trace: Trace | numpy_mlp.Trace, learning: list[bool], with_input: bool) -> Any:
+    def backward(
+        self, gradient: Tensor, trace: Trace | numpy_mlp.NumpyTrace, learning: list[bool], with_input: bool
+    ) -> Any:
         """Add the gradients of the `learning` parameters to `.grad`; returns dL/d input if `with_input`, else None."""
         if self.activations[-1] != "none":
             gradient = gradient.clone()  # autograd owns it, and it would be overwritten
-        if isinstance(trace, numpy_mlp.Trace):
+        if isinstance(trace, numpy_mlp.NumpyTrace):
             return self._backward_in_numpy(gradient.numpy(), trace, learning, with_input)
         for i, of_affine in backward(gradient, self.activations, trace):
             weight, bias = self.parameters[i]
@@ -256,7 +258,7 @@ class Layers:
         return from_bf16(product(of_affine, trace.weights[0])) if with_input else None
 
     def _backward_in_numpy(
-        self, gradient: np.ndarray, trace: numpy_mlp.Trace, learning: list[bool], with_input: bool
+        self, gradient: np.ndarray, trace: numpy_mlp.NumpyTrace, learning: list[bool], with_input: bool
     ) -> Any:
         if not self._gradients:  # in one piece, so that its norm is one call (see algos.optimizer_step)
             memory = torch.empty(sum(each.numel() for each in self.flat)).split([each.numel() for each in self.flat])

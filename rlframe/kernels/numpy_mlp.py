@@ -21,14 +21,14 @@ LARGE = 2**21  # multiplications in a product from which torch is faster
 
 
 @dataclass(frozen=True)
-class Activation:
+class NumpyActivation:
     """A function, and its gradient as a function of its input or output, whichever `forward` returns second."""
 
     forward: Callable[[Array], tuple[Array, Array]]  # x, may be overwritten, to y and what backward needs
     backward: Callable[[Array, Array], Array]  # dL/dy, may be overwritten, and that to dL/dx
 
 
-class Trace(NamedTuple):
+class NumpyTrace(NamedTuple):
     """What `forward` saves for `backward`."""
 
     weights: list[Array]  # of each layer [out, in]
@@ -41,12 +41,12 @@ def sigmoid(x: Array) -> Array:
     return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
-def _by_output(function: Callable[[Array], Array], backward: Callable[[Array, Array], Array]) -> Activation:
+def _by_output(function: Callable[[Array], Array], backward: Callable[[Array, Array], Array]) -> NumpyActivation:
     def forward(x: Array) -> tuple[Array, Array]:
         y = function(x)
         return y, y
 
-    return Activation(forward, backward)
+    return NumpyActivation(forward, backward)
 
 
 def _relu(x: Array) -> Array:
@@ -66,14 +66,14 @@ ACTIVATIONS = {
     "elu": _by_output(
         lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), lambda g, y: g * (np.minimum(y, 0) + 1)
     ),
-    "silu": Activation(lambda x: (x * sigmoid(x), x), _silu_backward),
-    "none": Activation(lambda x: (x, x), lambda g, x: g),
+    "silu": NumpyActivation(lambda x: (x * sigmoid(x), x), _silu_backward),
+    "none": NumpyActivation(lambda x: (x, x), lambda g, x: g),
 }
 
 
-def forward(x: Array, layers: Views, activations: Sequence[str]) -> tuple[Array, Trace]:
+def forward(x: Array, layers: Views, activations: Sequence[str]) -> tuple[Array, NumpyTrace]:
     """Map x [n, in] to [n, out] through weights [out, in] and biases [out]; also returns what `backward` needs."""
-    trace = Trace([], [], [])
+    trace = NumpyTrace([], [], [])
     for (weight, bias), name in zip(layers, activations, strict=True):
         trace.weights.append(weight)
         trace.seen.append(x)
@@ -84,7 +84,7 @@ def forward(x: Array, layers: Views, activations: Sequence[str]) -> tuple[Array,
     return x, trace
 
 
-def backward(gradient: Array, activations: Sequence[str], trace: Trace) -> Iterator[tuple[int, Array]]:
+def backward(gradient: Array, activations: Sequence[str], trace: NumpyTrace) -> Iterator[tuple[int, Array]]:
     """Yield index and dL/d affine map of each layer, from the last; may overwrite `gradient`, dL/d output [n, out]."""
     for i in reversed(range(len(activations))):
         gradient = ACTIVATIONS[activations[i]].backward(gradient, trace.kept[i])

@@ -65,7 +65,7 @@ def of_actions(values: Tensor, action: Tensor) -> Tensor:
     return values.gather(1, index).squeeze(1)
 
 
-class Expected(QValue):
+class ExpectedValue(QValue):
     """The expected return itself (Mnih et al. 2015)."""
 
     n_atoms = 1
@@ -89,7 +89,7 @@ class Expected(QValue):
         return expected_loss(values, action, target.squeeze(-1), return_, bootstrap, self.huber_delta)
 
 
-class Categorical(QValue):
+class CategoricalValue(QValue):
     """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017).
 
     Raises:
@@ -122,7 +122,7 @@ class Categorical(QValue):
         return *losses, self.q(taken.detach())
 
 
-class Quantile(QValue):
+class QuantileValue(QValue):
     """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
 
     def __init__(self, n_atoms: int, huber_delta: float = 1.0) -> None:

@@ -157,7 +157,7 @@ def betas() -> Any:
     return decays((0.9, 0.999), "decays of the means of gradients and of their squares")
 
 
-class _PartOf(Munger):
+class _OptimizerOf(Munger):
     """Makes a part from its name, and gives it the algorithm's epsilon."""
 
     def __init__(self, epsilon: float) -> None:
@@ -197,6 +197,6 @@ def optimizer(default: str = "adam", epsilon: float = 1e-8) -> Any:
     return chz.field(
         meta_factory=module_part(PACKAGE, default),
         default_factory=lambda: named(default),
-        munger=_PartOf(epsilon),
+        munger=_OptimizerOf(epsilon),
         doc="optimizer; or own with a class of torch's kind, module:Class",
     )

@@ -59,8 +59,8 @@ class Config(OptimizerConfig):
             raise ConfigError(f"{key} computes the loss several times a step (a closure), which no algorithm here does")
         return cls
 
-    def make(self, parameters: Sequence[nn.Parameter]) -> Own:
-        return Own(parameters, self)
+    def make(self, parameters: Sequence[nn.Parameter]) -> OwnOptimizer:
+        return OwnOptimizer(parameters, self)
 
 
 def _try(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], kwargs: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ def _try(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], k
     cls([copy], **{"lr": 1e-3, **kwargs}).step()
 
 
-class Own(Optimizer):
+class OwnOptimizer(Optimizer):
     """Wraps an optimizer of torch's kind; its state and the numbers of its groups are saved.
 
     On a GPU each step waits for the loss, and updates are not part of CUDA graphs.

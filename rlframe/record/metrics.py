@@ -265,7 +265,7 @@ class Timers:
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Count the time inside the `with` block for `part`."""
-        return _Part(self, part)
+        return _Block(self, part)
 
     def elapsed_s(self) -> float:
         """Wall time of the run in seconds, everything included."""
@@ -298,7 +298,7 @@ class Timers:
         return row
 
 
-class _Part(AbstractContextManager[None]):
+class _Block(AbstractContextManager[None]):
     """Context manager of one timed block. A generator costs nearly twice as much; iterations may last microseconds."""
 
     __slots__ = ("clock", "name", "start")

@@ -136,7 +136,7 @@ class Column(ABC):
         self._digests.load(saved)
 
 
-class Memory(ABC):
+class ColumnMemory(ABC):
     """Allocates columns, and moves what is read from them to the learner's device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -166,7 +166,7 @@ class ArrayColumn(Column):
     84x84 take 86 us and 105 us.
     """
 
-    def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: Memory) -> None:
+    def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: ColumnMemory) -> None:
         super().__init__(slots, L, B, by_env)
         self._memory = memory
 
@@ -198,7 +198,7 @@ class TensorColumn(Column):
         return self._grid[rows].contiguous().cpu().numpy()
 
 
-class HostMemory(Memory):
+class HostMemory(ColumnMemory):
     """RAM; the operating system allocates it as it is written."""
 
     def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
@@ -208,7 +208,7 @@ class HostMemory(Memory):
         return available_memory()
 
 
-class DiskMemory(Memory):
+class DiskMemory(ColumnMemory):
     """Unnamed files in `folder`, which disappear with the process however it ends."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
@@ -230,7 +230,7 @@ class DiskMemory(Memory):
         return shutil.disk_usage(self.folder).free
 
 
-class DeviceMemory(Memory):
+class DeviceMemory(ColumnMemory):
     """The learner's device, usually a GPU; the CPU in tests."""
 
     def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import FrameStack
 from rlframe.record.codec import ChunkedArray, iter_chunks
-from rlframe.replay.columns import Memory, Ring, write_rows
+from rlframe.replay.columns import ColumnMemory, Ring, write_rows
 
 
 class Location(NamedTuple):
@@ -50,12 +50,12 @@ class ObservationStorage(ABC):
         """Restore what `state_dict` returned."""
 
 
-class Rows(ObservationStorage):
+class WholeRows(ObservationStorage):
     """Whole observations."""
 
     rows_before = 0
 
-    def __init__(self, ring: Ring, memory: Memory, example: np.ndarray) -> None:
+    def __init__(self, ring: Ring, memory: ColumnMemory, example: np.ndarray) -> None:
         """`example`: a single row."""
         self._column = memory.column(ring.L, ring.B, example.shape, example.dtype)
 
@@ -82,7 +82,7 @@ class Frames(ObservationStorage):
     black frames or copies of the first one; which of the two is detected at each reset.
     """
 
-    def __init__(self, ring: Ring, memory: Memory, space: FrameStack) -> None:
+    def __init__(self, ring: Ring, memory: ColumnMemory, space: FrameStack) -> None:
         self._ring, self._memory, self._n = ring, memory, space.n_frames
         self.rows_before = self._n - 1
         self._frame = (space.shape[0] // self._n, *space.shape[1:])  # [channels, H, W]
@@ -153,7 +153,7 @@ class CompressedFrames(ObservationStorage):
 
     rows_before = 0
 
-    def __init__(self, ring: Ring, memory: Memory, space: FrameStack) -> None:
+    def __init__(self, ring: Ring, memory: ColumnMemory, space: FrameStack) -> None:
         try:
             from lz4 import block  # an optional extra
         except ImportError:

@@ -27,9 +27,9 @@ from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.record import Run, current_run
 from rlframe.replay.base import Replay, StoredReplay
 from rlframe.replay.buffer import ReplayBuffer
-from rlframe.replay.columns import DeviceMemory, DiskMemory, HostMemory, Memory, Ring, available_memory
+from rlframe.replay.columns import ColumnMemory, DeviceMemory, DiskMemory, HostMemory, Ring, available_memory
 from rlframe.replay.divided import DividedReplay
-from rlframe.replay.frames import CompressedFrames, Frames, Rows
+from rlframe.replay.frames import CompressedFrames, Frames, WholeRows
 from rlframe.replay.readers import Batch, NStep, ReaderConfig
 from rlframe.replay.select import Prioritized, Selector, Uniform
 from rlframe.replay.storage import Storage
@@ -79,7 +79,7 @@ class _Stored(ReplayConfig):
         """Whether frames are compressed."""
         return False
 
-    def memory(self, device: torch.device) -> Memory:
+    def memory(self, device: torch.device) -> ColumnMemory:
         """Where columns are."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class InMemory(_Stored):
     def compresses(self) -> bool:
         return self.compress
 
-    def memory(self, device: torch.device) -> Memory:
+    def memory(self, device: torch.device) -> ColumnMemory:
         return HostMemory(device)
 
 
@@ -108,7 +108,7 @@ class OnDevice(_Stored):
 
     place = "device"
 
-    def memory(self, device: torch.device) -> Memory:
+    def memory(self, device: torch.device) -> ColumnMemory:
         return DeviceMemory(device)
 
 
@@ -118,7 +118,7 @@ class OnDisk(_Stored):
 
     place = "disk"
 
-    def memory(self, device: torch.device) -> Memory:
+    def memory(self, device: torch.device) -> ColumnMemory:
         run = current_run()
         return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
 
@@ -127,7 +127,7 @@ _VERBS = ("append", "sample", "update_priorities", "n_rows", "state_dict", "load
 
 
 @chz.chz
-class Own(ReplayConfig):
+class OwnReplay(ReplayConfig):
     """A class of your own that satisfies `Replay`; written algo.replay=module:Class for short."""
 
     name: str = option("", "module:Class or ./file.py:Class, with the methods of rlframe.replay.Replay")
@@ -174,15 +174,15 @@ class Own(ReplayConfig):
             return made
 
 
-KINDS = {"device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": Own}
+KINDS = {"device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": OwnReplay}
 
 
-class _PartOf(Munger):
+class _ReplayOf(Munger):
     """Makes a replay's Config from its name."""
 
     def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
         if isinstance(value, str):
-            return Own(name=value) if ":" in value else find_config(value, PACKAGE)()
+            return OwnReplay(name=value) if ":" in value else find_config(value, PACKAGE)()
         if not isinstance(value, ReplayConfig):
             raise ConfigError(
                 f"{key_of(chzself, 'replay')}={value!r:.60} must be a name, such as memory or ./mine.py:Mine, or a "
@@ -196,7 +196,7 @@ def replay() -> Any:
     return chz.field(
         meta_factory=module_part(PACKAGE, "memory"),
         default_factory=InMemory,
-        munger=_PartOf(),
+        munger=_ReplayOf(),
         doc="memory | device | disk: where rows are stored; or own with a class of yours, module:Class",
     )
 
@@ -260,7 +260,7 @@ def _stored(config: _Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
 
 
-def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: Memory) -> Tree:
+def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: ColumnMemory) -> Tree:
     """A tree of `ObservationStorage`: frames for stacks of frames, else whole rows."""
     match space:
         case gym_spaces.Dict():
@@ -270,7 +270,7 @@ def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: Memo
         case FrameStack():
             return (CompressedFrames if config.compresses() else Frames)(ring, memory, space)
         case _:
-            return Rows(ring, memory, spaces.zeros(space))
+            return WholeRows(ring, memory, spaces.zeros(space))
 
 
 def _checked_size(
@@ -278,7 +278,7 @@ def _checked_size(
     observation_space: Space,
     action_space: Space,
     ring: Ring,
-    memory: Memory,
+    memory: ColumnMemory,
     alpha: float,
     state_bytes: int,
 ) -> str:

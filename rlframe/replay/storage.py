@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, Samples
-from rlframe.replay.columns import Column, Memory, Ring, spans, write_rows
+from rlframe.replay.columns import Column, ColumnMemory, Ring, spans, write_rows
 from rlframe.replay.frames import Location, ObservationStorage
 
 _ARRAYS = ("reward", "terminated", "truncated", "valid", "first")
@@ -24,7 +24,9 @@ class Storage:
     are truncated: the last row becomes their last observation, and a few invalid rows separate the batches.
     """
 
-    def __init__(self, ring: Ring, memory: Memory, observation: Tree, example: AgentInputs, previous: bool) -> None:
+    def __init__(
+        self, ring: Ring, memory: ColumnMemory, observation: Tree, example: AgentInputs, previous: bool
+    ) -> None:
         """Args:
         observation: tree of `ObservationStorage`.    example: NumPy zeros [B], shaped as the batches' rows.
         previous: whether prev_action, prev_reward and first are read; else they are null.

@@ -86,17 +86,17 @@ class AgentOutputs(Struct):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(Struct):
+class BatchBuffer(Struct):
     """T time steps of B environments."""
 
     rows: EnvRows
     outputs: AgentOutputs
 
-    def columns(self, lo: int, hi: int) -> Batch:
+    def columns(self, lo: int, hi: int) -> BatchBuffer:
         """Views of environments lo to hi - 1."""
         info = map_tree(lambda x: x[:, lo:hi], self.outputs.info)
         state, final_state = map_tree(lambda x: x[lo:hi], (self.outputs.state, self.outputs.final_state))
-        return Batch(self.rows.columns(lo, hi), AgentOutputs(info, state, final_state))
+        return BatchBuffer(self.rows.columns(lo, hi), AgentOutputs(info, state, final_state))
 
     def inputs(self) -> AgentInputs:
         """The agent's inputs [T+1, B]; `prev_action[t+1]` is the same memory as the action of row t."""

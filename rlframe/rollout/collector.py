@@ -13,7 +13,7 @@ from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsCheck
-from rlframe.rollout.buffer import Batch, empty_rows
+from rlframe.rollout.buffer import BatchBuffer, empty_rows
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.episodes import EpisodeTracker
 from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
@@ -25,7 +25,11 @@ class Collector:
     """Fills one batch again and again. Each group of environments has one stepper and one inference."""
 
     def __init__(
-        self, batch: Batch, inferences: Sequence[BatchInference], steppers: Sequence[Stepper], observation_space: Space
+        self,
+        batch: BatchBuffer,
+        inferences: Sequence[BatchInference],
+        steppers: Sequence[Stepper],
+        observation_space: Space,
     ) -> None:
         self.batch, self.samples = batch, batch.samples()
         self.inferences, self.steppers = list(inferences), list(steppers)
@@ -102,7 +106,7 @@ class Collector:
         self.tracker.partial[:] = True
 
 
-def running_state(batch: Batch, tracker: EpisodeTracker, bounds: BoundsCheck) -> dict[str, Any]:
+def running_state(batch: BatchBuffer, tracker: EpisodeTracker, bounds: BoundsCheck) -> dict[str, Any]:
     """The state that continues from one batch to the next, except the environments' own."""
     return {"row": [np.copy(x) for x in batch.last_row()], "episodes": tracker.state(), "bounds": bounds.state()}
 
@@ -131,7 +135,7 @@ def worker_collector(
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`."""
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")
-    batch = Batch(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
+    batch = BatchBuffer(shared.tree, empty_agent_outputs(agent, shared.tree, range(first, first + pool.n)))
     steppers = worker_steppers(pool, shared, n_groups)
     inferences = [
         BatchInference(agent, batch.columns(s.lo, s.hi), first + s.lo, rngs[s.lo : s.hi], explore, block_size(pool.n))

@@ -10,7 +10,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.core.seeding import Role, generator, generators, pack_state, unpack_state
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
-from rlframe.rollout.buffer import Batch
+from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.collector import Collector
 from rlframe.rollout.env_pool import WorkerContext
 from rlframe.rollout.inference import BatchInference, load_noise
@@ -57,7 +57,7 @@ class CollectHandler:
         agent, seed, decorrelation_steps, block, first_of_rank = context.arguments
         n, lo = context.envs.n, context.lo
         first = first_of_rank + lo  # the first environment's index over all ranks
-        batch: Batch = batch_of_all.columns(lo, lo + n)
+        batch: BatchBuffer = batch_of_all.columns(lo, lo + n)
         self.batch = batch
         _share_parameters(agent, shared_parameters["values"])
         self.noise = noise[lo : lo + n]  # [n, STATE_WORDS]: the generators' states after the last batch

@@ -16,7 +16,7 @@ from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.core.types import AgentInputs
 
 
-class Greedy(nn.Module):
+class GreedyPolicy(nn.Module):
     """(observation [B, ...], state, reward [B]) -> (action [B, ...], state), without noise.
 
     The state is () unless the policy has memory or sees its previous action; then it is {"memory", "action", "first"},

@@ -17,7 +17,7 @@ from rlframe.agents.base import NoiseBuffer
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, AgentStep
 from rlframe.models import numpy_inference
-from rlframe.rollout.buffer import AgentOutputs, Batch, EnvRows, empty_rows
+from rlframe.rollout.buffer import AgentOutputs, BatchBuffer, EnvRows, empty_rows
 from rlframe.system.shared import Shared
 
 _WARM_UPS = 3  # steps before the capture: libraries choose kernels and allocate in them
@@ -136,7 +136,7 @@ class BatchInference:
     """The agent and its recurrent state for some environments of a batch. Draws the noise of a whole batch at once."""
 
     def __init__(
-        self, agent: Agent, batch: Batch, lo: int, rngs: Sequence[np.random.Generator], explore: bool, block: int
+        self, agent: Agent, batch: BatchBuffer, lo: int, rngs: Sequence[np.random.Generator], explore: bool, block: int
     ) -> None:
         """`lo` is the first environment's index over all ranks; without `explore`, the agent's noise is zero."""
         self.agent, self.batch, self.explore = agent, batch, explore
@@ -246,10 +246,12 @@ def empty_agent_outputs(agent: Agent, rows: EnvRows, env_ids: Sequence[int]) -> 
     return AgentOutputs(info, map_tree(np.copy, initial), initial)
 
 
-def empty_batch(observation_space: Space, action_space: Space, agent: Agent, T: int, B: int, first: int = 0) -> Batch:
+def empty_batch(
+    observation_space: Space, action_space: Space, agent: Agent, T: int, B: int, first: int = 0
+) -> BatchBuffer:
     """Memory in this process for a batch of B environments; `first` is the first one's index over all ranks."""
     rows = empty_rows(observation_space, action_space, T, B)
-    return Batch(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
+    return BatchBuffer(rows, empty_agent_outputs(agent, rows, range(first, first + B)))
 
 
 def noise_state(rngs: Sequence[np.random.Generator]) -> list[Any]:

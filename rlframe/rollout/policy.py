@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.rollout.greedy import Greedy
+from rlframe.rollout.greedy import GreedyPolicy
 
 
 class Policy:
@@ -21,7 +21,7 @@ class Policy:
         self.observation_space, self.action_space = observation_space, action_space
         self._agent = agent
         self._device = next(agent.parameters()).device
-        self._greedy = Greedy(agent, observation_space, action_space).to(self._device)
+        self._greedy = GreedyPolicy(agent, observation_space, action_space).to(self._device)
         self._rng = np.random.default_rng(seed)
         self._state: Tree = ()
         self._exploring: Tree = ()  # state of the exploration

@@ -47,7 +47,7 @@ class Population(Struct):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluations(Struct):
+class Generation(Struct):
     """The episodes of a generation, each written by the worker that played it: [P], P = 2 D."""
 
     claimed: np.ndarray  # int64: 1 + the worker that plays it, or has; 0: none yet
@@ -99,14 +99,14 @@ def population_of(agent: Agent, seeds: np.ndarray, noise_std: float, generation:
     return Population(flat_parameters(agent), buffers, np.asarray(seeds, np.int64), *numbers)
 
 
-def empty_evaluations(agent: Agent, n: int) -> Evaluations:
+def empty_evaluations(agent: Agent, n: int) -> Generation:
     """Zeros for n episodes."""
     sums = {name: np.zeros(n) for name in ("fitness", "return_", "discounted")}
     counts = {name: np.zeros(n, np.int64) for name in ("claimed", "length", "nonzero")}
     claims = {name: np.zeros(n, bool) for name in ("done", "terminated")}
     moments = tuple(np.zeros((n, 3, *norm.mean.shape)) for norm in norms_of(agent))
     infos = np.zeros((n, _INFO_BYTES), np.uint8)
-    return Evaluations(**sums, **counts, **claims, moments=moments, infos=infos, stop=np.zeros(1, bool))
+    return Generation(**sums, **counts, **claims, moments=moments, infos=infos, stop=np.zeros(1, bool))
 
 
 class Player:
@@ -136,7 +136,7 @@ class Player:
         masked = mask_parts(envs.observation_space, envs.action_space)
         self._observed = _normalised(agent, split_mask(rows.observation)[0] if masked else rows.observation)
 
-    def evaluate(self, population: Population, found: Evaluations, worker: int, n_workers: int, stop: Stop) -> None:
+    def evaluate(self, population: Population, found: Generation, worker: int, n_workers: int, stop: Stop) -> None:
         """Play what no other worker has claimed: this worker's own columns in order, then the others' from their end.
 
         Two workers may claim a column at the same moment. Both then write the same numbers.
@@ -162,7 +162,7 @@ class Player:
         np.multiply(epsilon, noise_std, out=epsilon)
         np.add(population.policy, epsilon, out=self._policy)
 
-    def _play(self, number: int, found: Evaluations, column: int, stop: Stop) -> bool:
+    def _play(self, number: int, found: Generation, column: int, stop: Stop) -> bool:
         """Play an episode, and write it; False if `stop()` ended it. `number` decides its seed."""
         self.envs.reset(self._steps[-1], number)
         sums, moments = np.zeros(4), [np.zeros((3, *x.shape[1:])) for x in self._observed]  # see _add

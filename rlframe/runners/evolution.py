@@ -24,7 +24,7 @@ from rlframe.samplers.population import PopulationSampler, make_single_envs
 from rlframe.system.affinity import Affinity
 
 
-class Evolution(Runner):
+class EvolutionRl(Runner):
     """A stop request ends a generation at once. The resumed run plays the episodes that had not ended."""
 
     sampler: PopulationSampler
@@ -73,7 +73,7 @@ class Evolution(Runner):
 class Config(RunnerConfig):
     """How long to train, and how often to evaluate and log; eval.n_episodes=0: no evaluation."""
 
-    runner_class = Evolution
+    runner_class = EvolutionRl
     evolves = True
 
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")

@@ -58,7 +58,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplerChoice:
     """A sampler and the reason for it."""
 
     config: SamplerConfig
@@ -84,12 +84,12 @@ def candidates(config: Config, n_workers: int) -> dict[str, SamplerConfig]:
     return found
 
 
-def for_episodes(config: Config, n_workers: int) -> Choice:
+def for_episodes(config: Config, n_workers: int) -> SamplerChoice:
     """The sampler of workers that play whole episodes, and so do not wait for each other."""
     found = candidates(config, n_workers)
     if n_workers == 1:
-        return Choice(found["serial"], "serial: there is one core, or one environment")
-    return Choice(found[f"cpu, {n_workers} workers"], f"cpu, {n_workers} workers: each plays whole episodes")
+        return SamplerChoice(found["serial"], "serial: there is one core, or one environment")
+    return SamplerChoice(found[f"cpu, {n_workers} workers"], f"cpu, {n_workers} workers: each plays whole episodes")
 
 
 def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
@@ -117,7 +117,7 @@ def predict(config: SamplerConfig, costs: Costs, machine: Machine) -> float:
     return max(2 * half_s, half_s + step_s, work_s / machine.n_cores) + handover_s
 
 
-def choose(config: Config, costs: Costs, machine: Machine) -> Choice:
+def choose(config: Config, costs: Costs, machine: Machine) -> SamplerChoice:
     """The candidate with the shortest predicted time; serial in one thread unless another is at least 25 % faster."""
     found = candidates(config, machine.n_workers)
     seconds = {name: predict(each, costs, machine) for name, each in found.items()}
@@ -128,7 +128,7 @@ def choose(config: Config, costs: Costs, machine: Machine) -> Choice:
     step, policy, B = _readable(costs.env_s), _readable(costs.policy_s[config.batch_B]), config.batch_B
     reason = f"{chosen}: an environment's step takes {step}, the policy {policy} for {B}, "
     reason += f"so a time step takes {_readable(seconds[chosen])}"
-    return Choice(found[chosen], f"{reason} ({others})" if others else reason)
+    return SamplerChoice(found[chosen], f"{reason} ({others})" if others else reason)
 
 
 def _readable(seconds: float) -> str:

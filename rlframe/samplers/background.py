@@ -25,13 +25,13 @@ from rlframe.core.struct import Struct, write
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig
 from rlframe.models.encoders import has_images
-from rlframe.rollout.buffer import AgentOutputs, Batch
+from rlframe.rollout.buffer import AgentOutputs, BatchBuffer
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, WorkersConfig
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
-from rlframe.system.ring import FILL, Ring, fill_handler
+from rlframe.system.ring import FILL, BatchRing, fill_handler
 from rlframe.system.shared import Shared, make_shared_parameters, post_parameters
 from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
 from rlframe.system.worker_main import PROGRESS, ParentLink
@@ -44,10 +44,10 @@ _log = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True, eq=False)
-class Slot(Struct):
+class BatchSlot(Struct):
     """One batch in the ring; its `score` and `ended` are not used."""
 
-    batch: Batch
+    batch: BatchBuffer
     version: Array  # [1] int64: of the parameters that sampled the batch
     has_message: Array  # [1] bool: the process sent a message with the batch
 
@@ -184,7 +184,7 @@ class BackgroundSampler(Sampler):
         self.batch_spec = BatchSpec(process.config.batch_T, process.config.batch_B)
         self.shared_parameters = make_shared_parameters(parameters(agent))
         batch = empty_batch(process.observation_space, process.action_space, agent, *self.batch_spec)
-        self.ring = Ring(Slot(batch, np.zeros(1, np.int64), np.zeros(1, np.bool_)), n_slots, "ring")
+        self.ring = BatchRing(BatchSlot(batch, np.zeros(1, np.int64), np.zeros(1, np.bool_)), n_slots, "ring")
         self._samples = [slot.batch.samples() for slot in self.ring.slots]
         self._pinned = PinnedMemory(self.ring.memory, next(agent.parameters()).device)
         self.posted_version = int(self.shared_parameters.tree["version"][0])  # of the last `refresh`
@@ -212,7 +212,7 @@ class BackgroundSampler(Sampler):
         while True:
             try:
                 queue_length, index = self.ring.n_ready, self.ring.get(self._timeout_s)
-                slot: Slot = self.ring.slots[index]
+                slot: BatchSlot = self.ring.slots[index]
                 if slot.has_message[0]:
                     trajectories, counters = self.process.child.receive(self._timeout_s)
                     self._finished += trajectories
@@ -343,7 +343,7 @@ class _SlotFiller:
         self.sent_at = time.monotonic()
         sampler.set_heartbeat(self.heartbeat)
 
-    def fill(self, slot: Slot) -> None:
+    def fill(self, slot: BatchSlot) -> None:
         self.n_batches += 1
         self.heartbeat[0] = -1 - self.n_batches
         if self.copies.refresh():

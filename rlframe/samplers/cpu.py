@@ -16,7 +16,7 @@ from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
-from rlframe.rollout.buffer import Batch, empty_rows
+from rlframe.rollout.buffer import BatchBuffer, empty_rows
 from rlframe.rollout.collector import load_running_state, running_state
 from rlframe.rollout.env_pool import EnvPool, Worker, WorkerTask
 from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
@@ -51,8 +51,8 @@ class CpuSampler(Sampler):
         rows = empty_rows(envs.observation_space, envs.action_space, batch_T, envs.n)
         first = first_env_of_rank(envs.n)
         outputs = empty_agent_outputs(agent, rows, range(first, first + envs.n))
-        shared = share_zeros(Batch(rows, outputs), "batch")
-        self.batch: Batch = shared.tree
+        shared = share_zeros(BatchBuffer(rows, outputs), "batch")
+        self.batch: BatchBuffer = shared.tree
         write(self.batch.outputs, outputs)  # the agent's initial state: a snapshot may come before the first batch
         self.samples = self.batch.samples()
         self.shared_parameters = make_shared_parameters(cpu_worker.parameters(agent))

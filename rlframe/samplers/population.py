@@ -21,7 +21,7 @@ from rlframe.rollout.population import (
     EVALUATE,
     EvaluateHandler,
     EvaluationInfo,
-    Evaluations,
+    Generation,
     Player,
     Population,
     empty_evaluations,
@@ -146,7 +146,7 @@ class PopulationSampler(Sampler):
 class _Players(ABC):
     """Where the episodes are played."""
 
-    found: Evaluations
+    found: Generation
 
     @abstractmethod
     def propose(self, population: Population) -> None:
@@ -164,7 +164,7 @@ class _Players(ABC):
 class _Local(_Players):
     """In this process."""
 
-    def __init__(self, player: Player, found: Evaluations) -> None:
+    def __init__(self, player: Player, found: Generation) -> None:
         self._player, self.found = player, found
         self._population: list[Population] = []
 
@@ -181,7 +181,7 @@ class _Local(_Players):
 class _Workers(_Players):
     """In the workers of a pool, each with an agent of its own."""
 
-    def __init__(self, pool: EnvPool, agent: Agent, found: Evaluations, example: Population, options: Any) -> None:
+    def __init__(self, pool: EnvPool, agent: Agent, found: Generation, example: Population, options: Any) -> None:
         """`options`: discount and max_length of the players."""
         self._pool, n = pool, len(pool.workers)
         shared, self._parameters = share_zeros(found, "population"), make_shared_parameters(example)
@@ -209,7 +209,7 @@ class _Workers(_Players):
         self._pool.heartbeat = heartbeat
 
 
-def _samples(found: Evaluations) -> Samples:
+def _samples(found: Generation) -> Samples:
     """Torch views of the episodes as one row of P environments, each ended; `reward` is a copy in float32."""
     P = len(found.done)
     rows = np.zeros((2, P), np.float32)

@@ -16,7 +16,7 @@ _MAX_NAME = 200  # bytes of a directory's name that every file system allows
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run of a study. The queue appends `affinity=` of the slot to its command."""
 
     setting: str  # directory within the study: experiment/setting, or one of them; empty if there is only one of each
@@ -44,7 +44,9 @@ class CommandTemplate:
     command: tuple[str, ...]
     resumes_by_directory: bool  # resumed by `command resume=RUN_DIR`; else by the same arguments and `resume=true`
 
-    def make_run(self, study: Path, experiment: str, setting: str, run_id: int, arguments: Mapping[str, str]) -> Run:
+    def make_run(
+        self, study: Path, experiment: str, setting: str, run_id: int, arguments: Mapping[str, str]
+    ) -> PlannedRun:
         """The run with this ID and arguments. The names of experiment and setting are empty if there is only one."""
         setting = "/".join(filter(None, (experiment, setting)))
         folder = study / setting
@@ -52,15 +54,15 @@ class CommandTemplate:
         start = (*self.command, *[f"{key}={value}" for key, value in arguments.items()], *place)
         directory = folder / f"run_{run_id}"
         resume = (*self.command, f"resume={directory}") if self.resumes_by_directory else (*start, "resume=true")
-        return Run(setting, run_id, dict(arguments), directory, start, resume)
+        return PlannedRun(setting, run_id, dict(arguments), directory, start, resume)
 
 
 def make_runs(
-    make_run: Callable[[str, int, dict[str, str]], Run],
+    make_run: Callable[[str, int, dict[str, str]], PlannedRun],
     base: Mapping[str, str],
     combinations: Sequence[Mapping[str, str]],
     run_id: int = 0,
-) -> tuple[Run, ...]:
+) -> tuple[PlannedRun, ...]:
     """A run for each combination of values, all seeds of a setting together.
 
     Args:
@@ -88,7 +90,7 @@ def make_runs(
     )
 
 
-def in_order(runs: Sequence[Run], order: str) -> tuple[Run, ...]:
+def in_order(runs: Sequence[PlannedRun], order: str) -> tuple[PlannedRun, ...]:
     """The runs of `make_runs` as they are (innermost), or all settings with their first seed first (outermost).
 
     Raises:
@@ -177,7 +179,7 @@ def describe_slots(slots: Sequence[Slot]) -> str:
     return "\n".join(lines)
 
 
-def varied(runs: Sequence[Run]) -> dict[str, list[str]]:
+def varied(runs: Sequence[PlannedRun]) -> dict[str, list[str]]:
     """The values of each argument that differs between the runs, `seed` included; empty where a run has none."""
     keys = dict.fromkeys(key for run in runs for key in run.arguments)
     values = {key: list(dict.fromkeys(run.arguments.get(key, "") for run in runs)) for key in keys}

@@ -15,7 +15,7 @@ from typing import IO
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import open_regular_file, open_to_append
-from rlframe.study.plan import Run, Slot
+from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.record import size_and_time
 from rlframe.system import parent_death
 
@@ -66,7 +66,7 @@ def describe_exit(status: int) -> str:
 class RunProcess:
     """One attempt of a run: a process in its own session, pinned to its slot, killed when this process dies."""
 
-    def __init__(self, run: Run, slot: Slot, resume: bool) -> None:
+    def __init__(self, run: PlannedRun, slot: Slot, resume: bool) -> None:
         """Start or resume the run; its output is appended to `run.log`. Raises OSError or ConfigError if that fails."""
         self.run, self.slot = run, slot
         self.kill_reason = ""  # why the queue killed it; empty if it did not

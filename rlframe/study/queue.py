@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import read_json
 from rlframe.record.snapshot import list_snapshots
-from rlframe.study.plan import Run, Slot
+from rlframe.study.plan import PlannedRun, Slot
 from rlframe.study.process import REFUSED, RunProcess
 from rlframe.study.record import (
     DONE,
@@ -32,7 +32,7 @@ _SNAPSHOT_S = 300.0  # time for interrupted runs to write their snapshots
 
 
 @dataclass(frozen=True)
-class Options:
+class QueueOptions:
     """What a queue does with runs that fail or hang."""
 
     retries: int = 0  # times a failed run is started again, from its snapshot
@@ -43,7 +43,12 @@ class Queue:
     """Runs the waiting runs of a record in order, one process per slot."""
 
     def __init__(
-        self, runs: Sequence[Run], slots: Sequence[Slot], record: StudyRecord, table: StatusTable, options: Options
+        self,
+        runs: Sequence[PlannedRun],
+        slots: Sequence[Slot],
+        record: StudyRecord,
+        table: StatusTable,
+        options: QueueOptions,
     ) -> None:
         self._runs, self._record, self._table, self._options = runs, record, table, options
         self._waiting = deque(run for run in runs if record.statuses[run.name].state == WAITING)
@@ -79,7 +84,7 @@ class Queue:
         unfinished = any(status.state in (WAITING, INTERRUPTED) for status in self._record.statuses.values())
         return stop.signum if unfinished else 0
 
-    def _status(self, run: Run) -> Status:
+    def _status(self, run: PlannedRun) -> Status:
         return self._record.statuses[run.name]
 
     def _start_runs(self) -> None:
@@ -119,14 +124,14 @@ class Queue:
                 interrupted, reason = True, "its time limit is reached; the same command continues it"
             self._finish(process.run, INTERRUPTED if reason and interrupted else FAILED if reason else DONE, reason)
 
-    def _out_of_time(self, run: Run) -> bool:
+    def _out_of_time(self, run: PlannedRun) -> bool:
         """Whether runner.max_time_s ended it; without a result.json, whether its log has not reached the end."""
         try:
             return bool(read_json(run.directory / "result.json").get("ended") == "out_of_time")
         except ConfigError:
             return self._readers[run.name].read().fraction() < 1
 
-    def _finish(self, run: Run, state: str, reason: str) -> None:
+    def _finish(self, run: PlannedRun, state: str, reason: str) -> None:
         """Record the end of an attempt; queue a failed run again if retries are left."""
         status = self._status(run)
         status.state, status.reason, status.has_directory = state, reason, run.directory.is_dir()
@@ -157,7 +162,7 @@ class Queue:
         for process in running:
             process.interrupt(_SNAPSHOT_S)
 
-    def _row(self, run: Run) -> Row:
+    def _row(self, run: PlannedRun) -> Row:
         status = self._status(run)
         running = next((process.seconds() for process in self._active if process.run is run), 0.0)
         progress = self._readers[run.name].read()

@@ -15,7 +15,7 @@ from typing import Any
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error, open_regular_file, read_json
 from rlframe.record.directory import DirectoryLock, replace_file, session
-from rlframe.study.plan import Run
+from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
@@ -27,7 +27,7 @@ RETURNS = ("eval/return_mean", "episode/return_mean")  # the first that a log ha
 
 
 @dataclass(frozen=True)
-class Progress:
+class StudyProgress:
     """The last row of a run's log; nan where it has no value."""
 
     env_steps: float = math.nan
@@ -56,9 +56,9 @@ class ProgressReader:
         self._rows, self._params = directory / "progress.csv", directory / "params.json"
         self._stat = (0, 0)  # of progress.csv when it was last read
         self._n_steps = math.nan
-        self._progress = Progress()
+        self._progress = StudyProgress()
 
-    def read(self) -> Progress:
+    def read(self) -> StudyProgress:
         """The progress now. Missing or half-written files are not an error."""
         stat = size_and_time(self._rows)
         if stat == self._stat:
@@ -73,7 +73,7 @@ class ProgressReader:
                 self._n_steps = float(read_json(self._params)["config"]["runner.n_steps"])
         return_ = next((row[name] for name in RETURNS if not math.isnan(row.get(name, math.nan))), math.nan)
         env_steps, per_s, elapsed_s = (row.get(name, math.nan) for name in _COLUMNS)
-        self._progress = Progress(env_steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9)
+        self._progress = StudyProgress(env_steps, self._n_steps, return_, per_s, elapsed_s, stat[1] / 1e9)
         return self._progress
 
 
@@ -132,7 +132,7 @@ class Status:
 class StudyRecord:
     """The study's experiment.json, locked by one queue at a time."""
 
-    def __init__(self, directory: Path, runs: Sequence[Run], facts: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Path, runs: Sequence[PlannedRun], facts: Mapping[str, Any]) -> None:
         """Start a study in `directory`, or continue the one there: finished runs stay done, the others wait.
 
         Args:
@@ -161,7 +161,7 @@ class StudyRecord:
                 raise _unwritable(directory, error) from error
             on_error.pop_all()
 
-    def _restore(self, run: Run) -> Status:
+    def _restore(self, run: PlannedRun) -> Status:
         entry = self._entries.get(run.name)
         if entry is None:
             if run.directory.exists() and any(run.directory.iterdir()):
@@ -212,7 +212,7 @@ def read_record(directory: Path) -> dict[str, Any]:
     return content
 
 
-def move_aside(run: Run) -> None:
+def move_aside(run: PlannedRun) -> None:
     """Rename what an attempt without a snapshot left to a hidden directory, so that the run can start anew."""
     if not run.directory.exists() or not any(run.directory.iterdir()):
         return

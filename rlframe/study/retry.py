@@ -13,14 +13,14 @@ from rlframe.core.command_line import KeyValues
 from rlframe.experiment.config import Experiment
 from rlframe.record.context import new_directory
 from rlframe.record.snapshot import list_snapshots
-from rlframe.study.plan import Run
+from rlframe.study.plan import PlannedRun
 from rlframe.study.process import REFUSED, describe_exit, kill_group, start_process
 from rlframe.study.record import move_aside
 from rlframe.study.sweep import run_template, trusting_itself
 from rlframe.system.signals import SIGNALS
 
 
-def single_run(words: Mapping[str, str], experiment: Experiment) -> Run:
+def single_run(words: Mapping[str, str], experiment: Experiment) -> PlannedRun:
     """The run of a launch with these words, in the directory that it would have without retries.
 
     Raises:
@@ -28,14 +28,14 @@ def single_run(words: Mapping[str, str], experiment: Experiment) -> Run:
     """
     if "resume" in words:
         command = (sys.executable, "-m", "rlframe.launch", *[f"{key}={value}" for key, value in words.items()])
-        return Run("", experiment.run_ID, words, Path(words["resume"]), command, command)
+        return PlannedRun("", experiment.run_ID, words, Path(words["resume"]), command, command)
     directory = new_directory(experiment.log_dir, experiment.run_ID, experiment.title())
     template = run_template(KeyValues(f"{key}={words[key]}" for key in ("trust",) if key in words).flag("trust"))
     arguments = {key: value for key, value in words.items() if key not in ("trust", "log_dir", "run_ID")}
     return trusting_itself(template.make_run(directory.parent, "", "", experiment.run_ID, arguments))
 
 
-def run_with_retries(run: Run, retries: int) -> int:
+def run_with_retries(run: PlannedRun, retries: int) -> int:
     """Train the run, with this process's output; returns the exit status of its last attempt.
 
     A failed attempt is followed by at most `retries` others, from its newest snapshot, or from the start if it has

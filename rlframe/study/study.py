@@ -16,15 +16,24 @@ from rlframe.core.objects import ObjectName, name_elsewhere
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.record.directory import replace_file
-from rlframe.study.plan import INNERMOST, CommandTemplate, Run, Slot, describe_slots, in_order, make_runs, make_slots
-from rlframe.study.queue import Options, Queue
+from rlframe.study.plan import (
+    INNERMOST,
+    CommandTemplate,
+    PlannedRun,
+    Slot,
+    describe_slots,
+    in_order,
+    make_runs,
+    make_slots,
+)
+from rlframe.study.queue import Queue, QueueOptions
 from rlframe.study.record import DONE, FAILED, StudyRecord
 from rlframe.study.summary import SUMMARY_FILE, format_summary, summarize, summary_csv
 from rlframe.study.table import open_status_table
 from rlframe.system.affinity import read_topology
 
 _SET_BY_QUEUE = ("seed", "log_dir", "run_ID", "affinity", "resume")
-_DEFAULTS = Options()
+_DEFAULTS = QueueOptions()
 
 
 @dataclass(frozen=True)
@@ -32,12 +41,12 @@ class Study:
     """The runs of a study, and the directory of its record."""
 
     directory: Path
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     facts: Mapping[str, Any]  # for experiment.json
     resume_hint: str  # how to continue it
 
 
-def execute(study: Study, slots: Sequence[Slot], options: Options) -> int:
+def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
     """Run all runs that are not done; returns the exit status: 0, or 1 if a run failed.
 
     Raises:
@@ -90,7 +99,7 @@ def run_study(
     log_dir: str = "",
     affinity: str = "auto",
     order: str = INNERMOST,
-    options: Options = _DEFAULTS,
+    options: QueueOptions = _DEFAULTS,
 ) -> int:
     """Run every variant with every seed on the slots of `affinity`; returns the exit status.
 

@@ -11,7 +11,7 @@ import numpy as np
 from rlframe.analysis.curves import RunData, read_run
 from rlframe.analysis.intervals import bootstrap
 from rlframe.record.console import format_number
-from rlframe.study.plan import Run, varied
+from rlframe.study.plan import PlannedRun, varied
 from rlframe.study.record import DONE, FAILED, RETURNS, Status
 
 SUMMARY_FILE = "summary.csv"
@@ -43,7 +43,7 @@ class SettingResult:
         return float(low[0]), float(high[0])
 
 
-def summarize(runs: Sequence[Run], statuses: Mapping[str, Status]) -> list[SettingResult]:
+def summarize(runs: Sequence[PlannedRun], statuses: Mapping[str, Status]) -> list[SettingResult]:
     """The result of every setting, in the order of the runs. Raises ConfigError if a log is not a regular file."""
     keys = [key for key in varied(runs) if key != "seed"]
     results = []

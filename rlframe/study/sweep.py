@@ -15,8 +15,8 @@ from rlframe.record.context import dated
 from rlframe.study import plan
 from rlframe.study.experiments import STUDY_KEYS, Experiments, naming, read_experiments, recorded_experiments
 from rlframe.study.grid import MAX_RUNS, REPEATS, Grid, bare_key, read_grid
-from rlframe.study.plan import Run
-from rlframe.study.queue import Options
+from rlframe.study.plan import PlannedRun
+from rlframe.study.queue import QueueOptions
 from rlframe.study.study import Study, execute, preview
 from rlframe.system.affinity import read_topology
 
@@ -39,7 +39,7 @@ def run_sweep(words: KeyValues, check: Check) -> int:
     else:
         command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
     shared = _shared(experiments)
-    options = Options(shared.count("retries", 0), float(shared.count("stall_s", int(Options.stall_s))))
+    options = QueueOptions(shared.count("retries", 0), float(shared.count("stall_s", int(QueueOptions.stall_s))))
     checked = _checked(_make_runs(experiments, Path(), trust), check)
     log_dir = resume or shared.text("log_dir")
     directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
@@ -60,12 +60,12 @@ def _shared(experiments: Experiments) -> KeyValues:
     return KeyValues(f"{key}={first[key]}" for key in STUDY_KEYS if key in first)
 
 
-def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[Run, ...]:
+def _make_runs(experiments: Experiments, directory: Path, trust: bool) -> tuple[PlannedRun, ...]:
     """The runs of all experiments, in the order in which they start."""
     shared, template, grids = _shared(experiments), run_template(trust), _grids(experiments)
     run_id, order = shared.count("run_ID", 0), shared.text("seeds", plan.INNERMOST)
     not_of_runs = (*STUDY_KEYS, REPEATS)
-    runs: list[Run] = []
+    runs: list[PlannedRun] = []
     for name, words in experiments.items():
         base = {key: value for key, value in words.items() if key not in not_of_runs and bare_key(key) == key}
         with naming(name):
@@ -81,7 +81,7 @@ def run_template(trust: bool) -> plan.CommandTemplate:
     return plan.CommandTemplate(command, resumes_by_directory=True)
 
 
-def trusting_itself(run: Run) -> Run:
+def trusting_itself(run: PlannedRun) -> PlannedRun:
     """A run whose own arguments name foreign code may also be resumed with it."""
     if not foreign(run.arguments):
         return run
@@ -123,7 +123,7 @@ def _title(given: Mapping[str, str], experiments: Sequence[Experiment]) -> str:
     return titles.pop() if len(titles) == 1 else Path(given.get("experiment", "sweep")).stem
 
 
-def _checked(runs: Sequence[Run], check: Check) -> list[Experiment]:
+def _checked(runs: Sequence[PlannedRun], check: Check) -> list[Experiment]:
     experiments = []
     for run in runs:
         with naming(run.name if len(runs) > 1 or run.setting else ""):

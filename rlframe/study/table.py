@@ -10,7 +10,7 @@ from typing import Any
 
 from rlframe.core.errors import pluralize
 from rlframe.record.console import format_duration, format_number, on_terminal
-from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Progress
+from rlframe.study.record import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, StudyProgress
 
 HEADER = ("run", "state", "slot", "env_steps", "return", "steps/s", "time", "left")
 _BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, DONE)
@@ -29,7 +29,7 @@ class Row:
     slot: int
     seconds: float  # of all its attempts
     reason: str
-    progress: Progress
+    progress: StudyProgress
 
     def cells(self) -> tuple[str, ...]:
         """The texts below HEADER."""

@@ -17,7 +17,7 @@ from rlframe.system.worker_main import Handler
 FILL = 0  # the command
 
 
-class Ring:
+class BatchRing:
     """The parent's side. Send `memory` to the child before `start`; `slots` are its trees of arrays."""
 
     def __init__(self, example: Tree, n_slots: int, label: str) -> None:

@@ -16,12 +16,12 @@ from rlframe.exploration import epsilon as epsilon_greedy
 from rlframe.exploration import noisy as noisy_layers
 from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import Categorical, Expected, NoisyLinear, Quantile
+from rlframe.models.q_network import CategoricalValue, ExpectedValue, NoisyLinear, QuantileValue
 from tests.models.test_numpy_inference import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)
 LADDER = epsilon_greedy.Config(epsilon=0.5, epsilon_last=0.1)  # so that environments have epsilons of their own
-KINDS = [Expected(), Categorical(5, -1.0, 2.0), Quantile(4)]
+KINDS = [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4)]
 
 
 def agent_for(kind: Any = KINDS[0], dueling: bool = False, noisy: bool = False, **model: Any) -> QAgent:
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_the_plain_network(
 
 
 def test_a_network_of_any_observation_acts() -> None:
-    agent = make_q_agent(MIXED, ACTION, ModelConfig(), Expected(), "epsilon")
+    agent = make_q_agent(MIXED, ACTION, ModelConfig(), ExpectedValue(), "epsilon")
     step = agent.numpy_step(4)
     assert step is not None
     found = step(inputs_for(MIXED, ACTION, 4), agent.initial_state(range(4)).numpy(), noise_for(agent, 4))
@@ -158,8 +158,8 @@ def test_dueling_and_plain_heads_are_equally_deep() -> None:
 
 def test_q_values_of_a_distribution_by_hand() -> None:
     values = torch.log(torch.tensor([[[0.25, 0.25, 0.5], [1.0, 1e-9, 1e-9]]]))
-    torch.testing.assert_close(Categorical(3, 0.0, 2.0).q(values), torch.tensor([[1.25, 0.0]]))
-    torch.testing.assert_close(Quantile(3).q(torch.tensor([[[1.0, 2.0, 6.0]]])), torch.tensor([[3.0]]))
+    torch.testing.assert_close(CategoricalValue(3, 0.0, 2.0).q(values), torch.tensor([[1.25, 0.0]]))
+    torch.testing.assert_close(QuantileValue(3).q(torch.tensor([[[1.0, 2.0, 6.0]]])), torch.tensor([[3.0]]))
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_q_values_of_a_distribution_by_hand() -> None:
 )
 def test_actions_that_are_not_discrete_are_refused_and_other_algorithms_named(space: Any, others: str) -> None:
     with pytest.raises(ConfigError, match=rf"Discrete actions.*; use {others}$"):
-        make_q_agent(VECTOR, space, ModelConfig(), Expected(), "epsilon")
+        make_q_agent(VECTOR, space, ModelConfig(), ExpectedValue(), "epsilon")
 
 
 @pytest.mark.parametrize(("settings", "given"), [({"shared": True}, "shared=true"), ({"log_std": -1.0}, "log_std=-1")])
 def test_settings_of_policies_are_refused(settings: dict[str, Any], given: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{given} is for policies"):
         make_q_agent(
-            spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), ModelConfig(**settings), Expected(), "epsilon"
+            spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2), ModelConfig(**settings), ExpectedValue(), "epsilon"
         )

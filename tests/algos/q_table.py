@@ -11,7 +11,7 @@ from rlframe.agents import QAgent
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
 from rlframe.exploration.epsilon import Epsilon
-from rlframe.models.q_network import Expected, QModel, QValue
+from rlframe.models.q_network import ExpectedValue, QModel, QValue
 from rlframe.replay import Transitions
 
 
@@ -27,7 +27,7 @@ class QTable(QModel):
 
 
 def table_agent(n: int, kind: QValue | None = None) -> QAgent:
-    kind = kind or Expected()
+    kind = kind or ExpectedValue()
     return QAgent(QTable(n, kind.n_atoms), kind, Epsilon(2, False), spaces.Discrete(n), spaces.Discrete(2))
 
 

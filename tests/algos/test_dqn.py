@@ -18,7 +18,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.exploration import epsilon, noisy
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import Expected
+from rlframe.models.q_network import ExpectedValue
 from rlframe.optimizers import adam
 from rlframe.replay import InMemory
 from rlframe.samplers import EvalConfig, Evaluator, serial
@@ -156,7 +156,7 @@ def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
 
 def test_a_copy_has_statistics_and_noise_too() -> None:
     space, config = spaces.Box(-1.0, 1.0, (3,), np.float32), ModelConfig(normalize_observation=True)
-    one, other = (make_q_agent(space, spaces.Discrete(2), config, Expected(), "noisy", seed) for seed in (0, 1))
+    one, other = (make_q_agent(space, spaces.Discrete(2), config, ExpectedValue(), "noisy", seed) for seed in (0, 1))
     one.observe(torch.ones(4, 3))
     one.model.resample(torch.Generator().manual_seed(0))
     copy_into(other.model, one.model)

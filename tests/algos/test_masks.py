@@ -19,8 +19,7 @@ from rlframe.envs import EnvConfig, debug_envs
 from rlframe.exploration import epsilon as epsilon_greedy
 from rlframe.models import ModelConfig
 from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
-from rlframe.models.q_network import Categorical as CategoricalValue
-from rlframe.models.q_network import Expected, Quantile
+from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.ops.fused import log_prob_entropy
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import EvalConfig, Evaluator, cpu, serial
@@ -157,7 +156,7 @@ def test_box_actions_have_an_ordinary_observation_of_that_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Expected(), CategoricalValue(5, -1.0, 2.0), Quantile(4)], ids=lambda k: type(k).__name__
+    "kind", [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4)], ids=lambda k: type(k).__name__
 )
 @pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
 def test_greedy_and_random_choices_are_among_the_allowed_and_random_ones_uniform(kind: Any, numpy: bool) -> None:
@@ -219,7 +218,7 @@ def test_the_maximum_of_the_target_is_over_what_the_next_row_allows(double: bool
 
 
 def test_r2d1s_choice_is_over_what_each_row_allows() -> None:
-    agent = make_q_agent(MASKED, ACTIONS, CONFIG, Expected(), "epsilon")
+    agent = make_q_agent(MASKED, ACTIONS, CONFIG, ExpectedValue(), "epsilon")
     q = torch.tensor([[[1.0, 2.0, 9.0]], [[5.0, 4.0, 9.0]]])  # [T, n, A]
     rows = inputs([0, 0], [[1, 1, 0], [1, 0, 0]]).map(lambda x: x.unsqueeze(1))
     assert agent.best(q, rows).tolist() == [[1], [0]]

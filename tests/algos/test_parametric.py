@@ -20,7 +20,7 @@ from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.envs import debug_envs
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import Categorical, Expected, Quantile
+from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.replay import InMemory, Transitions
 from rlframe.rollout.same_bits import rows_keep_their_bits
 from tests.envs.test_restore import kinds, restored
@@ -34,7 +34,7 @@ MASKED_ENTRIES = {**ENTRIES, "action_mask": spaces.MultiBinary(A)}
 SPACE, MASKED = spaces.Dict(ENTRIES), spaces.Dict(MASKED_ENTRIES)
 ACTIONS = spaces.Discrete(A)
 IDENTITY = ModelConfig(hidden=(), activation="relu", action_embedding=D)
-KINDS = [Expected(), Categorical(5, -1.0, 2.0), Quantile(3)]
+KINDS = [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(3)]
 ROW_1 = [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
 ROW_2 = [[0.0, 3.0], [1.0, 1.0], [0.0, 0.0], [2.0, 0.0]]
 
@@ -121,8 +121,8 @@ def agent_of(name: str, space: spaces.Dict) -> Agent:
         case "lstm":
             return make_policy_agent(space, ACTIONS, ModelConfig(action_embedding=5, memory="lstm", memory_size=4))
         case "noisy":
-            return make_q_agent(space, ACTIONS, config, Categorical(3, 0.0, 1.0), "noisy")
-    return make_q_agent(space, ACTIONS, config, Expected(), "epsilon")
+            return make_q_agent(space, ACTIONS, config, CategoricalValue(3, 0.0, 1.0), "noisy")
+    return make_q_agent(space, ACTIONS, config, ExpectedValue(), "epsilon")
 
 
 @pytest.mark.parametrize("space", [SPACE, MASKED], ids=["all", "masked"])

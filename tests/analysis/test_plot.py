@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlframe.analysis.curves import Curve, PlotError, find_experiments, make_curve, read_run
+from rlframe.analysis.curves import LearningCurve, PlotError, find_experiments, make_curve, read_run
 from rlframe.plot import main, parse
 
 
@@ -102,7 +102,7 @@ def test_failed_and_just_started_runs_are_left_out_with_a_warning(
     assert f"{study}/a2c/run_0 has just started: left out" in said
 
 
-def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> Curve:
+def curve(directory: Path, center: str = "mean", smooth: int = 1, x: str = "env_steps") -> LearningCurve:
     (experiment,) = find_experiments([directory], ())
     return make_curve(experiment, x, "eval/return_mean", smooth, center)
 

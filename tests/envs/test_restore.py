@@ -252,19 +252,19 @@ def test_plain_attributes_keep_their_types_and_what_they_share() -> None:
 def test_an_attribute_that_is_not_plain_data_is_an_error_with_its_name(value: Any) -> None:
     holder = Holder()
     holder.numbers = value
-    with pytest.raises(object_codec.StateError, match=r"Holder\.numbers is a"):
+    with pytest.raises(object_codec.EnvStateError, match=r"Holder\.numbers is a"):
         object_codec.save_attributes([holder], [holder], {})
 
 
 def test_arrays_that_share_memory_are_an_error() -> None:
     holder = Holder()
     holder.numbers = holder.by_name["a", 1][:10]
-    with pytest.raises(object_codec.StateError, match="share memory"):
+    with pytest.raises(object_codec.EnvStateError, match="share memory"):
         object_codec.save_attributes([holder], [holder], {})
 
 
 def test_a_state_of_other_wrappers_is_an_error() -> None:
     one, other = (gymnasium.make("CartPole-v1", max_episode_steps=n) for n in (5, -1))
     one.reset(seed=0)
-    with pytest.raises(object_codec.StateError, match="layers"):
+    with pytest.raises(object_codec.EnvStateError, match="layers"):
         episode_state.load_env(other, stored(episode_state.save_env(one)))

@@ -30,9 +30,9 @@ def choose(monkeypatch: pytest.MonkeyPatch, sampler: Any, threads: int) -> list[
     """Let measurements come out so; returns what is measured."""
     measured: list[str] = []
 
-    def of_samplers(experiment: Experiment, *_: Any) -> auto.Choice:
+    def of_samplers(experiment: Experiment, *_: Any) -> auto.SamplerChoice:
         measured.append("sampler")
-        return auto.Choice(sampler, "measured")
+        return auto.SamplerChoice(sampler, "measured")
 
     def of_threads(*_: Any) -> tuple[Way, str]:
         measured.append("threads")

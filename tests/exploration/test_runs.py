@@ -32,7 +32,7 @@ from rlframe.exploration import (
     own,
 )
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import Expected
+from rlframe.models.q_network import ExpectedValue
 from rlframe.replay import InMemory
 from rlframe.rollout.env_pool import EnvPool
 from rlframe.samplers import CpuSampler, SerialSampler
@@ -241,7 +241,11 @@ BY_HAND: list[tuple[str, Callable[[], object], str]] = [
     ),
     ("sac", lambda: make_actor_agent(VECTOR, ONE, GAUSSIAN, SMALL, "parameter_noise"), "is for deterministic policies"),
     ("schedule", lambda: ExplorationSchedule("gaussian", 100, 1), "explore=gaussian has no level; set it"),
-    ("q", lambda: make_q_agent(VECTOR, spaces.Discrete(2), SMALL, Expected(), "gaussian"), "does not choose among"),
+    (
+        "q",
+        lambda: make_q_agent(VECTOR, spaces.Discrete(2), SMALL, ExpectedValue(), "gaussian"),
+        "does not choose among",
+    ),
     ("interval", lambda: gsde.Config(interval=2.5), "algo.explore.interval=2.5 must be a whole number"),
 ]
 
@@ -254,7 +258,7 @@ def test_parts_made_by_hand_that_do_not_fit_are_refused(make: Callable[[], objec
 
 @pytest.mark.parametrize("explore", [boltzmann.Config(), epsilon.Config(epsilon=0.5, epsilon_last=0.1)])
 def test_an_agent_that_was_made_with_another_exploration_than_the_algorithm_is_refused(explore: ExploreConfig) -> None:
-    agent = make_q_agent(VECTOR, spaces.Discrete(2), SMALL, Expected(), explore)
+    agent = make_q_agent(VECTOR, spaces.Discrete(2), SMALL, ExpectedValue(), explore)
     config = dqn.Config(replay=InMemory(size=1_000))
     with pytest.raises(ConfigError, match=r"agent was made with explore=.*, and the algorithm with explore=epsilon;"):
         config.make_algorithm(agent, BatchSpec(4, 2), 1_000)

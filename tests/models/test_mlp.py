@@ -78,13 +78,13 @@ def test_the_gradients_are_those_of_the_plain_network(
     network, x, weight = Mlp(4, hidden, 3, activation), torch.randn(9, 4, requires_grad=True), torch.randn(9, 3)
     with torch.no_grad():
         _, trace = network.layers.evaluate(x)
-    assert isinstance(trace, numpy_mlp.Trace if small else mlp.Trace)
+    assert isinstance(trace, numpy_mlp.NumpyTrace if small else mlp.Trace)
     same_as_plain(network, lambda own: (own(x) * weight).sum(), x)
 
 
 def test_size_decides_between_numpy_and_torch() -> None:
     layers = Mlp(256, (256,), 2, "relu").layers
-    assert isinstance(layers.evaluate(torch.zeros(8, 256))[1], numpy_mlp.Trace)
+    assert isinstance(layers.evaluate(torch.zeros(8, 256))[1], numpy_mlp.NumpyTrace)
     assert isinstance(layers.evaluate(torch.zeros(256, 256))[1], mlp.Trace)
 
 

@@ -16,7 +16,7 @@ from rlframe.core.types import BatchSpec
 from rlframe.record import logger_context
 from rlframe.replay import FixedSequence, InMemory, NStep, OnDisk, ReplayConfig, columns, make_replay
 from rlframe.replay.columns import DiskMemory, available_memory
-from rlframe.replay.frames import Frames, Rows
+from rlframe.replay.frames import Frames, WholeRows
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
 
@@ -31,7 +31,7 @@ def make(config: ReplayConfig, space: Any = VECTOR, reader: Any = NStep(0.99), *
 def test_stacks_of_frames_are_stored_as_frames() -> None:
     replay = make(InMemory(size=800), Dict({"screen": ATARI, "image": Box(0, 255, (4, 8, 8), np.uint8), "x": VECTOR}))
     kinds = {name: type(leaf) for name, leaf in replay._storage.observation.items()}
-    assert kinds == {"screen": Frames, "image": Rows, "x": Rows}
+    assert kinds == {"screen": Frames, "image": WholeRows, "x": WholeRows}
 
 
 def test_a_transition_of_Atari_takes_at_most_7200_bytes() -> None:

@@ -12,7 +12,7 @@ import torch
 
 import rlframe
 from rlframe.core.errors import ConfigError
-from rlframe.runners import AsyncRl, Evolution, MinibatchRl, MinibatchRlEval, SyncRl
+from rlframe.runners import AsyncRl, EvolutionRl, MinibatchRl, MinibatchRlEval, SyncRl
 from rlframe.runners.threads import apply_affinity
 from rlframe.system.affinity import Affinity
 
@@ -20,7 +20,7 @@ RUNNERS: dict[type, dict[str, Any]] = {
     MinibatchRl: {},
     MinibatchRlEval: {},
     SyncRl: {},
-    Evolution: {"algo": "es", "runner": "evolution"},
+    EvolutionRl: {"algo": "es", "runner": "evolution"},
     AsyncRl: {"runner": "async_rl"},
 }
 

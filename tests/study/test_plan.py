@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.study.plan import CommandTemplate, Run, in_order, make_runs, varied
+from rlframe.study.plan import CommandTemplate, PlannedRun, in_order, make_runs, varied
 
 TEMPLATE = CommandTemplate(("train",), resumes_by_directory=True)
 MAKE_RUN = partial(TEMPLATE.make_run, Path("study"), "")
@@ -46,7 +46,7 @@ def test_duplicate_and_long_names_are_numbered() -> None:
 
 
 def test_commands_contain_all_arguments_of_a_run() -> None:
-    def run(resumes_by_directory: bool) -> Run:
+    def run(resumes_by_directory: bool) -> PlannedRun:
         template = CommandTemplate(("python", "-m", "train"), resumes_by_directory)
         make_run = partial(template.make_run, Path("study"), "")
         return make_runs(make_run, {"env": "x"}, [{"seed": "3", "lr": "1"}])[0]

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlframe.study import Options, run_study
+from rlframe.study import QueueOptions, run_study
 from tests.fork_server import Popen
 from tests.processes import DEADLINE_S, is_running, until
 from tests.study.worker import HERE
@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-S", HERE]
 
 def study(log_dir: Path, *does: str, n_seeds: int = 1, affinity: str = "auto", **options: Any) -> int:
     variants = [{"do": do} for do in does]
-    return run_study(COMMAND, variants, range(n_seeds), str(log_dir), affinity, options=Options(**options))
+    return run_study(COMMAND, variants, range(n_seeds), str(log_dir), affinity, options=QueueOptions(**options))
 
 
 def record(log_dir: Path) -> dict[str, dict[str, Any]]:

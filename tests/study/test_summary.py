@@ -6,23 +6,23 @@ import math
 from functools import partial
 from pathlib import Path
 
-from rlframe.study.plan import CommandTemplate, Run, make_runs
+from rlframe.study.plan import CommandTemplate, PlannedRun, make_runs
 from rlframe.study.record import Status
 from rlframe.study.summary import format_summary, summarize, summary_csv
 
 
-def plan(study: Path, *settings: str, n_seeds: int) -> tuple[Run, ...]:
+def plan(study: Path, *settings: str, n_seeds: int) -> tuple[PlannedRun, ...]:
     varied = [{"algo.lr": lr} for lr in settings] or [{}]
     combinations = [{**setting, "seed": str(seed)} for setting in varied for seed in range(n_seeds)]
     make_run = partial(CommandTemplate(("train",), resumes_by_directory=True).make_run, study, "")
     return make_runs(make_run, {"env": "x"}, combinations)
 
 
-def states(runs: tuple[Run, ...], *names: str) -> dict[str, Status]:
+def states(runs: tuple[PlannedRun, ...], *names: str) -> dict[str, Status]:
     return {run.name: Status(name) for run, name in zip(runs, names or ["done"] * len(runs), strict=True)}
 
 
-def write(run: Run, *rows: str, header: str = "env_steps,episode/return_mean,eval/return_mean") -> None:
+def write(run: PlannedRun, *rows: str, header: str = "env_steps,episode/return_mean,eval/return_mean") -> None:
     run.directory.mkdir(parents=True)
     (run.directory / "progress.csv").write_text("\n".join([header, *rows]) + "\n")
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlframe.study.record import Progress, ProgressReader, newest_values
+from rlframe.study.record import ProgressReader, StudyProgress, newest_values
 from rlframe.study.table import LiveStatusTable, PlainStatusTable, Row, format_table, progress_line
 
-HALF = Progress(env_steps=50_123, n_steps=1e5, return_=123.4, per_s=2345.6, elapsed_s=60.0, written=time.time())
+HALF = StudyProgress(env_steps=50_123, n_steps=1e5, return_=123.4, per_s=2345.6, elapsed_s=60.0, written=time.time())
 
 
-NOTHING = Progress()
+NOTHING = StudyProgress()
 
 
-def row(name: str, state: str, progress: Progress = NOTHING, seconds: float = 0.0, reason: str = "") -> Row:
+def row(name: str, state: str, progress: StudyProgress = NOTHING, seconds: float = 0.0, reason: str = "") -> Row:
     return Row(name, state, 0, seconds, reason, progress)
 
 
@@ -62,7 +62,7 @@ def test_the_time_left_is_estimated_from_finished_runs() -> None:
     ("n_steps", "shown"), [(512, "0/512"), (99_999, "0/99.9k"), (999_999, "0/999k"), (1e7, "0/10M"), (2.5e9, "0/2.5G")]
 )
 def test_counts_of_steps_are_short_and_rounded_down(n_steps: float, shown: str) -> None:
-    assert row("a", "running", Progress(env_steps=0, n_steps=n_steps)).cells()[3] == shown
+    assert row("a", "running", StudyProgress(env_steps=0, n_steps=n_steps)).cells()[3] == shown
 
 
 def test_the_table_has_a_line_per_run_and_the_reason_of_a_failure() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rlframe.core.errors import ConfigError
 from rlframe.system.process import ChildDied, ChildHung, ChildProcess
-from rlframe.system.ring import Ring, fill_handler
+from rlframe.system.ring import BatchRing, fill_handler
 from rlframe.system.worker_main import PROGRESS, ParentLink
 from tests.processes import is_running, until
 
@@ -40,9 +40,9 @@ def counting(fault: Callable[[int], None] = lambda number: None) -> Callable[[An
 
 
 @contextmanager
-def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, ChildProcess]]:
+def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[BatchRing, ChildProcess]]:
     """A ring and the child that fills it, of which nothing is left in the end."""
-    ring = Ring({"number": np.zeros(3, np.int64)}, n_slots, "test")
+    ring = BatchRing({"number": np.zeros(3, np.int64)}, n_slots, "test")
     child = started(ring, fill)
     try:
         yield ring, child
@@ -53,7 +53,7 @@ def ring_for(n_slots: int, fill: Callable[[Any], None]) -> Iterator[tuple[Ring, 
         until(lambda: not is_running(child.pid))
 
 
-def started(ring: Ring, fill: Callable[[Any], None]) -> ChildProcess:
+def started(ring: BatchRing, fill: Callable[[Any], None]) -> ChildProcess:
     child = ChildProcess("filler", work, (fill,))
     child.send_memory(ring.memory)
     assert child.receive(PATIENT_S) == "here"
@@ -61,7 +61,7 @@ def started(ring: Ring, fill: Callable[[Any], None]) -> ChildProcess:
     return child
 
 
-def taken(ring: Ring, n: int, timeout_s: float = PATIENT_S) -> list[int]:
+def taken(ring: BatchRing, n: int, timeout_s: float = PATIENT_S) -> list[int]:
     """The numbers of the next n slots, each the same in all of its slot."""
     found = []
     for _ in range(n):
@@ -140,7 +140,7 @@ def test_a_slow_child_with_progress_is_not_killed() -> None:
 
         work(parent, fill)
 
-    ring = Ring(np.zeros(1), 1, "test")
+    ring = BatchRing(np.zeros(1), 1, "test")
     child = ChildProcess("slow", work_slowly, (10,))
     child.send_memory(ring.memory)
     assert child.receive(PATIENT_S) == "here"
@@ -164,4 +164,4 @@ def test_a_child_that_hangs_is_killed_after_its_deadline() -> None:
 
 def test_a_ring_without_slots_is_refused() -> None:
     with pytest.raises(ConfigError, match="n_slots=0 must be at least 1"):
-        Ring(np.zeros(1), 0, "test")
+        BatchRing(np.zeros(1), 0, "test")
