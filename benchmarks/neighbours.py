@@ -44,7 +44,7 @@ from benchmarks.parts.machine import machine
 _COMMON = "sampler=serial eval.n_episodes=0 snapshot_mode=none"
 RUNS = {
     "ppo": f"experiment=atari/ppo_pong runner.log_interval_steps=1000 {_COMMON}",
-    "dqn": f"experiment=atari/dqn_pong algo.learn_from=1000 runner.log_interval_steps=100 {_COMMON}",
+    "dqn": f"experiment=atari/dqn_pong algo.learning_starts=1000 runner.log_interval_steps=100 {_COMMON}",
 }
 _SPIN = "while True: pass"
 _BURSTS = "import time\nwhile True:\n end = time.time() + 0.2\n while time.time() < end: pass\n time.sleep(0.2)"

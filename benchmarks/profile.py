@@ -1,13 +1,13 @@
 """Where the time of one training goes.
 
     python -m benchmarks.profile env=CartPole-v1 algo=ppo
-    python -m benchmarks.profile experiment=mujoco/sac_halfcheetah algo.learn_from=1000 seconds=20 out=profile.json
+    python -m benchmarks.profile experiment=mujoco/sac_halfcheetah algo.learning_starts=1000 seconds=20 out=profile.json
 
 It takes the keys of rlframe.launch that describe a run (not resume=, sweeps or ranks), trains as `launch` does, in a
 temporary run directory, and prints the parts of the time after the first update: in percent, and in microseconds for
 each env step. `seconds` is the length of the measurement, to the end of an iteration; replay algorithms begin it only
-after algo.learn_from env steps. Only the main thread of the main process is measured: work in other processes, such as
-workers that step or act, shows as the time that the main thread waits for them.
+after algo.learning_starts env steps. Only the main thread of the main process is measured: work in other processes,
+such as workers that step or act, shows as the time that the main thread waits for them.
 
 Method: a timer interrupts the main thread every millisecond, and the time since the last interrupt counts for the part
 that the stack is in (benchmarks/parts/stacks.py lists the functions of each part). A call into C or torch cannot be

@@ -65,7 +65,7 @@ def learner(
     module: Any, observation: Space, action: Space, replay: ReplayConfig, batches: Iterator[Samples]
 ) -> Learner:
     """A learner with a full replay, after one update."""
-    config = module.Config(replay=replay, learn_from=NEW // 10)
+    config = module.Config(replay=replay, learning_starts=NEW // 10)
     agent = config.make_agent(observation, action, ModelConfig(hidden=(256, 256)), 0)
     algo = config.make_algorithm(agent, BatchSpec(T, B), 10**7, 0)
     for batch in islice(batches, replay.size // (T * B) + 1):

@@ -18,7 +18,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners import MinibatchRlEval
 from rlframe.samplers import CpuSampler, EvalConfig, Evaluator, cpu
 from rlframe.system.affinity import pin, plan, read_topology
@@ -39,7 +39,7 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
     sampling = cpu.Config(batch_T=T, batch_B=B, n_workers=len(cpus))
     evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=len(cpus))
 
-    envs = EnvPool(env, B, env_seeds(seed, Role.ENV, B), len(cpus), cpus, preload=sampling.preload())
+    envs = WorkerPool(env, B, env_seeds(seed, Role.ENV, B), len(cpus), cpus, preload=sampling.preload())
     agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed)
     sampler = CpuSampler(envs, agent, batch_T=T, seed=seed)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)

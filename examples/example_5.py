@@ -19,7 +19,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners import MinibatchRlEval
 from rlframe.samplers import EvalConfig, Evaluator, GpuSampler, gpu
 from rlframe.system.affinity import plan, read_topology
@@ -43,7 +43,7 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
     evaluation = EvalConfig(n_envs=8, n_episodes=16, n_workers=0)  # in this process
 
     cpus = plan("auto", read_topology(), n_workers).workers  # near the GPU, if there is one
-    envs = EnvPool(env, B, env_seeds(seed, Role.ENV, B), n_workers, cpus)
+    envs = WorkerPool(env, B, env_seeds(seed, Role.ENV, B), n_workers, cpus)
     agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed).to(device)
     sampler = GpuSampler(envs, agent, batch_T=T, seed=seed, n_groups=sampling.n_groups)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)

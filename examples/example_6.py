@@ -30,7 +30,7 @@ def train(
     game: str = "ALE/Pong-v5",
     n_steps: int = 1_000_000,
     log_interval_steps: int = 50_000,
-    learn_from: int = 10_000,
+    learning_starts: int = 10_000,
     replay_size: int = 200_000,
     compress: bool = False,
     n_eval_episodes: int = 8,
@@ -45,7 +45,7 @@ def train(
     config = dqn.Config(
         replay=InMemory(size=replay_size, compress=compress),
         double=True,
-        learn_from=learn_from,
+        learning_starts=learning_starts,
         target_interval=1_000,
         explore=epsilon.Config(epsilon="linear(1,0.01,0.1)"),
     )

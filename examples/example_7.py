@@ -24,16 +24,18 @@ from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 def train(
     env: str = "HalfCheetah-v5",
     n_steps: int = 100_000,
-    learn_from: int = 5_000,
+    learning_starts: int = 5_000,
     seed: int = 0,
     log_dir: str = "",
     run_ID: int = 0,
 ) -> None:
-    """Train SAC for `n_steps` env steps, with random actions for the first `learn_from` of them."""
+    """Train SAC for `n_steps` env steps, with random actions for the first `learning_starts` of them."""
     torch.set_num_threads(1)  # enough for networks of this size
     env_config, log_interval_steps = EnvConfig(env), max(1, n_steps // 20)
     model = ModelConfig(hidden=(256, 256), activation="relu")
-    config = sac.Config(replay=InMemory(size=max(n_steps, 1000)), critic_learning_rate=1e-3, learn_from=learn_from)
+    config = sac.Config(
+        replay=InMemory(size=max(n_steps, 1000)), critic_learning_rate=1e-3, learning_starts=learning_starts
+    )
     evaluation = EvalConfig(n_envs=5, n_episodes=5)
 
     envs = make_envs(env_config, 1, env_seeds(seed, Role.ENV, 1))

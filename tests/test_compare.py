@@ -81,7 +81,7 @@ def test_rlframe_is_told_to_do_the_work_of_the_row(name: str) -> None:
         assert sampler.batch_T * sampler.batch_B == work.minibatch() * algo.minibatches
     else:
         assert algo.batch_size / algo.replay_ratio == work.every == sampler.batch_T
-        assert algo.learn_from == work.learn_from < work.warm_up()
+        assert algo.learning_starts == work.learning_starts < work.warm_up()
     if work.__class__ is not PPO and work.algo == "dqn":
         assert algo.target_interval * work.every == work.target_every
         assert algo.explore.epsilon == work.epsilon

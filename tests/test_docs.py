@@ -128,7 +128,7 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
     for document in TUTORIALS:
         save_files(document, tmp_path)
         given += [dict(word.split("=", 1) for word in words) for words in commands(document, "rlframe.launch")]
-    given = [keys | ({"algo.learn_from": "500"} if "algo.learn_from" in keys else {}) for keys in given]
+    given = [keys | ({"algo.learning_starts": "500"} if "algo.learning_starts" in keys else {}) for keys in given]
     runs = [{**keys, **SMALL, "log_dir": "runs", "run_ID": str(index)} for index, keys in enumerate(given)]
     program = (
         "import sys; from rlframe.launch import main; sys.exit(sum(main(words.split()) for words in sys.argv[1:]))"

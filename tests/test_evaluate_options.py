@@ -21,7 +21,7 @@ from rlframe.samplers import EvalConfig, Evaluator
 from tests.test_evaluate import SMALL
 
 FEW = ["n_episodes=2", "n_envs=2"]
-DQN = ["algo=dqn", "algo.learn_from=100", "algo.replay.size=1000", "model.hidden=[8]", "sampler.batch_T=8"]
+DQN = ["algo=dqn", "algo.learning_starts=100", "algo.replay.size=1000", "model.hidden=[8]", "sampler.batch_T=8"]
 DQN += ["sampler.batch_B=2", "runner.n_steps=256", "runner.log_interval_steps=128", "eval.n_episodes=2"]
 
 

@@ -110,7 +110,7 @@ def test_example_5_alternates_with_memory(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
-    small = {"n_steps": 200, "learn_from": 100, "replay_size": 1_000, "n_eval_episodes": 2, "max_frames": 200}
+    small = {"n_steps": 200, "learning_starts": 100, "replay_size": 1_000, "n_eval_episodes": 2, "max_frames": 200}
     directory = run_example("example_6.py", tmp_path, **small)
     assert_is_run_directory(directory)
     assert column(directory, "replay/rows")[-1] >= 200
@@ -119,7 +119,7 @@ def test_example_6_scores_the_snapshot_after_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_example_7_trains_and_leaves_a_run_that_the_commands_understand(tmp_path: Path) -> None:
-    directory = run_example("example_7.py", tmp_path, env="Pendulum-v1", n_steps=400, learn_from=300)
+    directory = run_example("example_7.py", tmp_path, env="Pendulum-v1", n_steps=400, learning_starts=300)
     assert_is_run_directory(directory)
     assert column(directory, "updates")[-1] == 100
     assert launch.main([f"resume={directory}", "runner.n_steps=440", "eval.n_episodes=1"]) == 0

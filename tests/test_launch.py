@@ -87,6 +87,7 @@ def test_one_seed_gives_one_result_and_another_seed_another(tmp_path, algo):
 REFUSED = """
 algo=pppo -> did you mean ppo
 algo.learning_rte=1 -> did you mean algo.learning_rate?
+algo=sac algo.learn_from=5 -> unknown key algo.learn_from; did you mean algo.learning_starts?
 resum=runs/run_0 -> unknown key resum; did you mean resume
 runner.n_steps=abc -> 'abc' is not a number
 runner.n_steps=1.5 -> not a whole number
@@ -343,6 +344,6 @@ def test_training_runs_on_a_gpu_and_its_run_evaluates_on_the_cpu(tmp_path, memor
 
 
 def test_the_log_begins_with_the_size_of_replay(tmp_path):
-    words = ["env=CartPole-v1", "algo=dqn", "algo.replay.size=1e4", "algo.learn_from=64", "runner.n_steps=128"]
+    words = ["env=CartPole-v1", "algo=dqn", "algo.replay.size=1e4", "algo.learning_starts=64", "runner.n_steps=128"]
     assert main([*words, "sampler=serial", "sampler.batch_T=16", "eval.n_episodes=1", f"log_dir={tmp_path}"]) == 0
     assert "replay: 10,000 rows of " in (tmp_path / "run_0/debug.log").read_text()

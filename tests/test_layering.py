@@ -47,7 +47,9 @@ ALLOWED["__init__"] = {"core", "deploy", "experiment", "record", "rollout", "sys
 OF_LEARNERS = {
     f"rlframe.system.{name}" for name in ("distributed", "collectives", "shared_ranks")
 }  # of system, what stands on torch: no environment's process loads it
-STEPPING = {f"rlframe.rollout.{name}" for name in ("env_pool", "stepper", "buffer")}  # loaded by workers that only step
+STEPPING = {
+    f"rlframe.rollout.{name}" for name in ("worker_pool", "stepper", "buffer")
+}  # loaded by workers that only step
 
 HEAVY = {  # simulators, drawing, logging backends: loaded by who uses them, when they are used
     "ale_py",

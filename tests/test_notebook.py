@@ -84,7 +84,7 @@ def test_a_run_in_a_loop_learns_what_train_learns(tmp_path: Path) -> None:
 
 
 def test_a_saved_run_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
-    of_dqn = {"algo.learn_from": 32, "algo.batch_size": 8, "runner.log_interval_steps": 64}
+    of_dqn = {"algo.learning_starts": 32, "algo.batch_size": 8, "runner.log_interval_steps": 64}
     keys = {key: value for key, value in SMALL.items() if not key.startswith("algo")} | of_dqn
     with rlframe.build("dqn", "CartPole-v1", n_steps=256, **keys) as run:
         for row in run:

@@ -18,7 +18,7 @@ from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 PPO = ["env=CartPole-v1", "algo=ppo", "sampler.batch_B=4", "runner.n_steps=1e8"]
 PPO += ["algo.minibatches=1", "eval.n_envs=2"]
 DQN = ["env=CartPole-v1", "algo=dqn", "sampler.batch_T=16", "sampler.batch_B=4", "runner.n_steps=1e8"]
-DQN += ["algo.learn_from=64", "algo.batch_size=32", "algo.replay.size=100000"]
+DQN += ["algo.learning_starts=64", "algo.batch_size=32", "algo.replay.size=100000"]
 PHASES = {  # where the time of a run goes
     "sampling": [*PPO, "sampler.batch_T=512", "algo.epochs=1", "runner.log_interval_steps=4096", "eval.n_episodes=2"],
     "learning": [*DQN, "algo.replay_ratio=1024", "runner.log_interval_steps=64", "eval.n_episodes=2"],

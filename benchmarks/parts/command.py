@@ -51,7 +51,7 @@ def _off_policy(work: OffPolicy) -> dict[str, str]:
         "model.activation": "relu",
         "algo.batch_size": str(work.batch_size),
         "algo.replay_ratio": str(work.batch_size / work.every),
-        "algo.learn_from": str(work.learn_from),
+        "algo.learning_starts": str(work.learning_starts),
         "algo.replay.size": str(work.replay_rows),
     }
     if work.algo == "dqn":

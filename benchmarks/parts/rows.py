@@ -37,7 +37,7 @@ class PPO:
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """SAC, TD3 or DQN with one environment. Training begins with `learn_from` random steps."""
+    """SAC, TD3 or DQN with one environment. Training begins with `learning_starts` random steps."""
 
     algo: str  # sac | td3 | dqn
     batch_size: int
@@ -49,13 +49,13 @@ class OffPolicy:
     epsilon: float = 0.0  # of dqn, as at the end of its schedule, so that acting costs as much as in most of a run
     tau: float = 0.005
     discount: float = 0.99
-    learn_from: int = 1_000
+    learning_starts: int = 1_000
     max_grad_norm: float = 10.0  # of dqn
     noise: float = 0.1  # of td3: standard deviation of the exploration noise
 
     def warm_up(self) -> int:
         """Env steps before anything is timed: those before learning, and a hundred updates."""
-        return self.learn_from + 100 * self.every
+        return self.learning_starts + 100 * self.every
 
 
 @dataclass(frozen=True)

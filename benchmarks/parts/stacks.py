@@ -40,7 +40,7 @@ PARTS: Sequence[Part] = (
     Part("backward", "torch/_tensor.py", ("backward",)),
     Part("backward", "rlframe/algos/optimizer_step.py", ("minimize",)),
     Part("backward", "torch/autograd/"),
-    Part("waiting for processes", "rlframe/rollout/env_pool.py"),
+    Part("waiting for processes", "rlframe/rollout/worker_pool.py"),
     Part("waiting for processes", "rlframe/samplers/background.py"),
     Part("stepping environments", "rlframe/envs/"),
     Part("stepping environments", "rlframe/rollout/stepper.py"),

@@ -77,7 +77,7 @@ def _off_policy(work: OffPolicy) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "learning_rate": work.learning_rate,
         "buffer_size": work.replay_rows,
-        "learning_starts": work.learn_from,
+        "learning_starts": work.learning_starts,
         "batch_size": work.batch_size,
         "gamma": work.discount,
         "train_freq": work.every,

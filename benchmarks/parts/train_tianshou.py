@@ -73,7 +73,7 @@ def _off_policy(work: OffPolicy, row: Row, envs: DummyVectorEnv, gate: Gate) -> 
     buffer = VectorReplayBuffer(work.replay_rows, 1, **frames)
     collector = Collector(algorithm, envs, buffer, exploration_noise=True)
     collector.reset()
-    steps = int(collector.collect(n_step=work.learn_from, random=True).n_collected_steps)
+    steps = int(collector.collect(n_step=work.learning_starts, random=True).n_collected_steps)
     with policy_within_training_step(algorithm.policy):
         while True:
             gate(steps)

@@ -111,7 +111,7 @@ def _off_policy(work: OffPolicy, row: Row, gate: Gate) -> None:
         explorer,
         frames_per_batch=work.every,
         total_frames=ENDLESS,
-        init_random_frames=work.learn_from,
+        init_random_frames=work.learning_starts,
         device="cpu",
     )
     replay = TensorDictReplayBuffer(storage=LazyTensorStorage(work.replay_rows), batch_size=work.batch_size)
@@ -119,7 +119,7 @@ def _off_policy(work: OffPolicy, row: Row, gate: Gate) -> None:
     for data in collector:
         replay.extend(data.reshape(-1))
         steps += work.every
-        if steps >= work.learn_from:
+        if steps >= work.learning_starts:
             update(replay.sample())
         gate(steps)
 

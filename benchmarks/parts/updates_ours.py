@@ -49,7 +49,7 @@ def updates(case: Case, stack: ExitStack) -> Unit:
     """Updates, sampling included, in the precision that launch chooses."""
     stack.enter_context(learning_in(choose_precision("auto", torch.device("cpu"))))
     replay = InMemory(size=case.rows + 100)
-    settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learn_from": 0}
+    settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learning_starts": 0}
     config = _MODULES[case.algo].Config(**settings)
     network = ModelConfig(hidden=case.hidden, activation="relu")
     agent = config.make_agent(case.observation_space(), case.action_space(), network, 0)

@@ -14,8 +14,8 @@ import psutil
 from benchmarks.parts.turns import Line, line
 from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import empty_rows
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.stepper import worker_steppers
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.process import START_METHODS
 from rlframe.system.shared import share_zeros
 from rlframe.system.supervision import Supervision
@@ -51,7 +51,7 @@ def bare_environment() -> tuple[float, float]:
 def one_worker(method: str) -> tuple[float, float, float]:
     """Seconds until a worker is ready to step, and its memory after a batch."""
     start = time.perf_counter()
-    with closing(EnvPool(EnvConfig(ENV), 1, [0], 1, (), Supervision(start_method=method))) as workers:
+    with closing(WorkerPool(EnvConfig(ENV), 1, [0], 1, (), Supervision(start_method=method))) as workers:
         rows = share_zeros(empty_rows(workers.observation_space, workers.action_space, 128, 1), "rows")
         (stepper,) = worker_steppers(workers, rows, 1)
         ready = time.perf_counter() - start

@@ -32,7 +32,7 @@ from rlframe.algos.off_policy import (
     soft_update,
     turns,
 )
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
 from rlframe.core.errors import ConfigError
@@ -67,7 +67,7 @@ class Config:
             "tau": 0.005,
             "batch_size": 256,
             "replay_ratio": 256.0,
-            "learn_from": 1_000,
+            "learning_starts": 1_000,
             "explore.std": 0.1,
         },
     )
@@ -90,8 +90,8 @@ class Config:
     target_noise_clip: Scheduled = scheduled(0.5, "its largest magnitude")
     batch_size: int = count(64, "rows of an update")
     replay_ratio: float = positive(64.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(10_000, "env_steps before the first update", low=0)
-    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
+    learning_starts: int = count(10_000, "env_steps before the first update", low=0)
+    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
     explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "parameter_noise"), {"std": 0.2})
     prioritized: bool = option(False, "replay chooses by the critic's TD error")
     alpha: float = fraction(0.6, "exponent of the priorities")
@@ -162,7 +162,7 @@ class DDPG(OffPolicy):
         )
         self.policy = agent.policy
         self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts)
         self.critics = with_modes(critics).to(self.device)
         self.target_critics = copy.deepcopy(critics).requires_grad_(False)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
@@ -171,7 +171,7 @@ class DDPG(OffPolicy):
         self.schedules = Schedules(c, n_steps, self.progress, self.device)
         self.now = self.schedules.now
         self.optimizer, self.critic_optimizer = (
-            make_step(module.parameters(), self.schedules, rate)
+            make_optimizer_step(module.parameters(), self.schedules, rate)
             for module, rate in ((agent, "learning_rate"), (critics, "critic_learning_rate"))
         )
         self.beta = self.schedules.of("beta")

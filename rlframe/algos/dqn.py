@@ -21,7 +21,7 @@ from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prefetch import Prefetch
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, fraction, number, option, positive
@@ -52,7 +52,7 @@ class Config:
             "learning_rate": "linear(1e-3,0)",
             "batch_size": 64,
             "replay_ratio": 16.0,
-            "learn_from": 1_000,
+            "learning_starts": 1_000,
             "target_interval": 125,
             "double": True,
             "n_step": 3,
@@ -70,7 +70,7 @@ class Config:
     batch_size: int = count(32, "rows an update")
     replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
-    learn_from: int = count(50_000, "env_steps before the first update", low=0)
+    learning_starts: int = count(50_000, "env_steps before the first update", low=0)
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(10_000, "updates between moves of the target network")
     target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
@@ -157,12 +157,12 @@ class DQN(OffPolicy):
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c = self.config
         self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts)
         unused = () if c.prioritized else ("beta",)
         self.schedules = Schedules(c, n_steps, self.progress, agent.exploration.level.device, unused)
         self.now = self.schedules.now
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
-        self.optimizer = make_step(agent.model.parameters(), self.schedules)
+        self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
         self.learn = graphed(self._learn, agent.exploration.level.device, [self.optimizer])

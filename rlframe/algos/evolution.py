@@ -14,7 +14,7 @@ from torch import Tensor
 from rlframe.agents import ActorAgent, Choice, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.defaults import default_model
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count
 from rlframe.core.errors import ConfigError, ReadableError
@@ -82,7 +82,7 @@ class Evolution(Algorithm):
         self.samples: list[Samples] = []  # at most one: the generation to learn from
         self.schedules = Schedules(config, n_steps, self.progress)
         self.now = self.schedules.now
-        self.optimizer = make_step(agent.parameters(), self.schedules)
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
 
     def ask(self) -> Population:
         """The policies to be played now."""

@@ -27,7 +27,7 @@ _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
 
 
 class ReplayRatio:
-    """Counts due updates exactly: each env_step after `learn_from` adds `replay_ratio / batch_size` updates.
+    """Counts due updates exactly: each env_step after `learning_starts` adds `replay_ratio / batch_size` updates.
 
     An update learns from batch_size rows of each replay: one a rank, or one of all learners. env_steps count over all
     ranks, so with n replays an env_step adds 1 / n of that, and all ranks have the same updates due.
@@ -35,31 +35,31 @@ class ReplayRatio:
     made later all at once, they would learn from data that has hardly changed.
     """
 
-    def __init__(self, replay_ratio: float, batch_size: int, learn_from: int) -> None:
+    def __init__(self, replay_ratio: float, batch_size: int, learning_starts: int) -> None:
         """Args:
             replay_ratio: rows learned from per row received.    batch_size: rows of an update from each replay.
-            learn_from: env_steps, over all ranks, before the first update.
+            learning_starts: env_steps, over all ranks, before the first update.
         Raises:
             ValueError: a number out of range.
         """
-        if replay_ratio <= 0 or batch_size < 1 or learn_from < 0:
+        if replay_ratio <= 0 or batch_size < 1 or learning_starts < 0:
             raise ValueError(
                 f"algo.replay_ratio={replay_ratio} must be above 0, algo.batch_size={batch_size} at least 1 and "
-                f"algo.learn_from={learn_from} at least 0"
+                f"algo.learning_starts={learning_starts} at least 0"
             )
         self.ranks, self.ready = current_ranks(), False  # ready: every replay has rows to sample
-        self.batch_size, self.learn_from = batch_size * self.ranks.n_samplers, learn_from
+        self.batch_size, self.learning_starts = batch_size * self.ranks.n_samplers, learning_starts
         rate = Fraction(replay_ratio).limit_denominator(10**6) / self.batch_size  # updates an env_step
         self._share, self._whole = rate.as_integer_ratio()  # counts are integers, in units of 1 / _whole update
         self._pending = self._dropped = 0
 
     def updates_until(self, env_steps: int) -> int:
         """Whole updates due until then."""
-        return self._share * max(env_steps - self.learn_from, 0) // self._whole
+        return self._share * max(env_steps - self.learning_starts, 0) // self._whole
 
     def receive(self, before: int, after: int) -> None:
         """Count a batch, given the env_steps before and after it."""
-        more = self._share * max(after - max(before, self.learn_from), 0)
+        more = self._share * max(after - max(before, self.learning_starts), 0)
         if self.ready:  # before, updates were impossible, not too slow
             dropped = max(self._pending - _MOST_BATCHES * max(more, self._whole), 0)
             self._pending -= dropped
@@ -92,9 +92,9 @@ class ReplayRatio:
         return Fraction(self._dropped, self._whole)
 
     def counters(self, progress: Progress) -> dict[str, float]:
-        """For the log: rows learned from per env_step since `learn_from`, and the updates dropped."""
+        """For the log: rows learned from per env_step since `learning_starts`, and the updates dropped."""
         dropped = {"replay/forgone": float(self.dropped)} if self._dropped else {}
-        env_steps = progress.env_steps - self.learn_from
+        env_steps = progress.env_steps - self.learning_starts
         return {"replay/ratio": progress.updates * self.batch_size / env_steps if env_steps > 0 else 0.0, **dropped}
 
     def state_dict(self) -> dict[str, list[int]]:
@@ -150,8 +150,8 @@ class OffPolicy(Algorithm):
         if not self.ratio.updates_until(n_steps):
             raise ConfigError(
                 f"nothing would be learned: with algo.batch_size={c.batch_size}, algo.replay_ratio={c.replay_ratio:g} "
-                f"and algo.learn_from={c.learn_from}, runner.n_steps={n_steps} are too few for one update; "
-                f"lower algo.learn_from, or use a preset made for such a task (experiment=, see --list presets)"
+                f"and algo.learning_starts={c.learning_starts}, runner.n_steps={n_steps} are too few for one update; "
+                f"lower algo.learning_starts, or use a preset made for such a task (experiment=, see --list presets)"
             )
 
     def drop_updates(self) -> None:
@@ -242,7 +242,7 @@ def smoothed(action: Tensor, noise: Any, clip: Any, generator: torch.Generator) 
 
 def random_until(config: Any) -> int:
     """The env_steps before which actions are random: config.random_steps, by default until learning starts."""
-    steps: int = config.learn_from if config.random_steps == AUTO else config.random_steps
+    steps: int = config.learning_starts if config.random_steps == AUTO else config.random_steps
     return steps
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlframe.agents import PolicyAgent, make_policy_agent
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.schedule import curve
 from rlframe.core.struct import Struct, Tree, map_tree, unbind
@@ -55,7 +55,7 @@ class OnPolicy(Algorithm):
         self.samples: list[Samples] = []  # at most one: the batch to learn from
         self.schedules = Schedules(config, n_steps, self.progress, next(agent.parameters()).device)
         self.now = self.schedules.now
-        self.optimizer = make_step(agent.parameters(), self.schedules)
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)

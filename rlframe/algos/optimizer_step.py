@@ -180,7 +180,9 @@ class OptimizerStep:
             self.keep_rate(kept)
 
 
-def make_step(parameters: Iterable[nn.Parameter], schedules: Schedules, rate: str = "learning_rate") -> OptimizerStep:
+def make_optimizer_step(
+    parameters: Iterable[nn.Parameter], schedules: Schedules, rate: str = "learning_rate"
+) -> OptimizerStep:
     """A step of these parameters with the optimizer and the learning rate `rate` of the schedules' config."""
     return OptimizerStep(schedules.config.optimizer.make(list(parameters)), schedules, rate)
 

@@ -20,7 +20,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities, reading_back
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
@@ -57,7 +57,7 @@ class Config:
             "learn_T": 20,
             "replay.size": 100_000,
             "replay_ratio": 40.0,
-            "learn_from": 5_000,
+            "learning_starts": 5_000,
             "target_interval": 200,
             "explore.epsilon": "linear(1,0.1,0.1)",
             "explore.epsilon_last": "linear(1,0.01,0.1)",
@@ -78,7 +78,7 @@ class Config:
     replay_ratio: float = positive(
         1.0, "rows learned from for each row sampled: updates * batch_size * learn_T / env_steps"
     )
-    learn_from: int = count(50_000, "env_steps before the first update", low=0)
+    learning_starts: int = count(50_000, "env_steps before the first update", low=0)
     state_interval: int = count(0, "env steps between stored states, where sequences start; 0: sampler.batch_T")
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(2_500, "updates between moves of the target network")
@@ -146,11 +146,11 @@ class R2D1(OffPolicy):
         c = self.config
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
         self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learn_from)
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learning_starts)
         self.schedules = Schedules(c, n_steps, self.progress)
         self.now = self.schedules.now
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
-        self.optimizer = make_step(agent.model.parameters(), self.schedules)
+        self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.start_exploring()
 

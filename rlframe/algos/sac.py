@@ -23,7 +23,7 @@ from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, random_until, soft_update, turns
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
 from rlframe.core.errors import ConfigError
@@ -51,7 +51,7 @@ class Config:
     learns_from = "replay"
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
-        for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learn_from": 1_000}
+        for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000}
     )
 
     replay: ReplayConfig | str = replay()
@@ -73,8 +73,8 @@ class Config:
     )
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(10_000, "env_steps before the first update", low=0)
-    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learn_from")
+    learning_starts: int = count(10_000, "env_steps before the first update", low=0)
+    random_steps: int = count_or_auto("env_steps of random actions at first; auto: until learning_starts")
     explore: ExploreConfig | str = explore("stochastic", ("stochastic", *NOISE_KINDS, "gsde"), {"std": 0.1})
     temperature: Scheduled = scheduled(1.0, "alpha: the weight of the entropy, at first", above=True)
     learn_temperature: bool = option(True, "so that the policy's entropy comes to be the target")
@@ -220,7 +220,7 @@ class SAC(OffPolicy):
         self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
         c, self.device = self.config, agent.random.device
         self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learn_from)
+        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         self.schedules = Schedules(c, n_steps, self.progress, self.device)
         self.now = self.schedules.now
@@ -233,7 +233,7 @@ class SAC(OffPolicy):
         masked = isinstance(agent.policy, Choice) and agent.policy.masked
         self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_step(module.parameters(), self.schedules, rate) for module, rate in rates
+            make_optimizer_step(module.parameters(), self.schedules, rate) for module, rate in rates
         ]
         self.learn = graphed_by_turn(self._learn, self.device, steps[0], steps[1:], [self.generator])
         self.start_exploring()

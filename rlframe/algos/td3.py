@@ -24,7 +24,7 @@ class Config(ddpg.Config):
     for_vectors = Defaults(  # the learning rate of the paper's first version, with an earlier start
         ModelConfig(hidden=(256, 256), activation="relu"),
         BatchSpec(T=1, B=1),
-        {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "learn_from": 1_000},
+        {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "learning_starts": 1_000},
     )
 
     learning_rate: Scheduled = scheduled(3e-4, "of the actor; the paper's first version used 1e-3")
@@ -36,7 +36,7 @@ class Config(ddpg.Config):
     target_noise: Scheduled = scheduled(0.2, "standard deviation of the noise that smooths the target policy")
     batch_size: int = count(256, "rows of an update")
     replay_ratio: float = positive(256.0, "rows learned from for each env_step: batch_size times the updates a step")
-    learn_from: int = count(25_000, "env_steps before the first update", low=0)
+    learning_starts: int = count(25_000, "env_steps before the first update", low=0)
     explore: ExploreConfig | str = explore("gaussian", (*NOISE_KINDS, "gsde", "parameter_noise"), {"std": 0.1})
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> TD3:

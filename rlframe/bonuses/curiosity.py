@@ -47,7 +47,9 @@ class CuriosityConfig(BonusConfig):
     batch_size: int = count(256, "steps of a gradient step; smaller batches of the sampler are collected first")
     epochs: int = count(4, "passes over each step", high=10_000)
     share: float = fraction(0.25, "part of the steps that each pass learns from, at random", above=True)
-    learn_from: int = count(1000, "env_steps before the first bonus, in which only observations are normalised", low=0)
+    learning_starts: int = count(
+        1000, "env_steps before the first bonus, in which only observations are normalised", low=0
+    )
     normalize_observation: bool = option(True, "by the running mean and deviation of each number, images too")
     clip: float = positive(5.0, "limit of normalised observations, in deviations")
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the layers of vectors, before the embedding")
@@ -102,7 +104,7 @@ class Curiosity(AlgorithmWrapper):
 
     def receive(self, samples: Samples) -> None:
         steps, env_steps = self.bonus.steps(samples), self.progress.env_steps
-        learns = env_steps >= self.bonus_config.learn_from
+        learns = env_steps >= self.bonus_config.learning_starts
         self.algo.receive(self._with_bonus(samples, steps, self.scale(env_steps)) if learns else samples)
         self._collect(steps, samples.valid.flatten(), learns)
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.envs import object_codec
+from rlframe.envs import serializer
 from rlframe.envs.action_mask import warn_of_unseen_mask
-from rlframe.envs.object_codec import Codec, Codecs, EnvStateError, type_name
 from rlframe.envs.observations import check_info
+from rlframe.envs.serializer import Codec, Codecs, EnvStateError, type_name
 
 _ALE = "ale_py._ale_py.ALEInterface"  # the `type_name` of ALE's games
 _MAX_STEPS = 100_000  # longer episodes cannot be replayed: they would need too much memory and time
@@ -207,14 +207,14 @@ def save_env(env: Any) -> list[Any]:
         else layer
         for layer in layers
     ]
-    return object_codec.save_attributes(holders, layers, CODECS)
+    return serializer.save_attributes(holders, layers, CODECS)
 
 
 def load_env(env: Any, saved: list[Any]) -> None:
     """Set a newly made environment to a state from `save_env`. After a StateError the environment must be reset."""
     layers = _layers(env)
     holders = [SimpleNamespace() if _has_state_methods(layer) else layer for layer in layers]
-    object_codec.load_attributes(holders, layers, saved, CODECS)
+    serializer.load_attributes(holders, layers, saved, CODECS)
     for layer, holder in zip(layers, holders, strict=True):
         if isinstance(holder, SimpleNamespace):
             layer.set_state(holder.state)

@@ -16,7 +16,6 @@ from rlframe.core.seeding import round_seed
 from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, VectorInfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import load_env, save_env
-from rlframe.envs.object_codec import EnvStateError
 from rlframe.envs.observations import (
     InvalidValue,
     batch_checker,
@@ -26,6 +25,7 @@ from rlframe.envs.observations import (
     describe,
     external_cause,
 )
+from rlframe.envs.serializer import EnvStateError
 
 _REMEDY = "compare with backend=python, and fix the environment"
 

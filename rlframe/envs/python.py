@@ -15,7 +15,6 @@ from rlframe.core.errors import ConfigError, warn_once
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs.base import EnvError, Envs, EnvStep, InfoMeans, close_envs, env_error
 from rlframe.envs.episode_state import EpisodeStates
-from rlframe.envs.object_codec import EnvStateError
 from rlframe.envs.observations import (
     InvalidValue,
     batch_checker,
@@ -26,6 +25,7 @@ from rlframe.envs.observations import (
     row_writer,
 )
 from rlframe.envs.restarter import Restarter
+from rlframe.envs.serializer import EnvStateError
 
 _FLAGS = frozenset({bool, np.bool_})
 _REMEDY = "reproduce it with one environment of this seed, and fix the environment"

@@ -25,8 +25,8 @@ from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_machine, size
 from rlframe.experiment.tuning import fastest, ways_to_learn
 from rlframe.kernels.device import choose_precision
-from rlframe.rollout.env_pool import split
 from rlframe.rollout.inference import empty_batch
+from rlframe.rollout.worker_pool import split
 from rlframe.samplers import auto
 from rlframe.samplers.base import Sampler
 from rlframe.system.affinity import Affinity, affinity_share, plan, read_topology

@@ -179,7 +179,7 @@ def _timed(function: Callable[[], Any]) -> float:
 def _learning_at_once(algo: Any, batch_spec: BatchSpec) -> Any:
     """The algorithm's config with learning from the first batch on and a small replay, if it has these fields."""
     fields = chz.chz_fields(type(algo))
-    changes: dict[str, Any] = {"learn_from": 0} if "learn_from" in fields else {}
+    changes: dict[str, Any] = {"learning_starts": 0} if "learning_starts" in fields else {}
     if "replay" in fields:
         rows = max(_REPLAY_ROWS, small_size(batch_spec))
         changes["replay"] = chz.replace(algo.replay, size=min(algo.replay.size, rows))

@@ -38,7 +38,7 @@ _OTHER_WORDS = {  # of other frameworks, and the last word of what they are call
     "kl_coeff": "kl_coef",
     "kl_target": "kl_coef_target",
     "lambda_": "gae_lambda",
-    "learning_starts": "learn_from",
+    "learn_from": "learning_starts",
     "lr": "learning_rate",
     "n_epochs": "epochs",
     "net_arch": "hidden",

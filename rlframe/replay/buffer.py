@@ -58,7 +58,7 @@ class ReplayBuffer(Generic[Batch]):
         if not candidates.n:
             raise ValueError(
                 f"replay cannot be sampled yet: none of its {self._storage.n_rows} valid rows has all rows that must "
-                f"follow it; append more rows, for example with a larger algo.learn_from"
+                f"follow it; append more rows, for example with a larger algo.learning_starts"
             )
         numbers = self._selector.draw(candidates, n)
         found = self._selector.weights(candidates, numbers, beta)

@@ -14,9 +14,9 @@ from torch import Tensor
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.ops.returns import n_step_return
-from rlframe.replay.acting_errors import ActingErrors
 from rlframe.replay.base import Sequences, Transitions
 from rlframe.replay.columns import Candidates, read_rows, spans, write_rows
+from rlframe.replay.initial_priorities import InitialPriorities
 from rlframe.replay.select import PRIORITY_EPSILON
 from rlframe.replay.storage import Storage
 
@@ -78,7 +78,7 @@ class NStep(ReaderConfig[Transitions]):
 
     discount: float  # γ per env step
     n: int = 1
-    td_priorities: bool = False  # new rows have the TD error of acting as priority (see ActingErrors)
+    td_priorities: bool = False  # new rows have the TD error of acting as priority (see InitialPriorities)
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1 or not 1 <= self.n <= 255:
@@ -125,7 +125,7 @@ class NStepReader(Reader[Transitions]):
         self.n_rows = config.n + config.td_priorities
         ring = storage.ring
         held = T + self.n_rows + storage.rows_before + 2
-        self._acting = [ActingErrors(held, ring.B)] if config.td_priorities else []
+        self._acting = [InitialPriorities(held, ring.B)] if config.td_priorities else []
         self.candidates = Candidates(ring.n_slots)
         self._bootstrap = np.zeros((ring.L, ring.B), np.float32)
         self._return, self._steps = storage.reward, np.ones((1, 1), np.uint8)
@@ -145,7 +145,7 @@ class NStepReader(Reader[Transitions]):
             self.priorities = self._priorities(acting, self.candidates.newest)
         return removed
 
-    def _priorities(self, acting: ActingErrors, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _priorities(self, acting: InitialPriorities, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Those of the candidates [n] whose error is known, and their priorities."""
         (time, env), L = np.divmod(numbers, self._storage.ring.B), self._storage.ring.L
         steps = self._steps[time % L, env].astype(np.int64) if self._n > 1 else 1

@@ -1,6 +1,6 @@
 """Filling one batch: its memory, stepping environments, acting for them, and worker processes."""
 
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.episodes import EpisodeStatistic
+from rlframe.rollout.worker_pool import WorkerPool
 
-__all__ = ["EnvPool", "EpisodeStatistic"]
+__all__ = ["EpisodeStatistic", "WorkerPool"]

@@ -14,10 +14,10 @@ from rlframe.core.types import Samples
 from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout.buffer import BatchBuffer, empty_rows
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.episodes import EpisodeTracker
 from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
 from rlframe.rollout.stepper import LocalStepper, Stepper, worker_steppers
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.shared import share_zeros
 
 
@@ -131,7 +131,13 @@ def local_collector(
 
 
 def worker_collector(
-    pool: EnvPool, agent: Agent, T: int, rngs: Sequence[np.random.Generator], explore: bool, n_groups: int, first: int
+    pool: WorkerPool,
+    agent: Agent,
+    T: int,
+    rngs: Sequence[np.random.Generator],
+    explore: bool,
+    n_groups: int,
+    first: int,
 ) -> Collector:
     """The agent in this process, the environments in n_groups groups of workers; `first` as in `local_collector`."""
     shared = share_zeros(empty_rows(pool.observation_space, pool.action_space, T, pool.n), "rows")

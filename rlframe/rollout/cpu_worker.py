@@ -12,9 +12,9 @@ from rlframe.core.seeding import Role, generator, generators, pack_state, unpack
 from rlframe.core.struct import Tree, as_numpy, map_tree, write
 from rlframe.rollout.buffer import BatchBuffer
 from rlframe.rollout.collector import Collector
-from rlframe.rollout.env_pool import WorkerContext
 from rlframe.rollout.inference import BatchInference, load_noise
 from rlframe.rollout.stepper import BatchEvents, LocalStepper
+from rlframe.rollout.worker_pool import WorkerContext
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.shared import read_parameters
 from rlframe.system.worker_main import PROGRESS

@@ -20,8 +20,8 @@ from rlframe.models.masks import split_mask
 from rlframe.models.normalize import ObservationNorm, RunningNorm
 from rlframe.ops.evolution import perturbation
 from rlframe.rollout.buffer import empty_rows
-from rlframe.rollout.env_pool import WorkerContext
 from rlframe.rollout.inference import CpuInference
+from rlframe.rollout.worker_pool import WorkerContext
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.shared import read_parameters
 from rlframe.system.worker_main import PROGRESS

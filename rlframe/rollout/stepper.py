@@ -18,7 +18,7 @@ from rlframe.core.seeding import Role, generators
 from rlframe.core.struct import leaves, map_tree, write
 from rlframe.envs.base import Envs, EnvStep
 from rlframe.rollout.buffer import EnvRows, empty_rows
-from rlframe.rollout.env_pool import EnvPool, Worker, WorkerContext, WorkerTask
+from rlframe.rollout.worker_pool import Worker, WorkerContext, WorkerPool, WorkerTask
 from rlframe.system.process import ChildDied
 from rlframe.system.shared import Shared
 from rlframe.system.worker_main import N_EVENTS, PROGRESS, Handler
@@ -232,9 +232,9 @@ def make_step_handler(context: WorkerContext) -> Handler:
 
 
 class WorkerStepper(Stepper):
-    """Steps a group of an EnvPool's workers, which write their columns of shared rows."""
+    """Steps a group of a WorkerPool's workers, which write their columns of shared rows."""
 
-    def __init__(self, pool: EnvPool, group: list[Worker]) -> None:
+    def __init__(self, pool: WorkerPool, group: list[Worker]) -> None:
         self.pool, self.group = pool, group
         self.lo, self.hi = group[0].lo, group[-1].hi
         self._interruptions: Interruptions = set()
@@ -294,7 +294,7 @@ class WorkerStepper(Stepper):
         self.pool.heartbeat = heartbeat
 
 
-def worker_steppers(pool: EnvPool, rows: Shared, n_groups: int) -> list[WorkerStepper]:
+def worker_steppers(pool: WorkerPool, rows: Shared, n_groups: int) -> list[WorkerStepper]:
     """Make all workers step on shared `rows`, in groups that step independently of each other."""
     pool.assign(WorkerTask(make_step_handler, (rows,), ()))
     bounds = [round(i * len(pool.workers) / n_groups) for i in range(n_groups + 1)]

@@ -207,7 +207,7 @@ class Runner(ABC):
             if not self.algo.progress.updates and self.now >= self.n_steps:
                 raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
-                    f"to learn from; look at algo.learn_from, and at the lengths of batches and sequences"
+                    f"to learn from; look at algo.learning_starts, and at the lengths of batches and sequences"
                 )
             if self.now < self.n_steps:
                 _logger.info(f"ended at {self.clock.value} {self.now:,}: {self.end_reason}")

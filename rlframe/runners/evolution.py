@@ -15,7 +15,7 @@ from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.envs import EnvConfig, Envs
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
@@ -78,7 +78,7 @@ class Config(RunnerConfig):
 
     max_length: int = count(200_000, "env steps after which an episode is cut, as a time limit would")
 
-    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs | EnvPool:
+    def make_envs(self, sampler: Any, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs | WorkerPool:
         """One environment in each worker, or with sampler=serial in this process."""
         n_workers = len(cpus) if sampler.worker_count() == AUTO else sampler.worker_count()
         return make_single_envs(env, seed_int(seed, Role.ENV, 0), n_workers, cpus, sampler.supervision())

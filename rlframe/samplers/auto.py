@@ -18,9 +18,9 @@ from rlframe.agents import Agent
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import fixed_backend
-from rlframe.rollout.env_pool import EnvPool, WorkerTask
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.rollout.stepper import make_timing_handler
+from rlframe.rollout.worker_pool import WorkerPool, WorkerTask
 from rlframe.samplers import cpu, gpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig, WorkersConfig
 from rlframe.system.supervision import Supervision
@@ -146,7 +146,7 @@ class TimingProcess:
         config = replace(env, backend=fixed_backend(env, n_all), n_threads=1)
         # Spawn, because a forkserver would be started without the modules that the run preloads.
         supervision = Supervision(timeout_s, start_method="spawn")
-        self._pool = EnvPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
+        self._pool = WorkerPool(config, n, env_seeds(0, Role.ENV, n), 1, (), supervision)
         self.observation_space: Space = self._pool.observation_space
         self.action_space: Space = self._pool.action_space
 

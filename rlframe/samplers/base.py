@@ -21,9 +21,9 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs
 from rlframe.rollout.collector import Collector
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.inference import load_noise, noise_state
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.process import START_METHODS
 from rlframe.system.supervision import Supervision
 
@@ -156,7 +156,7 @@ class LocalInferenceSampler(Sampler, ABC):
     """Base of samplers that act in the learner's process with its agent, so always with the newest parameters."""
 
     def __init__(
-        self, envs: Envs | EnvPool, collector: Collector, rngs: Sequence[np.random.Generator], backend: str
+        self, envs: Envs | WorkerPool, collector: Collector, rngs: Sequence[np.random.Generator], backend: str
     ) -> None:
         self.envs, self.collector, self.rngs, self.backend = envs, collector, rngs, backend
         self.env = envs.env
@@ -175,7 +175,7 @@ class LocalInferenceSampler(Sampler, ABC):
         """Does nothing: the agent is shared with the learner."""
 
     def counters(self) -> dict[str, float]:
-        of_workers = self.envs.counters() if isinstance(self.envs, EnvPool) else {}
+        of_workers = self.envs.counters() if isinstance(self.envs, WorkerPool) else {}
         return {**of_workers, **self.collector.bounds.counters()}
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
@@ -218,11 +218,11 @@ class WorkersConfig(SamplerConfig):
     def supervision(self) -> Supervision:
         return Supervision(self.timeout_s, self.max_restarts, self.start_method)
 
-    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> EnvPool:
+    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> WorkerPool:
         seeds = env_seeds(seed, Role.ENV, self.batch_B)
         n_workers = len(cpus) if self.n_workers == AUTO else self.n_workers
         first = first_env_of_rank(self.batch_B)
-        return EnvPool(
+        return WorkerPool(
             self.adapted(env), self.batch_B, seeds, n_workers, cpus, self.supervision(), self.preload(), first
         )
 
@@ -233,5 +233,5 @@ class WorkersConfig(SamplerConfig):
 
 def check_workers(envs: object, sampler: str) -> None:
     """Raise a TypeError unless `envs` run in worker processes."""
-    if not isinstance(envs, EnvPool):
-        raise TypeError(f"{sampler} needs environments in worker processes; pass an EnvPool")
+    if not isinstance(envs, WorkerPool):
+        raise TypeError(f"{sampler} needs environments in worker processes; pass a WorkerPool")

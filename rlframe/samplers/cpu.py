@@ -18,10 +18,10 @@ from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
 from rlframe.rollout.buffer import BatchBuffer, empty_rows
 from rlframe.rollout.collector import load_running_state, running_state
-from rlframe.rollout.env_pool import EnvPool, Worker, WorkerTask
 from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
 from rlframe.rollout.stepper import BatchEvents, Interruptions
+from rlframe.rollout.worker_pool import Worker, WorkerPool, WorkerTask
 from rlframe.samplers.base import NOT_SAVED, Sampler, WorkersConfig, check_workers
 from rlframe.system.shared import make_shared_parameters, post_parameters, share_zeros
 
@@ -35,14 +35,16 @@ class Config(WorkersConfig):
     def preload(self) -> tuple[str, ...]:
         return ("rlframe.rollout.cpu_worker",)
 
-    def make_sampler(self, envs: EnvPool, agent: Agent, seed: int) -> CpuSampler:
+    def make_sampler(self, envs: WorkerPool, agent: Agent, seed: int) -> CpuSampler:
         return CpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)
 
 
 class CpuSampler(Sampler):
     """Workers read new parameters between batches only, so each batch is exactly on-policy."""
 
-    def __init__(self, envs: EnvPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
+    def __init__(
+        self, envs: WorkerPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0
+    ) -> None:
         check_workers(envs, "CpuSampler")
         self.envs, self.backend = envs, f"{envs.backend}, each with its own agent"
         self.batch_spec, self.env, self.seed = BatchSpec(batch_T, envs.n), envs.env, seed

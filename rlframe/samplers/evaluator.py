@@ -21,7 +21,7 @@ from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
 from rlframe.rollout.collector import local_collector, worker_collector
-from rlframe.rollout.env_pool import EnvPool, split
+from rlframe.rollout.worker_pool import WorkerPool, split
 from rlframe.system.supervision import Supervision
 
 _CHUNK = 16  # time steps between checks for finished episodes
@@ -169,14 +169,14 @@ class Evaluator(BaseEvaluator):
         self.agent = agent
         with agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
             pass
-        self.envs: Envs | EnvPool
+        self.envs: Envs | WorkerPool
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
             self.collector = local_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, self.lo)
         else:
             n_workers = min(n, config.n_workers)
             pinned = [cpus[worker % len(cpus)] for worker in range(n_workers)] if cpus else ()
-            self.envs = EnvPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
+            self.envs = WorkerPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
     def evaluate(
@@ -243,7 +243,7 @@ class Evaluator(BaseEvaluator):
 
     def counters(self) -> dict[str, float]:
         """The number of worker processes replaced since the start, if there are workers."""
-        return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, EnvPool) else {}
+        return {"eval/restarts": self.envs.restarts} if isinstance(self.envs, WorkerPool) else {}
 
     def close(self) -> None:
         self.envs.close()

@@ -12,7 +12,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, generators
 from rlframe.rollout.collector import worker_collector
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers.base import LocalInferenceSampler, WorkersConfig, check_workers
 
 
@@ -32,7 +32,7 @@ class Config(WorkersConfig):
                 f"each group needs a worker"
             )
 
-    def make_sampler(self, envs: EnvPool, agent: Agent, seed: int) -> GpuSampler:
+    def make_sampler(self, envs: WorkerPool, agent: Agent, seed: int) -> GpuSampler:
         return GpuSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps, self.n_groups)
 
 
@@ -40,7 +40,13 @@ class GpuSampler(LocalInferenceSampler):
     """The agent acts for one group of workers at a time, while the other groups step."""
 
     def __init__(
-        self, envs: EnvPool, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0, n_groups: int = 1
+        self,
+        envs: WorkerPool,
+        agent: Agent,
+        batch_T: int,
+        seed: int = 0,
+        decorrelation_steps: int = 0,
+        n_groups: int = 1,
     ) -> None:
         check_workers(envs, "GpuSampler")
         if not 1 <= n_groups <= len(envs.workers):

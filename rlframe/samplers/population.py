@@ -15,7 +15,6 @@ from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import fixed_backend
-from rlframe.rollout.env_pool import EnvPool, WorkerTask
 from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.population import (
     EVALUATE,
@@ -27,6 +26,7 @@ from rlframe.rollout.population import (
     empty_evaluations,
     population_of,
 )
+from rlframe.rollout.worker_pool import WorkerPool, WorkerTask
 from rlframe.samplers import cpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig
 from rlframe.samplers.evaluator import EvaluationStopped, Stop, never
@@ -36,13 +36,13 @@ from rlframe.system.supervision import Supervision
 
 def make_single_envs(
     env: EnvConfig, seed: int, n_workers: int, cpus: Sequence[Sequence[int]], supervision: Supervision
-) -> Envs | EnvPool:
+) -> Envs | WorkerPool:
     """One environment in each of `n_workers` processes, all with the same seed; with 0, one in this process."""
     env = replace(env, backend=fixed_backend(env, 1))
     if not n_workers:
         return make_envs(env, 1, [seed])
     supervision = replace(supervision, fresh_seeds=False)
-    return EnvPool(env, n_workers, [seed] * n_workers, n_workers, cpus, supervision, ("rlframe.rollout.population",))
+    return WorkerPool(env, n_workers, [seed] * n_workers, n_workers, cpus, supervision, ("rlframe.rollout.population",))
 
 
 class PopulationSampler(Sampler):
@@ -54,7 +54,7 @@ class PopulationSampler(Sampler):
 
     def __init__(
         self,
-        envs: Envs | EnvPool,
+        envs: Envs | WorkerPool,
         agent: Agent,
         directions: int,
         max_length: int = 200_000,
@@ -73,7 +73,7 @@ class PopulationSampler(Sampler):
         own = copy.deepcopy(agent).to("cpu")
         self._players: _Players
         self.config: SamplerConfig
-        if isinstance(envs, EnvPool):
+        if isinstance(envs, WorkerPool):
             self.config = cpu.Config(n_workers=envs.n, batch_B=envs.n)
             example = population_of(agent, np.zeros(directions), 0.0, 0)
             self._players = _Workers(envs, own, found, example, (discount, max_length))
@@ -118,7 +118,7 @@ class PopulationSampler(Sampler):
         return ()
 
     def counters(self) -> dict[str, float]:
-        return self.envs.counters() if isinstance(self.envs, EnvPool) else {}
+        return self.envs.counters() if isinstance(self.envs, WorkerPool) else {}
 
     def follow_episodes(self, discount: float, statistics: Sequence[Callable[[], EpisodeStatistic]]) -> None:
         """Does nothing: the discount is an argument, and statistics see no steps of workers."""
@@ -181,7 +181,7 @@ class _Local(_Players):
 class _Workers(_Players):
     """In the workers of a pool, each with an agent of its own."""
 
-    def __init__(self, pool: EnvPool, agent: Agent, found: Generation, example: Population, options: Any) -> None:
+    def __init__(self, pool: WorkerPool, agent: Agent, found: Generation, example: Population, options: Any) -> None:
         """`options`: discount and max_length of the players."""
         self._pool, n = pool, len(pool.workers)
         shared, self._parameters = share_zeros(found, "population"), make_shared_parameters(example)

@@ -11,7 +11,7 @@ from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.rollout.collector import local_collector
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig
 
 
@@ -33,12 +33,14 @@ class SerialSampler(LocalInferenceSampler):
     Each environment draws its noise and its decorrelation moves from streams of its own, keyed by `seed` and its number
     among all ranks' environments, so that a batch does not depend on how environments are spread.
 
-    Raises TypeError for an EnvPool, whose environments are other processes'.
+    Raises TypeError for a WorkerPool, whose environments are other processes'.
     """
 
     def __init__(self, envs: Envs, agent: Agent, batch_T: int, seed: int = 0, decorrelation_steps: int = 0) -> None:
-        if isinstance(envs, EnvPool):
-            raise TypeError("SerialSampler steps environments of this process, but got an EnvPool; pass make_envs(...)")
+        if isinstance(envs, WorkerPool):
+            raise TypeError(
+                "SerialSampler steps environments of this process, but got a WorkerPool; use make_envs(...)"
+            )
         first = first_env_of_rank(envs.n)
         rngs = generators(seed, Role.NOISE, envs.n, first)
         collector = local_collector(envs, agent, batch_T, rngs, first=first)

@@ -1,6 +1,6 @@
 """Supervision of worker processes: their deadline, how often they may be restarted, and the error beyond that.
 
-Used by `rollout.env_pool` for environment workers and by `samplers.background` for the sampler process.
+Used by `rollout.worker_pool` for environment workers and by `samplers.background` for the sampler process.
 """
 
 import time

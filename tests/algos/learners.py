@@ -25,7 +25,7 @@ from tests.samplers.made import copied
 
 NUMBER = spaces.Box(-9, 9, (1,), np.float32)
 LEVEL = spaces.Box(-1, 1, (1,), np.float32)
-SMALL: dict[str, Any] = {"batch_size": 8, "replay_ratio": 8.0, "learn_from": 0}
+SMALL: dict[str, Any] = {"batch_size": 8, "replay_ratio": 8.0, "learning_starts": 0}
 
 
 def learner(

@@ -76,7 +76,7 @@ def test_priorities_are_the_critics_errors() -> None:
 def test_new_rows_have_the_error_that_an_update_would_find() -> None:
     env, settings = debug_envs.identity("box"), {"prioritized": True, "initial_priority": "td", "alpha": 1.0}
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
-    algo = by_hand(**spaces, **settings, learn_from=10_000)
+    algo = by_hand(**spaces, **settings, learning_starts=10_000)
     for samples in collected(debug_envs.identity, algo.agent, 3, (4, 2), action="box", length=3):
         algo.receive(samples)
         now, after = samples.inputs.observation[:-1, :, 0], samples.inputs.observation[1:, :, 0]

@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {
     "learning_rate": 1e-2,
     "batch_size": 32,
     "replay_ratio": 8.0,
-    "learn_from": 64,
+    "learning_starts": 64,
     "target_interval": 20,
     "explore": epsilon.Config(epsilon="linear(1,0.1,0.5)"),
     "optimizer": adam.Config(epsilon=1e-5),
@@ -80,7 +80,7 @@ def score(agent: Any, env: Any, **kwargs: Any) -> float:
 
 
 def test_the_replay_ratio_loses_no_fraction() -> None:
-    ratio, n = ReplayRatio(replay_ratio=0.1, batch_size=3, learn_from=0), 0
+    ratio, n = ReplayRatio(replay_ratio=0.1, batch_size=3, learning_starts=0), 0
     for step in range(3_000):
         ratio.receive(step, step + 1)
         while ratio.due():
@@ -90,7 +90,7 @@ def test_the_replay_ratio_loses_no_fraction() -> None:
 
 
 def test_updates_are_due_only_from_learn_from_on() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=1_000)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=1_000)
     ratio.receive(0, 996)
     assert ratio.due() == 0
     ratio.receive(996, 1_012)  # 12 of 16 count
@@ -98,7 +98,7 @@ def test_updates_are_due_only_from_learn_from_on() -> None:
 
 
 def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=0)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=0)
     for n in range(0, 1_000, 10):  # a hundred batches, of which no sequence is whole yet
         ratio.receive(n, n + 10)
         assert ratio.due(n_rows=0) == 0
@@ -106,7 +106,7 @@ def test_nothing_is_given_up_while_there_is_nothing_to_learn_from() -> None:
 
 
 def test_what_is_given_up_is_told_and_survives_a_resume() -> None:
-    ratio, other = ReplayRatio(replay_ratio=32.0, batch_size=32, learn_from=0), ReplayRatio(32.0, 32, 0)
+    ratio, other = ReplayRatio(replay_ratio=32.0, batch_size=32, learning_starts=0), ReplayRatio(32.0, 32, 0)
     for n in range(0, 1_000, 10):  # faster than it is paid
         ratio.receive(n, n + 10)
         ratio.due()
@@ -124,7 +124,7 @@ def test_a_saved_replay_ratio_is_exact() -> None:
 
 
 def test_pending_updates_are_bounded_and_dropped_ones_are_counted() -> None:
-    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learn_from=0)
+    ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=0)
     for batch in range(100):
         ratio.receive(64 * batch, 64 * (batch + 1))  # each calls for 16
         ratio.due()
@@ -140,8 +140,8 @@ def test_replay_ratios_out_of_range_are_refused() -> None:
 
 
 def test_the_target_starts_equal_and_is_copied_every_interval() -> None:
-    algo, agent, _ = run(debug_envs.identity, 1, learn_from=0, target_interval=1_000_000)
-    fresh, fresh_agent, _ = run(debug_envs.identity, 1, learn_from=10_000)
+    algo, agent, _ = run(debug_envs.identity, 1, learning_starts=0, target_interval=1_000_000)
+    fresh, fresh_agent, _ = run(debug_envs.identity, 1, learning_starts=10_000)
     for one, other in zip(fresh.target.parameters(), fresh_agent.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     for one, other in zip(algo.target.parameters(), fresh.target.parameters(), strict=True):
@@ -190,7 +190,7 @@ def test_a_distribution_is_learned_of_the_action_taken_only(value: str) -> None:
 
 def test_the_learning_rate_is_used_and_scheduled() -> None:
     _, agent, _ = run(debug_envs.identity, 2, learning_rate=0.0)
-    _, untouched, _ = run(debug_envs.identity, 1, learn_from=10_000)
+    _, untouched, _ = run(debug_envs.identity, 1, learning_starts=10_000)
     for one, other in zip(agent.parameters(), untouched.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     algo, _, _ = run(debug_envs.identity, 4, learning_rate="linear(1e-2,0)")
@@ -296,7 +296,7 @@ def test_a_resumed_algorithm_goes_on_exactly(options: dict[str, Any]) -> None:
 
 def check_resume(env: Any, **settings: Any) -> None:
     """Eight batches learned from at once, or four, and four more by an algorithm that began with other weights."""
-    _, _, batches = run(env, 8, **settings | {"learn_from": 10_000})
+    _, _, batches = run(env, 8, **settings | {"learning_starts": 10_000})
     _, agent, algo = made(env, 8 * 64, **settings)
     for samples in batches[:4]:
         learn(algo, samples)
@@ -326,11 +326,11 @@ def copied(state: Any) -> Any:
     return state
 
 
-@pytest.mark.parametrize("word", ["algo.batch_size=1e9", "algo.learn_from=1e9", "algo.replay_ratio=1e-18"])
+@pytest.mark.parametrize("word", ["algo.batch_size=1e9", "algo.learning_starts=1e9", "algo.replay_ratio=1e-18"])
 def test_a_run_without_one_update_is_refused_before_it_starts(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["algo=dqn", "env=CartPole-v1", "sampler=serial", "runner.n_steps=1000", "algo.learn_from=100"]
+    words = ["algo=dqn", "env=CartPole-v1", "sampler=serial", "runner.n_steps=1000", "algo.learning_starts=100"]
     words = [each for each in words if each.partition("=")[0] != word.partition("=")[0]]
     assert launch.main([*words, word, f"log_dir={tmp_path / 'run'}", "affinity=none"]) == 2
     assert "nothing would be learned" in capsys.readouterr().err
@@ -341,7 +341,9 @@ def test_a_run_whose_replay_never_had_a_row_to_learn_from_ends_with_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "algo=r2d1 env=CartPole-v1 model.memory=gru sampler=serial sampler.batch_T=8 sampler.batch_B=1 "
-    words += "runner.n_steps=300 runner.log_interval_steps=300 algo.learn_from=10 algo.batch_size=2 algo.learn_T=4 "
+    words += (
+        "runner.n_steps=300 runner.log_interval_steps=300 algo.learning_starts=10 algo.batch_size=2 algo.learn_T=4 "
+    )
     words += "algo.burn_in=1000 algo.replay.size=5000 eval.n_episodes=1 affinity=none"
     assert launch.main([*words.split(), f"log_dir={tmp_path}"]) == 1
     assert "nothing was learned in 3" in capsys.readouterr().err

@@ -12,11 +12,11 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import CpuSampler, SerialSampler
 
-COMMON: dict[str, Any] = {"replay": InMemory(size=1_000), "learn_from": 32}
+COMMON: dict[str, Any] = {"replay": InMemory(size=1_000), "learning_starts": 32}
 LADDER: dict[str, Any] = {
     **COMMON,
     "explore": epsilon.Config(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.01,0.02)"),
@@ -33,7 +33,7 @@ CASES: dict[str, Any] = {
 def trained(case: str, n_workers: int) -> Any:
     module, env, settings, model = CASES[case]
     config, seeds = EnvConfig(env, backend="python"), env_seeds(0, Role.ENV, 5)
-    envs: Any = EnvPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
+    envs: Any = WorkerPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
     algo_config = module.Config(**settings)
     agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), **model), 0)
     sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)

@@ -30,7 +30,7 @@ STATE, ACTIONS = spaces.Discrete(2), spaces.Discrete(3)
 MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "observation": STATE})
 CONFIG = ModelConfig(hidden=(8,))
 
-OFF: dict[str, Any] = {"replay": InMemory(size=4_096), "learn_from": 256, "replay_ratio": 0.5}
+OFF: dict[str, Any] = {"replay": InMemory(size=4_096), "learning_starts": 256, "replay_ratio": 0.5}
 MANY_ACTIONS = {"kind": "multi_discrete"}
 PPO: dict[str, Any] = {"epochs": 1, "minibatches": 2}
 SEQUENCES: dict[str, Any] = {**OFF, "burn_in": 4, "learn_T": 8, "batch_size": 8}
@@ -44,7 +44,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "dqn_random": (dqn, {**OFF, **RANDOM}, {}, {}),
     "dqn_greedy": (dqn, {**OFF, **GREEDY, "double": True}, {}, {}),
     "r2d1": (r2d1, {**SEQUENCES, "explore": epsilon_greedy.Config(epsilon=0.5)}, LSTM, {}),
-    "sac": (sac, {**OFF, "learn_from": 1_024}, {}, {}),
+    "sac": (sac, {**OFF, "learning_starts": 1_024}, {}, {}),
 }
 
 

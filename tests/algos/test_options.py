@@ -51,7 +51,7 @@ def test_huber_delta_is_that_of_quantiles_and_of_sequences_too() -> None:
         algo = algo_for(value="quantile", n_atoms=2, huber_delta=delta)
         found = algo.evaluate(batch)[0]
         assert found.item() == pytest.approx(loss)  # |τ - 0| of both quantiles, 1/4 and 3/4, times the loss
-    settings = {**MEMORY, "learn_from": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1, "rescale": False}
+    settings = {**MEMORY, "learning_starts": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1, "rescale": False}
     algo, _, _ = run(debug_envs.memory, 4, **settings, huber_delta=math.inf)
     loss, priority, _ = algo._loss(sequences(algo))
     torch.testing.assert_close(loss, 0.5 * (priority - PRIORITY_EPSILON).square(), rtol=1e-4, atol=1e-5)
@@ -91,7 +91,7 @@ def test_beta_reaches_its_end_after_a_part_of_the_run_or_after_steps(beta: str, 
 
 
 def test_new_rows_of_dqn_have_the_td_error_of_acting() -> None:
-    settings = {"prioritized": True, "initial_priority": "td", "alpha": 1.0, "discount": 0.5, "learn_from": 10_000}
+    settings = {"prioritized": True, "initial_priority": "td", "alpha": 1.0, "discount": 0.5, "learning_starts": 10_000}
     sampler, _, algo = made(debug_envs.identity, 256, length=5, **settings)
     for _ in range(3):
         samples = sampler.collect()
@@ -118,7 +118,7 @@ REFUSED = {
     "algo=dqn algo.initial_priority=td algo.prioritized=true algo.value=categorical": "algo.initial_priority=td needs",
     "algo=dqn algo.initial_priority=mean": "algo.initial_priority='mean' is not one of max, td",
     "algo=ddpg algo.initial_priority=td": "algo.initial_priority=td needs algo.prioritized=true; set both, or use max",
-    "algo=r2d1 model.memory=gru algo.state_interval=7 algo.learn_from=10": "algo.state_interval=7 must be a multiple",
+    "algo=r2d1 model.memory=gru algo.state_interval=7 algo.learning_starts=9": "algo.state_interval=7 must be a multi",
     "algo=sac algo.action_prior=gaussian": "algo.action_prior=gaussian is for Box actions",
     "algo=sac algo.target_clip=0": "algo.target_clip=0.0 must be above 0",
     "algo=sac algo.n_critics=0": "algo.n_critics=0 must be from 1 to 10000",

@@ -61,7 +61,7 @@ RAINBOW = {
 
 
 def learner(seed: int = 0, **settings: Any) -> tuple[Any, Any, Any]:
-    settings = {"learn_from": 16, "batch_size": 8, "replay_ratio": 2.0, "target_interval": 3} | settings
+    settings = {"learning_starts": 16, "batch_size": 8, "replay_ratio": 2.0, "target_interval": 3} | settings
     return made(Pictures, 400, T=4, B=1, seed=seed, model_image_hidden=(16,), **settings)
 
 
@@ -158,7 +158,7 @@ def test_the_loss_is_that_of_the_batch_by_the_networks_as_they_are() -> None:
 @pytest.mark.usefixtures("claimed_threads")
 @pytest.mark.parametrize("why", ["one thread", "vectors", "several environments", "nothing learned yet"])
 def test_nothing_is_prefetched(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = {"learn_from": 16, "batch_size": 8, "replay_ratio": 2.0}
+    settings: dict[str, Any] = {"learning_starts": 16, "batch_size": 8, "replay_ratio": 2.0}
     sampler, _, algo = made(
         "CartPole-v1" if why == "vectors" else Pictures,
         400,

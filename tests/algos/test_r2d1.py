@@ -35,7 +35,7 @@ def test_a_memory_is_needed() -> None:
 
 @pytest.mark.parametrize("memory", ["lstm", "transformer"])
 def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values(memory: str) -> None:
-    settings = {**MEMORY, "burn_in": 0, "learn_T": 8, "learn_from": 10_000, "prioritized": False}
+    settings = {**MEMORY, "burn_in": 0, "learn_T": 8, "learning_starts": 10_000, "prioritized": False}
     settings |= {"model_memory": memory, "model_memory_window": 4}
     algo, agent, batches = run(debug_envs.memory, 6, **settings)
     batch = sequences(algo, 32)
@@ -48,7 +48,7 @@ def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values(memo
 
 
 def test_burn_in_changes_the_state_but_has_no_gradient() -> None:
-    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learn_from": 10_000})
+    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learning_starts": 10_000})
     batch = sequences(algo)
     first = batch.inputs.first.clone()
     first[:] = False
@@ -71,7 +71,7 @@ def batch_with(batch: Any, **fields: Any) -> Any:
 
 
 def test_rows_that_do_not_count_have_no_part_in_loss_and_priority() -> None:
-    algo, _, _ = run(debug_envs.memory, 6, delay=3, **{**MEMORY, "learn_from": 10_000, "n_step": 1})
+    algo, _, _ = run(debug_envs.memory, 6, delay=3, **{**MEMORY, "learning_starts": 10_000, "n_step": 1})
     batch = sequences(algo, 16)
     assert not batch.valid[4:].all()
     other = type(batch)(**{**vars(batch), "action": torch.where(batch.valid, batch.action, 1 - batch.action)})
@@ -80,7 +80,7 @@ def test_rows_that_do_not_count_have_no_part_in_loss_and_priority() -> None:
 
 
 def test_priorities_mix_the_largest_and_the_mean_error() -> None:
-    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learn_from": 10_000, "rescale": False, "double": False})
+    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learning_starts": 10_000, "rescale": False, "double": False})
     batch = sequences(algo)
     found = {}
     for eta in (0.0, 0.9, 1.0):
@@ -96,7 +96,9 @@ def vars_of(config: Any) -> dict[str, Any]:
 
 def test_the_target_is_rescaled_by_hand() -> None:
     """One sequence of one row, terminated with reward 3: h(3) = 1.003."""
-    algo, _, _ = run(debug_envs.memory, 4, **{**MEMORY, "learn_from": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1})
+    algo, _, _ = run(
+        debug_envs.memory, 4, **{**MEMORY, "learning_starts": 10_000, "burn_in": 0, "learn_T": 1, "n_step": 1}
+    )
     batch = sequences(algo, 4)
     one = torch.ones_like(batch.terminated)
     batch = type(batch)(
@@ -107,7 +109,7 @@ def test_the_target_is_rescaled_by_hand() -> None:
 
 
 def test_new_sequences_have_the_priority_that_an_update_would_give() -> None:
-    sampler, _, algo = made(debug_envs.memory, 64, **{**MEMORY, "learn_from": 10_000})
+    sampler, _, algo = made(debug_envs.memory, 64, **{**MEMORY, "learning_starts": 10_000})
     told: list[Any] = []
     real = algo.replay.update_priorities
     algo.replay.update_priorities = lambda index, priority: (told.append((index, priority)), real(index, priority))

@@ -24,7 +24,7 @@ def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwa
     """The algorithm after some env steps, and its mean greedy return over 40 episodes."""
     T, B = 4, 4
     envs = make_envs(EnvConfig(env, kwargs, "python"), B, env_seeds(0, Role.ENV, B))
-    given = {"learn_from": 200, "tau": 0.02, **FAST, **settings}
+    given = {"learning_starts": 200, "tau": 0.02, **FAST, **settings}
     config = module.Config(replay=InMemory(size=10_000), **given)
     agent = config.make_agent(
         envs.observation_space, envs.action_space, ModelConfig(hidden=(32, 32), activation="relu"), 0

@@ -55,7 +55,7 @@ def identity_batches(algo: Any, n: int, **kwargs: Any) -> Any:
 
 @every
 def test_the_warm_up_counts_the_steps_of_all_environments_and_then_updates_are_due_exactly(module: Any) -> None:
-    algo = identity_learner(module, learn_from=30, batch_size=6, replay_ratio=10.0)
+    algo = identity_learner(module, learning_starts=30, batch_size=6, replay_ratio=10.0)
     owed, made = 0.0, 0
     for samples in identity_batches(algo, 12):  # 8 rows of 2 environments each, some of them not valid
         assert algo.agent.random.item() == (algo.progress.env_steps < 30)
@@ -196,7 +196,7 @@ def test_training_in_bfloat16_goes_on_exactly_too(module: Any, action: Space) ->
 
 def check_goes_on(module: Any, action: Space, batch_size: int, model: dict[str, Any]) -> None:
     def made() -> Any:
-        settings = {"n_step": 2, "learning_rate": "linear(3e-4,0)", "learn_from": 5}
+        settings = {"n_step": 2, "learning_rate": "linear(3e-4,0)", "learning_starts": 5}
         settings |= {"batch_size": batch_size, "replay_ratio": batch_size / 2}
         return learner(module, SEEN, action, model=model, n_steps=100, size=40, **settings)
 

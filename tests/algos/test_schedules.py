@@ -23,7 +23,7 @@ from tests.variants import variants
 
 RUN = 48  # env_steps
 BATCHES = RUN // 8
-REPLAY: dict[str, Any] = {"batch_size": 4, "replay_ratio": 4.0, "learn_from": 0, "replay": InMemory(size=200)}
+REPLAY: dict[str, Any] = {"batch_size": 4, "replay_ratio": 4.0, "learning_starts": 0, "replay": InMemory(size=200)}
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "pg": (pg, "CartPole-v1", {}),
     "a2c": (a2c, "CartPole-v1", {}),

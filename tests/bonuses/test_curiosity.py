@@ -36,7 +36,7 @@ from tests.tables import read_csv
 from tests.threads import claim_two_threads
 from tests.variants import variants
 
-SMALL: dict[str, Any] = {"hidden": (16,), "embedding": 16, "learn_from": 0}
+SMALL: dict[str, Any] = {"hidden": (16,), "embedding": 16, "learning_starts": 0}
 PICTURE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
 
 
@@ -128,7 +128,7 @@ def test_the_bonus_is_recorded_with_the_algorithm() -> None:
 
 
 def test_first_env_steps_only_teach_the_normaliser() -> None:
-    sampler, algo, curious = listened(rnd.Config(**{**SMALL, "learn_from": 20}, batch_size=8))
+    sampler, algo, curious = listened(rnd.Config(**{**SMALL, "learning_starts": 20}, batch_size=8))
     before = [x.detach().clone() for x in curious.bonus.parameters()]
     with closing(sampler):
         for n in range(3):
@@ -189,7 +189,7 @@ def test_icm_features_tell_the_action() -> None:
 def test_reported_returns_are_without_the_bonus(tmp_path: Path) -> None:
     case = f"{PPO} {PENDULUM} {ON_POLICY} algo.learning_rate=1e-30"
     for bonus in ("none", "rnd"):
-        own = [] if bonus == "none" else ["reward.bonus.learn_from=0", "reward.bonus.batch_size=64"]
+        own = [] if bonus == "none" else ["reward.bonus.learning_starts=0", "reward.bonus.batch_size=64"]
         assert launch.main([*words(case, tmp_path / bonus), f"reward.bonus={bonus}", *own]) == 0
     logs = {bonus: read_csv(tmp_path / bonus / "run_0/progress.csv")[1] for bonus in ("none", "rnd")}
     for metric in ("episode/return_mean", "eval/return_mean"):
@@ -199,7 +199,7 @@ def test_reported_returns_are_without_the_bonus(tmp_path: Path) -> None:
     assert last["algo/value_loss"] != logs["none"][-1]["algo/value_loss"]
 
 
-RND = "reward.bonus=rnd reward.bonus.hidden=[8] reward.bonus.embedding=4 reward.bonus.learn_from=40"
+RND = "reward.bonus=rnd reward.bonus.hidden=[8] reward.bonus.embedding=4 reward.bonus.learning_starts=40"
 ICM = f"{RND.replace('=rnd', '=icm')} reward.bonus.scale=linear(2,0)"
 CASES = {  # some steps are collected, and not learned from, when a run is stopped
     "ppo": f"{PPO} {CARTPOLE} {ON_POLICY} {RND} reward.bonus.batch_size=100",

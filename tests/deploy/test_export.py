@@ -18,11 +18,11 @@ SLOW = pytest.mark.slow
 SMALL = ["runner=minibatch_rl", "runner.n_steps=64", "runner.log_interval_steps=64", "sampler=serial"]
 SMALL += ["sampler.batch_T=8", "sampler.batch_B=4", "model.hidden=[8]"]
 PPO = ["algo=ppo", "algo.minibatches=1", "algo.epochs=1"]
-REPLAY = ["algo.learn_from=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
+REPLAY = ["algo.learning_starts=16", "algo.batch_size=8", "algo.replay.size=128", "algo.replay_ratio=1"]
 PROBE = "env=rlframe.envs.debug_envs:identity"
 MASKED = "env=rlframe.envs.debug_envs:masked"
 PARAMETRIC = ["env=rlframe.envs.debug_envs:hidden_cartpole", "env_kwargs.n=5", "model.action_embedding=4"]
-SEQUENCES = ["algo.learn_from=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
+SEQUENCES = ["algo.learning_starts=16", "algo.batch_size=2", "algo.burn_in=2", "algo.learn_T=4", "algo.replay.size=128"]
 TRUSTED = ["env=tests.envs.resumable:Pictures", "model.image_hidden=[8]"]
 TRANSFORMER = ["model.memory=transformer", "model.memory_size=8", "model.memory_window=5"]
 RUNS = {

@@ -24,8 +24,8 @@ from rlframe.envs.base import InfoMeans
 from rlframe.envs.gymnasium_vector import NativeEnvs
 from rlframe.envs.python import PythonEnvs
 from rlframe.rollout.buffer import empty_rows
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.stepper import worker_steppers
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.shared import share_zeros
 from tests.envs.custom import Converted
 from tests.envs.rows import made, rows_for, walk
@@ -170,7 +170,7 @@ def test_rewards_and_flags_of_one_element_are_taken_with_one_warning_each(warned
 
 def test_conversions_in_workers_and_evaluation_are_one_warning(warned: Callable[[], list[str]]) -> None:
     config = EnvConfig(partial(Converted, SMALL, lambda: np.zeros(2)), backend="python")
-    pool = EnvPool(config, 4, [1, 2, 3, 4], 2)
+    pool = WorkerPool(config, 4, [1, 2, 3, 4], 2)
     with closing(pool):
         (stepper,) = worker_steppers(pool, share_zeros(empty_rows(SMALL, spaces.Discrete(2), 3, 4), "rows"), 1)
         stepper.reset()

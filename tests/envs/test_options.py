@@ -13,7 +13,7 @@ from rlframe.envs import EnvConfig, EnvOptions, Envs, make_envs
 from rlframe.envs.wrappers import ImageObservation
 from rlframe.experiment.config import from_flat
 from rlframe.experiment.trust import foreign
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from tests.envs import wrapping
 from tests.envs.rows import walk
 
@@ -114,10 +114,10 @@ def test_a_creator_is_told_what_it_names_and_its_own_arguments_win() -> None:
 
 def test_a_creator_in_a_worker_is_told_the_same() -> None:
     config = EnvConfig("tests.envs.test_options:placed")
-    with closing(EnvPool(config, 4, [30, 31, 32, 33], 2, first=8)) as pool:
+    with closing(WorkerPool(config, 4, [30, 31, 32, 33], 2, first=8)) as pool:
         assert pool.observation_space.shape == (1,)  # otherwise its spaces would say what it was told
     with pytest.raises(ConfigError, match="env_index=7 seed=33 mode=train"):
-        EnvPool(EnvConfig("tests.envs.test_options:placed", {"wanted": -1}), 1, [33], 1, first=7)
+        WorkerPool(EnvConfig("tests.envs.test_options:placed", {"wanted": -1}), 1, [33], 1, first=7)
 
 
 def placed(env_index: int, seed: int, mode: str, wanted: int = 22) -> wrapping.Endless:

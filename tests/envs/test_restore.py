@@ -12,7 +12,7 @@ import pytest
 
 from rlframe.core import spaces
 from rlframe.core.seeding import EpisodeSeeds
-from rlframe.envs import Envs, episode_state, object_codec
+from rlframe.envs import Envs, episode_state, serializer
 from rlframe.envs.base import EnvStep
 from rlframe.record.codec import decode, encode
 from tests.envs import resumable
@@ -223,7 +223,7 @@ class Holder:
 
 def through(holder: Any) -> Any:
     fresh = Holder()
-    object_codec.load_attributes([fresh], [fresh], stored(object_codec.save_attributes([holder], [holder], {})), {})
+    serializer.load_attributes([fresh], [fresh], stored(serializer.save_attributes([holder], [holder], {})), {})
     return fresh
 
 
@@ -252,19 +252,19 @@ def test_plain_attributes_keep_their_types_and_what_they_share() -> None:
 def test_an_attribute_that_is_not_plain_data_is_an_error_with_its_name(value: Any) -> None:
     holder = Holder()
     holder.numbers = value
-    with pytest.raises(object_codec.EnvStateError, match=r"Holder\.numbers is a"):
-        object_codec.save_attributes([holder], [holder], {})
+    with pytest.raises(serializer.EnvStateError, match=r"Holder\.numbers is a"):
+        serializer.save_attributes([holder], [holder], {})
 
 
 def test_arrays_that_share_memory_are_an_error() -> None:
     holder = Holder()
     holder.numbers = holder.by_name["a", 1][:10]
-    with pytest.raises(object_codec.EnvStateError, match="share memory"):
-        object_codec.save_attributes([holder], [holder], {})
+    with pytest.raises(serializer.EnvStateError, match="share memory"):
+        serializer.save_attributes([holder], [holder], {})
 
 
 def test_a_state_of_other_wrappers_is_an_error() -> None:
     one, other = (gymnasium.make("CartPole-v1", max_episode_steps=n) for n in (5, -1))
     one.reset(seed=0)
-    with pytest.raises(object_codec.EnvStateError, match="layers"):
+    with pytest.raises(serializer.EnvStateError, match="layers"):
         episode_state.load_env(other, stored(episode_state.save_env(one)))

@@ -192,13 +192,13 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     "class of a config": ({"algo": FastPPO}, {"algo": f"{HERE}:FastPPO"}),
     "module": ({"algo": ppo}, {"algo": "ppo"}),
     "exploration": (
-        {"algo": "td3", "env": lambda: Walk(6, False), "algo.explore": Noise, "algo.learn_from": 32},
+        {"algo": "td3", "env": lambda: Walk(6, False), "algo.explore": Noise, "algo.learning_starts": 32},
         {
             "algo": "td3",
             "env": f"{HERE}:Walk",
             "env_kwargs.discrete": False,
             "algo.explore": f"{HERE}:Noise",
-            "algo.learn_from": 32,
+            "algo.learning_starts": 32,
         },
     ),
     "bonus": (

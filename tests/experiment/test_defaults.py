@@ -22,20 +22,20 @@ def test_vectors_and_images_have_the_networks_and_batches_of_their_literature():
     of_vectors = keys(algo="sac", env="Pendulum-v1")
     assert (of_vectors["model.hidden"], of_vectors["model.activation"]) == ([256, 256], "relu")
     assert (of_vectors["sampler.batch_T"], of_vectors["sampler.batch_B"]) == (1, 1)
-    assert of_vectors["algo.learn_from"] == 1_000
+    assert of_vectors["algo.learning_starts"] == 1_000
     of_vectors, of_images = keys(algo="ppo", env="CartPole-v1"), keys(algo="ppo", env="ALE/Pong-v5")
     assert (of_vectors["model.activation"], of_vectors["algo.clip"]) == ("tanh", 0.2)
     assert (of_images["model.activation"], of_images["algo.clip"]) == ("relu", 0.1)
     assert (of_images["sampler.batch_T"], of_images["sampler.batch_B"]) == (128, 8)
     of_images = keys(algo="dqn", env="ALE/Pong-v5")
-    assert of_images["algo.learn_from"] == 50_000, "as in Mnih et al. 2015"
+    assert of_images["algo.learning_starts"] == 50_000, "as in Mnih et al. 2015"
 
 
 def test_a_key_that_is_given_wins_and_a_preset_too():
     found = keys(algo="td3", env="Pendulum-v1", model__hidden=[32], algo__learn_from=7)
-    assert (found["model.hidden"], found["algo.learn_from"], found["model.activation"]) == ([32], 7, "relu")
+    assert (found["model.hidden"], found["algo.learning_starts"], found["model.activation"]) == ([32], 7, "relu")
     preset = keys(experiment="classic/td3_pendulum", algo__learn_from=7)
-    assert (preset["algo.discount"], preset["algo.learn_from"]) == (0.98, 7)
+    assert (preset["algo.discount"], preset["algo.learning_starts"]) == (0.98, 7)
     other = keys(experiment="classic/td3_pendulum", algo="sac")
     assert other["algo.critic_learning_rate"] == 1e-3, "the preset's"
 

@@ -23,7 +23,7 @@ from rlframe.experiment.tuning import Way, _learning_at_once, fastest, ways_to_l
 from rlframe.replay import InMemory
 
 PPO = ppo.Config(epochs=1, minibatches=1)
-DQN = dqn.Config(replay=InMemory(size=10**6), learn_from=10**5, replay_ratio=64.0)
+DQN = dqn.Config(replay=InMemory(size=10**6), learning_starts=10**5, replay_ratio=64.0)
 SMALL = {"env": "CartPole-v1", "sampler": "serial", "sampler.batch_T": "8", "sampler.batch_B": "2"}
 
 
@@ -123,8 +123,8 @@ def test_a_memory_that_cannot_be_written_is_left_out(monkeypatch: pytest.MonkeyP
 
 def test_a_trial_learns_at_once_from_a_small_replay() -> None:
     changed = _learning_at_once(DQN, BatchSpec(4, 2))
-    assert (changed.learn_from, changed.replay.size) == (0, 20_000)
-    assert changed == chz.replace(DQN, learn_from=0, replay=chz.replace(DQN.replay, size=20_000))
+    assert (changed.learning_starts, changed.replay.size) == (0, 20_000)
+    assert changed == chz.replace(DQN, learning_starts=0, replay=chz.replace(DQN.replay, size=20_000))
     assert _learning_at_once(PPO, BatchSpec(4, 2)) == PPO
 
 

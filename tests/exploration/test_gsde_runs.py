@@ -13,7 +13,7 @@ from tests.runners.resumed import assert_resumed_exactly, count_equal, last_stat
 from tests.runners.resumed_cases import PENDULUM, SMALL
 from tests.variants import variants
 
-REPLAY = f"{PENDULUM} sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.batch_size=8 algo.replay_ratio=1"
+REPLAY = f"{PENDULUM} sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.batch_size=8 algo.replay_ratio=1"
 BATCHES = f"{PENDULUM} sampler.batch_T=16 sampler.batch_B=4"
 CASES = {
     "sac_gsde": f"algo=sac explore=gsde explore.interval=6 {REPLAY}",

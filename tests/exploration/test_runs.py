@@ -34,7 +34,7 @@ from rlframe.exploration import (
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import ExpectedValue
 from rlframe.replay import InMemory
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, SerialSampler
 from tests.exploration.test_kinds import PUSH, SECOND
 from tests.runners.resumed import assert_resumed_exactly, log
@@ -53,8 +53,8 @@ def batches(case: str, n_workers: int) -> list[torch.Tensor]:
     """The actions of three batches."""
     module, env, explore = ACTING[case]
     config, seeds = EnvConfig(env, {"max_episode_steps": 7}, "python"), env_seeds(0, Role.ENV, 5)
-    envs: Any = EnvPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
-    algo_config = module.Config(explore=explore, replay=InMemory(size=1_000), learn_from=0)
+    envs: Any = WorkerPool(config, 5, seeds, n_workers, ()) if n_workers else make_envs(config, 5, seeds)
+    algo_config = module.Config(explore=explore, replay=InMemory(size=1_000), learning_starts=0)
     agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,)), 0)
     algo_config.make_algorithm(agent, BatchSpec(4, 5), 1_000, 0)  # sets the levels
     sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)
@@ -72,8 +72,9 @@ def test_workers_explore_as_one_process_does(case: str) -> None:
 
 
 SMALL = (
-    "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240 sampler=serial "
-    "sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300 algo.batch_size=8 algo.replay_ratio=1"
+    "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240 "
+    "sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300 algo.batch_size=8 "
+    "algo.replay_ratio=1"
 )
 PENDULUM, CARTPOLE = "env=Pendulum-v1 env.max_episode_steps=45", "env=CartPole-v1"
 OU = f"algo=ddpg explore=ornstein_uhlenbeck explore.sigma=linear(0.3,0.1) explore.sigma_last=0.05 {PENDULUM} {SMALL}"
@@ -105,7 +106,7 @@ def test_a_resumed_run_explores_as_one_that_was_not_stopped(
 
 def test_random_first_steps_are_those_before_learning_unless_said_otherwise() -> None:
     for given, expected in ((AUTO, 40), (0, 0), (80, 80)):
-        config = td3.Config(learn_from=40, random_steps=given, replay=InMemory(size=100))
+        config = td3.Config(learning_starts=40, random_steps=given, replay=InMemory(size=100))
         envs = make_envs(EnvConfig("Pendulum-v1", {}, "python"), 1, [0])
         agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(4,)), 0)
         algo = config.make_algorithm(agent, BatchSpec(4, 1), 100, 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.algos.base import Progress
-from rlframe.algos.optimizer_step import make_step
+from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.kernels.device import flushes_denormals, flushing_denormals
 from rlframe.optimizers import adam
@@ -60,7 +60,7 @@ def after_death(epsilon: float) -> tuple[Tensor, Tensor, bool]:
     """
     weight = nn.Parameter(torch.linspace(-1, 1, 8))
     config = SimpleNamespace(learning_rate=1e-3, max_grad_norm=float("inf"), optimizer=adam.Config(epsilon=epsilon))
-    step = make_step([weight], Schedules(config, 1000, Progress()))
+    step = make_optimizer_step([weight], Schedules(config, 1000, Progress()))
     lives = torch.arange(8) < 4
     for i in range(1000):
         step.minimize((weight * (lives | (i == 0))).square().sum())

@@ -83,7 +83,7 @@ ON_POLICY: dict[str, tuple[Any, int, dict[str, Any]]] = {  # config, updates, mo
 def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[str, Any]:
     """Train on replay; returns what must be equal on all ranks and what must differ."""
     module, env, settings, model = ALGOS[name]
-    config = module.Config(replay=InMemory(size=1000), replay_ratio=RATIO, learn_from=LEARN_FROM, **settings)
+    config = module.Config(replay=InMemory(size=1000), replay_ratio=RATIO, learning_starts=LEARN_FROM, **settings)
     envs = make_envs(env, B, env_seeds(5, Role.ENV, B))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,), **model), 5)
     due: list[int] = []
@@ -160,7 +160,7 @@ def normalized(B: int, n_batches: int = 5) -> dict[str, Any]:
 
 def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
     """Batches of B environments with a bonus that learns from all steps at once; its networks and statistics."""
-    config = rnd.Config(hidden=(8,), embedding=8, learn_from=8, batch_size=8 * B, share=1.0, learning_rate=1e-2)
+    config = rnd.Config(hidden=(8,), embedding=8, learning_starts=8, batch_size=8 * B, share=1.0, learning_rate=1e-2)
     envs = make_envs(CARTPOLE, B, env_seeds(4, Role.ENV, B))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 4)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=4)) as sampler:
@@ -204,8 +204,8 @@ def skipped(config: Any, env: EnvConfig) -> dict[str, Any]:
 
 SKIPPED = {
     "ppo": (ppo.Config(minibatches=2, epochs=2), CARTPOLE),
-    "dqn": (dqn.Config(batch_size=8, learn_from=8, replay=InMemory(size=1000)), CARTPOLE),
-    "sac": (sac.Config(batch_size=8, learn_from=8, replay=InMemory(size=1000)), PENDULUM),
+    "dqn": (dqn.Config(batch_size=8, learning_starts=8, replay=InMemory(size=1000)), CARTPOLE),
+    "sac": (sac.Config(batch_size=8, learning_starts=8, replay=InMemory(size=1000)), PENDULUM),
 }
 
 

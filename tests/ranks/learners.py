@@ -43,7 +43,7 @@ class Training:
 
     def __init__(self, name: str) -> None:
         module, env, settings, model = {**SAME, **NOISY}[name]
-        config = module.Config(replay=InMemory(size=1_000), replay_ratio=2.0, learn_from=32, **settings)
+        config = module.Config(replay=InMemory(size=1_000), replay_ratio=2.0, learning_starts=32, **settings)
         config_class = no_sampler.NoSamplerConfig if current_ranks().rank else serial.Config
         sampler = config_class(batch_T=4, batch_B=1 if env is IMAGES else 2)
         envs = sampler.make_envs(env, 5, ())

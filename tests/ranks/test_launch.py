@@ -131,7 +131,7 @@ def test_ctrl_c_saves_and_ends_all_ranks_none_of_which_can_be_reached_by_others(
 
 
 LEARNERS = ["learners=2", *(word for word in LONG if not word.startswith("algo"))]
-LEARNERS += ["algo=dqn", "algo.learn_from=100", "algo.replay.size=5000"]
+LEARNERS += ["algo=dqn", "algo.learning_starts=100", "algo.replay.size=5000"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from tests.tables import read_csv
 SMALL = ["env=CartPole-v1", "env_backend=python", "sampler=serial", "model.hidden=16", "affinity=none"]
 SMALL += ["sampler.batch_T=16", "runner.n_steps=768", "runner.log_interval_steps=256", "eval.n_episodes=2"]
 PPO = ["algo=ppo", "algo.minibatches=1", *SMALL]
-DQN = ["algo=dqn", "algo.learn_from=64", "algo.batch_size=32", "algo.replay_ratio=8", "algo.replay.size=2000", *SMALL]
+DQN = [
+    "algo=dqn",
+    "algo.learning_starts=64",
+    "algo.batch_size=32",
+    "algo.replay_ratio=8",
+    "algo.replay.size=2000",
+    *SMALL,
+]
 
 GROUPS = ["sampler=gpu", "sampler.n_workers=2", "sampler.n_groups=2"]
 

@@ -195,7 +195,7 @@ def case(name: str, folder: Path) -> Counter[str]:
     replay = InMemory(size=1_000)
     with small_chunks(1_000):
         if name == "sac":
-            return whole_run(folder, trained(sac, "Pendulum-v1", replay=replay, learn_from=64, batch_size=16))
+            return whole_run(folder, trained(sac, "Pendulum-v1", replay=replay, learning_starts=64, batch_size=16))
         return whole_run(folder, trained(ppo, "CartPole-v1"))
 
 

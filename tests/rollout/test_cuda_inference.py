@@ -14,8 +14,8 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.struct import map_tree, write
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import CudaInference
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import GpuSampler, SerialSampler
 from tests.samplers.made import agent_for, assert_equal, copied
 
@@ -75,7 +75,7 @@ def test_acting_on_a_gpu_for_workers_gives_the_serial_samples_of_that_gpu(n_grou
     config, seeds = EnvConfig("CartPole-v1", {}, "python"), env_seeds(0, Role.ENV, 8)
     histories = []
     for parallel in (False, True):
-        envs: Any = EnvPool(config, 8, seeds, 2) if parallel else make_envs(config, 8, seeds)
+        envs: Any = WorkerPool(config, 8, seeds, 2) if parallel else make_envs(config, 8, seeds)
         agent = agent_for(envs.observation_space, envs.action_space, memory="lstm").to("cuda:0")
         sampler: Any = GpuSampler(envs, agent, 16, n_groups=n_groups) if parallel else SerialSampler(envs, agent, 16)
         with closing(sampler):

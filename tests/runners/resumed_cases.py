@@ -3,7 +3,7 @@
 SMALL = "model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 runner.log_interval_steps=80 runner.n_steps=240"
 ON_POLICY = f"{SMALL} sampler=serial sampler.batch_T=16 sampler.batch_B=4"
 PPO = "algo=ppo algo.epochs=2 algo.minibatches=2"
-REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learn_from=20 algo.replay.size=300"
+REPLAY = f"{SMALL} sampler=serial sampler.batch_T=4 sampler.batch_B=2 algo.learning_starts=20 algo.replay.size=300"
 SHORT = REPLAY.replace("batch_B=2", "batch_B=1").replace("n_steps=240", "n_steps=160")
 RAINBOW = (
     "algo.double=true algo.dueling=true algo.explore=noisy algo.n_step=3 algo.prioritized=true algo.value=categorical"
@@ -53,8 +53,8 @@ CASES = {
     "ppo_distribution": f"{PPO} {PENDULUM} model.distribution=beta {ON_POLICY}",
     "ppo_convolutions": f"{PPO} {PICTURES} {CONVOLUTIONS} {ON_POLICY}",
     "ppo_kl_penalty": f"{PPO} {CARTPOLE} algo.clip=inf algo.kl_coef=1 {ON_POLICY}",
-    "dqn_acting_errors": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.initial_priority=td algo.n_step=3 {SOFT} "
-    f"algo.batch_size=8 {REPLAY}",
+    "dqn_initial_priorities": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.initial_priority=td algo.n_step=3 "
+    f"{SOFT} algo.batch_size=8 {REPLAY}",
     "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} algo.batch_size=2 algo.burn_in=2 "
     f"algo.learn_T=4 model.memory=lstm {REPLAY}",
     "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "

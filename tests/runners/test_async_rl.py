@@ -150,7 +150,7 @@ def test_without_sampler_waits_a_slow_learner_receives_batches_while_updates_are
     assert algo.learned == 5 * len(algo.received), "the last updates are made at the end"
 
 
-REPLAY: dict[str, Any] = {"replay": InMemory(size=2_000), "learn_from": 64, "batch_size": 16}
+REPLAY: dict[str, Any] = {"replay": InMemory(size=2_000), "learning_starts": 64, "batch_size": 16}
 RATIO = 2.0
 OFF_POLICY: dict[str, Any] = {
     "dqn": (dqn, "CartPole-v1", {}),

@@ -30,7 +30,14 @@ from tests.variants import variants
 SLOW = {  # others do more: test_modes.py, dqn_prefetched, and of models and options those that have state of their own
     *("ppo_moded", "rainbow", "dqn_in_torch", "ppo_in_torch", "ppo_distribution", "ppo_convolutions"),
     *("sac_layer_norm", "sac_gaussian_prior", "r2d1_transformer", "ppo_continuous", "sac_discrete", "td3"),
-    *("a2c", "dqn", "ddpg", "sac", "r2d1", "ppo_lstm"),  # dqn_acting_errors, ddpg_target_noise, ... and other folders
+    *(
+        "a2c",
+        "dqn",
+        "ddpg",
+        "sac",
+        "r2d1",
+        "ppo_lstm",
+    ),  # dqn_initial_priorities, ddpg_target_noise, ... and other folders
 }
 
 

@@ -30,7 +30,10 @@ ENVS = {
     "cheetah": "env=HalfCheetah-v5 env_backend=python env_kwargs.max_episode_steps=60",
     "pong": "env=ALE/Pong-v5 env_backend=python env_kwargs.obs_type=ram env_kwargs.max_episode_steps=60",
 }
-ON_POLICY, REPLAY = "sampler.batch_T=16 sampler.batch_B=4", "sampler.batch_T=4 sampler.batch_B=4 algo.learn_from=100"
+ON_POLICY, REPLAY = (
+    "sampler.batch_T=16 sampler.batch_B=4",
+    "sampler.batch_T=4 sampler.batch_B=4 algo.learning_starts=100",
+)
 ALGOS = {
     "ppo": f"algo=ppo model.hidden=[16] {ON_POLICY}",
     "ppo_lstm": f"algo=ppo model.memory=lstm model.memory_size=16 {ON_POLICY}",

@@ -28,7 +28,7 @@ from tests.algos.played import graphs_of, play
 from tests.variants import variants
 
 OFF_POLICY: dict[str, Any] = {
-    "learn_from": 32,
+    "learning_starts": 32,
     "batch_size": 32,
     "replay_ratio": 4.0,
     "replay": InMemory(size=256),

@@ -26,7 +26,7 @@ from rlframe.runners.config import Limits
 from rlframe.samplers import EvalConfig, Evaluator, Sampler, SerialSampler
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
-DQN = dqn.Config(learn_from=16, batch_size=8, replay_ratio=16.0, replay=InMemory(size=256))
+DQN = dqn.Config(learning_starts=16, batch_size=8, replay_ratio=16.0, replay=InMemory(size=256))
 
 
 def parts(config: Any = DQN, n_steps: int = 64) -> tuple[Sampler, Agent, Algorithm]:

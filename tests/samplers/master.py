@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import empty_rows
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.stepper import worker_steppers
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.shared import share_zeros
 from rlframe.system.signals import stop_request
 from rlframe.system.supervision import Supervision
@@ -22,7 +22,7 @@ known = (faulty.hang_in_c, faulty.hang_in_python, faulty.stop, faulty.start_prog
 acts = {each.__name__: each for each in known}
 faults = (faulty.Fault(acts[what], path=path),) if what in acts else ()
 supervision = Supervision(60.0, 9, method)
-envs = EnvPool(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
+envs = WorkerPool(EnvConfig(faulty.Coded, {"faults": faults}, "python"), 4, [1, 2, 3, 4], 2, (), supervision)
 rows = share_zeros(empty_rows(envs.observation_space, envs.action_space, 8, 4), "rows")
 (stepper,) = worker_steppers(envs, rows, 1)
 

@@ -12,7 +12,7 @@ import pytest
 from rlframe.agents import PolicyAgent
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
 from rlframe.system.supervision import Supervision
 from tests.processes import is_running, until
@@ -31,9 +31,9 @@ def supervision(timeout_s: float = 30.0, max_restarts: int = 100, method: str = 
 
 
 @contextmanager
-def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[EnvPool]:
+def workers_for(env: Any, kwargs: dict[str, Any], n_workers: int = 2, **how: Any) -> Iterator[WorkerPool]:
     """Four environments in worker processes, of which nothing is left at the end."""
-    envs = EnvPool(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how))
+    envs = WorkerPool(EnvConfig(env, kwargs, "python"), 4, SEEDS, n_workers, (), supervision(**how))
     try:
         yield envs
     finally:

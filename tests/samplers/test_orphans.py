@@ -161,7 +161,7 @@ SCRIPT = """
 import torch
 import gymnasium
 from rlframe.envs import EnvConfig
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import GpuSampler
 from rlframe.system.supervision import Supervision
 from tests.samplers.faulty import Modules
@@ -173,7 +173,7 @@ class Here(Modules):
     def reset(self, **kwargs):
         return super().reset(**kwargs)
 
-envs = EnvPool(EnvConfig(lambda: Here(), {}, "python"), 2, [1, 2], 2, (), Supervision(60.0, 0, "METHOD"))
+envs = WorkerPool(EnvConfig(lambda: Here(), {}, "python"), 2, [1, 2], 2, (), Supervision(60.0, 0, "METHOD"))
 sampler = GpuSampler(envs, agent_for(envs.observation_space, envs.action_space), 16)
 sampler.collect()
 print(*[f"{each.diagnostics['torch']:g} {each.diagnostics['rss_mb']:.0f}" for each in sampler.trajectories()[:2]])

@@ -14,8 +14,8 @@ from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
-from rlframe.rollout.env_pool import EnvPool
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
 from rlframe.system.supervision import Supervision
 from tests.envs import resumable
@@ -32,7 +32,7 @@ def made(how: str, env: Any, backend: str = "python", **model: Any) -> Any:
     if how == "serial":
         envs = make_envs(config, B, seeds)
     else:
-        envs = EnvPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30))
+        envs = WorkerPool(config, B, seeds, int(how[-1]), (), Supervision(timeout_s=30))
     agent = agent_for(envs.observation_space, envs.action_space, **model)
     if how == "serial":
         return SerialSampler(envs, agent, T, decorrelation_steps=3), agent
@@ -90,7 +90,7 @@ def test_a_numpy_vector_environment_restarts_in_another_split() -> None:
 
 @pytest.mark.parametrize("how", ["cpu", "gpu"])
 def test_a_state_saved_before_the_first_batch_has_the_initial_state_of_the_agent(how: str) -> None:
-    envs = EnvPool(EnvConfig("CartPole-v1", {}, "python"), 4, list(range(4)), 2, (), Supervision(timeout_s=30))
+    envs = WorkerPool(EnvConfig("CartPole-v1", {}, "python"), 4, list(range(4)), 2, (), Supervision(timeout_s=30))
     config = dqn.Config(explore=epsilon.Config(epsilon_last=0.1))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     with closing((CpuSampler if how == "cpu" else GpuSampler)(envs, agent, T)) as sampler:

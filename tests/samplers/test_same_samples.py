@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, debug_envs, make_envs
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
 from rlframe.system.supervision import Supervision
 from tests.samplers.made import agent_for, assert_equal, copied
@@ -33,7 +33,7 @@ def sampler(how: str, env: Any, kwargs: dict[str, Any], seed: int, method: str =
     supervision = Supervision(timeout_s=30, start_method=method)
     envs: Any
     if n_workers:
-        envs = EnvPool(config, B, seeds, n_workers, (), supervision)
+        envs = WorkerPool(config, B, seeds, n_workers, (), supervision)
     else:
         envs = make_envs(config, B, seeds)
     agent = agent_for(envs.observation_space, envs.action_space, seed, **model)

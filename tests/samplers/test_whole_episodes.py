@@ -15,7 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
 from rlframe.experiment.config import from_flat
-from rlframe.rollout.env_pool import EnvPool
+from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
 from rlframe.samplers.base import SamplerConfig
 from tests.envs.wrapping import Raises
@@ -34,7 +34,7 @@ def made(how: str, env: EnvConfig, T: int, B: int = 4, decorrelation_steps: int 
     if how == "serial":
         envs: Any = make_envs(env, B, seeds)
     else:
-        envs = EnvPool(env, B, seeds, 2)
+        envs = WorkerPool(env, B, seeds, 2)
     agent = agent_for(envs.observation_space, envs.action_space)
     make: Callable[..., Sampler] = {"serial": SerialSampler, "cpu": CpuSampler, "gpu": GpuSampler}[how]
     return make(envs, agent, T, 1, decorrelation_steps)

@@ -13,7 +13,7 @@ from rlframe.agents.q import QInfo
 from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.types import Samples
 from rlframe.replay import NStep, ReplayBuffer
-from rlframe.replay.acting_errors import ActingErrors
+from rlframe.replay.initial_priorities import InitialPriorities
 from rlframe.replay.select import PRIORITY_EPSILON
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
@@ -78,7 +78,7 @@ def test_the_best_action_is_an_allowed_one() -> None:
     history = History(1, ends=0.0)
     batch = replace(history.batch(3), info=QInfo(q), action=torch.zeros(3, 1, dtype=torch.int64))
     batch = replace(batch, inputs=replace(batch.inputs, observation={ACTION_MASK: mask}))
-    errors = ActingErrors(8, 1)
+    errors = InitialPriorities(8, 1)
     errors.append(batch, 0)
     zero = np.zeros(2, np.float32)
     found = errors.of(np.array([0, 1]), np.array([0, 0]), 1, zero, zero + 1)

@@ -1,4 +1,4 @@
-"""ActingErrors: n-step TD errors of new rows by the Q-values that acting computed, for their first priorities."""
+"""InitialPriorities: n-step TD errors of new rows by the Q-values that acting computed, for their first priorities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlframe.core.types import Samples
 from rlframe.replay.columns import write_rows
 
 
-class ActingErrors:
+class InitialPriorities:
     """|G[t] + γ^k max_a Q(row t+k, a) - Q(row t, a[t])|, where Q of a row is what the agent acted by there.
 
     (Horgan et al. 2018, arXiv 1803.00933, algorithm 1.) Holds Q of the newest rows only.

@@ -1,4 +1,4 @@
-"""EnvPool: environments in worker processes, monitored and restarted, for samplers and evaluation. Needs no torch."""
+"""WorkerPool: environments in worker processes, monitored and restarted, for samplers and evaluation; no torch."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Worker:
         return spent
 
 
-class EnvPool:
+class WorkerPool:
     """B environments split evenly over W worker processes. Not thread-safe.
 
     A worker that dies or hangs is replaced by a new process with fresh seeds, which runs the same task.
@@ -155,7 +155,7 @@ class EnvPool:
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
         most = self.supervision.max_restarts
         self._restarts = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
-        self._preload = ("rlframe.rollout.env_pool", *preload)
+        self._preload = ("rlframe.rollout.worker_pool", *preload)
         self._task: WorkerTask | None = None
         self._spaces: list[Any] = []  # spaces and backend of worker 0
         self.workers = [
@@ -208,7 +208,7 @@ class EnvPool:
     def assign(self, task: WorkerTask) -> None:
         """Give all workers their task. Call it once. Raises the same errors as `wait`."""
         if self._task is not None:
-            raise ConfigError("this EnvPool already belongs to a sampler; make one EnvPool for each sampler")
+            raise ConfigError("this WorkerPool already belongs to a sampler; make one for each sampler")
         self._task = task
         self._on_all_workers(self._send_task, self._receive)
         for worker in self.workers:
