@@ -27,7 +27,7 @@ from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.models.normalize import RunningNorm
 from rlframe.ops.masked import mean_weights
-from rlframe.optimizers.adam import Adam
+from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
 
 _EPSILON = 1e-8  # of the variance

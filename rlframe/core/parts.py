@@ -54,10 +54,11 @@ def find_config(name: str, package: str) -> Callable[..., Any]:
         if not (isinstance(found, type) and chz.is_chz(found)):
             raise ConfigError(f"{name!r} is no class of a Config, made with chz.chz")
         return found
-    if kinds := kinds_of(package):
-        if name.lower() not in kinds:
-            raise ConfigError(f"{name!r} is not in {package} ({', '.join(kinds)}){nearest(name, kinds)}")
+    kinds = kinds_of(package)
+    if name.lower() in kinds:
         return kinds[name.lower()]
+    if kinds and "." not in name:
+        raise ConfigError(f"{name!r} is not in {package} ({', '.join(kinds)}){nearest(name, kinds)}")
     module = find_module(name, package)
     if "Config" not in vars(module):
         raise ConfigError(f"{name!r} ({module.__name__}) has no class Config")

@@ -1,5 +1,28 @@
-"""Optimizers, one file each: `algo.optimizer=NAME` names one, and `algo.optimizer.FIELD` sets its fields."""
+"""Optimizers: `algo.optimizer=NAME` names one, and `algo.optimizer.FIELD` sets its fields."""
 
 from rlframe.optimizers.base import Optimizer, OptimizerConfig, optimizer
+from rlframe.optimizers.moments import AdamConfig, AdamWConfig, RMSPropConfig, SGDConfig
+from rlframe.optimizers.muon import MuonConfig
+from rlframe.optimizers.own import OwnConfig
 
-__all__ = ["Optimizer", "OptimizerConfig", "optimizer"]
+KINDS = {
+    "adam": AdamConfig,
+    "adamw": AdamWConfig,
+    "muon": MuonConfig,
+    "own": OwnConfig,
+    "rmsprop": RMSPropConfig,
+    "sgd": SGDConfig,
+}
+
+__all__ = [
+    "KINDS",
+    "AdamConfig",
+    "AdamWConfig",
+    "MuonConfig",
+    "Optimizer",
+    "OptimizerConfig",
+    "OwnConfig",
+    "RMSPropConfig",
+    "SGDConfig",
+    "optimizer",
+]

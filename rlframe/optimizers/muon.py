@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.core.config import below_one, choice, count, number, option
-from rlframe.optimizers.adam import Adam
-from rlframe.optimizers.base import Moments, Optimizer, OptimizerConfig, betas, epsilon
+from rlframe.optimizers.base import Optimizer, OptimizerConfig
+from rlframe.optimizers.moments import Adam, Moments, betas, epsilon
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that brings singular values near 1
 
 
 @chz.chz
-class Config(OptimizerConfig):
+class MuonConfig(OptimizerConfig):
     """Matrices of hidden layers are Muon's; their number of rows and columns tells them from inputs and outputs."""
 
     momentum: float = below_one(0.95, "mu: decay of the mean of gradients")
@@ -45,7 +45,7 @@ class Muon(Optimizer):
     [n, out, in] of n networks side by side are n matrices.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: Config) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], config: MuonConfig) -> None:
         super().__init__(parameters)
         matrices = [p for p in parameters if p.dim() >= 2 and min(as_matrix(p).shape[-2:]) >= config.smallest]
         its = {id(p) for p in matrices}
@@ -80,7 +80,7 @@ class Muon(Optimizer):
 class Orthogonalized(Moments):
     """B <- μ B + (1 - μ) G,  O = NewtonSchulz(μ B + (1 - μ) G),  θ <- (1 - rate λ) θ - rate scale O."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: Config) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], config: MuonConfig) -> None:
         super().__init__(parameters, ("momentum_buffer",))
         self.config = config
 

@@ -25,7 +25,7 @@ _REFUSED = {  # arguments of torch's optimizers, and why they have no place here
 
 
 @chz.chz
-class Config(OptimizerConfig):
+class OwnConfig(OptimizerConfig):
     """Written algo.optimizer=module:Class for short. The learning rate is set at each step, in every group."""
 
     name: str = option("", "module:Class or ./file.py:Class, a subclass of torch.optim.Optimizer")
@@ -78,7 +78,7 @@ class OwnOptimizer(Optimizer):
 
     on_device = False
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: Config) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], config: OwnConfig) -> None:
         super().__init__(parameters)
         self.name, cls = config.name, config.load()
         with naming(f"algo.optimizer={self.name} cannot be made"):

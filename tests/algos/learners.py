@@ -18,7 +18,7 @@ from rlframe.kernels.mlp import Layers
 from rlframe.models import ModelConfig
 from rlframe.models.critics import with_target
 from rlframe.models.mlp import Mlp
-from rlframe.optimizers.base import Moments
+from rlframe.optimizers.moments import Moments
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import SerialSampler
 from tests.samplers.made import copied

@@ -20,7 +20,7 @@ from rlframe.kernels import mlp
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
 from rlframe.ops import fused, returns
-from rlframe.optimizers import muon, rmsprop, sgd
+from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
 from tests.algos.learners import LEVEL, collected, learner
 from tests.algos.played import NoLooks, PlayedGraph, graphs_of, launch, play, steps_of
@@ -50,10 +50,10 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "Pendulum-v1",
         {"policy_interval": 2, "target_interval": 1, "action_prior": "gaussian", "n_critics": 3, "target_clip": 5.0},
     ),
-    "td3_muon": (td3, "Pendulum-v1", {"optimizer": muon.Config(smallest=4, weight_decay=0.1)}),
-    "td3_sgd": (td3, "Pendulum-v1", {"optimizer": sgd.Config(momentum=0.9)}),
+    "td3_muon": (td3, "Pendulum-v1", {"optimizer": MuonConfig(smallest=4, weight_decay=0.1)}),
+    "td3_sgd": (td3, "Pendulum-v1", {"optimizer": SGDConfig(momentum=0.9)}),
     "td3_adamw": (td3, "Pendulum-v1", {"optimizer": "adamw"}),
-    "td3_rmsprop": (td3, "Pendulum-v1", {"optimizer": rmsprop.Config(momentum=0.9, weight_decay=0.1)}),
+    "td3_rmsprop": (td3, "Pendulum-v1", {"optimizer": RMSPropConfig(momentum=0.9, weight_decay=0.1)}),
     "a2c": (
         a2c,
         "CartPole-v1",

@@ -19,7 +19,7 @@ from rlframe.envs import EnvConfig, debug_envs
 from rlframe.exploration import epsilon, noisy
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import ExpectedValue
-from rlframe.optimizers import adam
+from rlframe.optimizers import AdamConfig
 from rlframe.replay import InMemory
 from rlframe.samplers import EvalConfig, Evaluator, serial
 from tests.algos.q_table import inputs_at, table_agent, transitions
@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {
     "learning_starts": 64,
     "target_interval": 20,
     "explore": epsilon.Config(epsilon="linear(1,0.1,0.5)"),
-    "optimizer": adam.Config(epsilon=1e-5),
+    "optimizer": AdamConfig(epsilon=1e-5),
 }
 SMALL = InMemory(size=2_000)
 

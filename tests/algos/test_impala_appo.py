@@ -9,7 +9,7 @@ import torch
 from rlframe.algos import a2c, appo, impala
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import debug_envs
-from rlframe.optimizers import adam
+from rlframe.optimizers import AdamConfig
 from tests.algos.table import one_step_episodes, table_agent
 from tests.algos.test_learning import trained
 from tests.samplers.made import copied, sampler_for
@@ -95,7 +95,7 @@ def test_impala_on_the_newest_policy_is_a2c_with_n_step_returns(memory: str) -> 
             metrics = algo.update()
         return agent, {name: float(value) for name, value in metrics.items()}
 
-    (one, of_one), (other, of_other) = learned(a2c), learned(impala, optimizer=adam.Config(epsilon=1e-5))
+    (one, of_one), (other, of_other) = learned(a2c), learned(impala, optimizer=AdamConfig(epsilon=1e-5))
     for name, tensor in one.state_dict().items():
         torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-4, atol=1e-5)
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):

@@ -16,7 +16,7 @@ from rlframe.core.schedule import accepts_schedule
 from rlframe.core.types import BatchSpec
 from rlframe.exploration import epsilon
 from rlframe.models import ModelConfig
-from rlframe.optimizers import adamw, muon, own, rmsprop, sgd
+from rlframe.optimizers import AdamWConfig, MuonConfig, OwnConfig, RMSPropConfig, SGDConfig
 from rlframe.replay import InMemory
 from tests.algos.learners import collected
 from tests.variants import variants
@@ -97,11 +97,11 @@ def test_a_stopped_and_resumed_schedule_is_an_undisturbed_one(name: str) -> None
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "adamw": adamw.Config(betas=(0.8, 0.9)),
-    "rmsprop": rmsprop.Config(momentum=0.9),
-    "sgd": sgd.Config(momentum=0.9, nesterov=True),
-    "muon": muon.Config(smallest=4),
-    "own": own.Config(name="torch.optim:NAdam"),
+    "adamw": AdamWConfig(betas=(0.8, 0.9)),
+    "rmsprop": RMSPropConfig(momentum=0.9),
+    "sgd": SGDConfig(momentum=0.9, nesterov=True),
+    "muon": MuonConfig(smallest=4),
+    "own": OwnConfig(name="torch.optim:NAdam"),
 }
 
 

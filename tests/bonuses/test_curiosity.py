@@ -25,7 +25,7 @@ from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.experiment.config import for_ranks, from_flat
 from rlframe.models.encoders import has_images
-from rlframe.optimizers.adam import Adam
+from rlframe.optimizers.moments import Adam
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_dqn import made

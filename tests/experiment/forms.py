@@ -18,7 +18,7 @@ from rlframe.core.flat import flatten
 from rlframe.distributions import Beta
 from rlframe.exploration import ActionNoise, ExploreState
 from rlframe.models import ModelConfig
-from rlframe.optimizers import adam
+from rlframe.optimizers import AdamConfig
 from rlframe.record import Writer
 from rlframe.record.snapshot import load_newest
 from rlframe.rollout import EpisodeStatistic
@@ -169,7 +169,7 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
         {**RADAM, "algo.optimizer.kwargs.eps": 1e-3},
     ),
     "config of an optimizer": (
-        {"algo": {"optimizer": adam.Config(betas=(0.5, 0.9))}},
+        {"algo": {"optimizer": AdamConfig(betas=(0.5, 0.9))}},
         {"algo.optimizer.betas": [0.5, 0.9]},
     ),
     "encoder": ({"model.encoder": Net}, {"model.encoder": f"{HERE}:Net"}),

@@ -56,7 +56,7 @@ def test_a_new_run_has_the_moments_of_the_other_one(saved: Path) -> None:
     [
         ({"algo.optimizer": "rmsprop"}, "has no square_avg of parameter 0, only step, exp_avg, exp_avg_sq"),
         ({"algo.optimizer": "muon", "algo.optimizer.smallest": 2}, "is not Muon; load a state of the same optimizer"),
-        ({"algo.optimizer": "torch.optim:NAdam"}, "is not Own; load a state of the same optimizer"),
+        ({"algo.optimizer": "torch.optim:NAdam"}, "is not OwnOptimizer; load a state of the same optimizer"),
     ],
 )
 def test_a_state_of_another_kind_is_refused_in_one_line(saved: Path, keys: dict[str, Any], message: str) -> None:

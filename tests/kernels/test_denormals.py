@@ -12,7 +12,7 @@ from rlframe.algos.base import Progress
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
 from rlframe.kernels.device import flushes_denormals, flushing_denormals
-from rlframe.optimizers import adam
+from rlframe.optimizers import AdamConfig
 
 LEAST_NORMAL, DENORMAL = torch.finfo(torch.float32).tiny, 1e-39
 
@@ -59,7 +59,7 @@ def after_death(epsilon: float) -> tuple[Tensor, Tensor, bool]:
     Also whether the steps flushed denormals.
     """
     weight = nn.Parameter(torch.linspace(-1, 1, 8))
-    config = SimpleNamespace(learning_rate=1e-3, max_grad_norm=float("inf"), optimizer=adam.Config(epsilon=epsilon))
+    config = SimpleNamespace(learning_rate=1e-3, max_grad_norm=float("inf"), optimizer=AdamConfig(epsilon=epsilon))
     step = make_optimizer_step([weight], Schedules(config, 1000, Progress()))
     lives = torch.arange(8) < 4
     for i in range(1000):
@@ -73,7 +73,7 @@ def test_moments_of_dead_units_do_not_become_denormal_and_no_weight_changes(monk
     assert ((moment[4:] == 0) | (moment[4:].abs() >= LEAST_NORMAL)).all(), "some kernels stop at 10 times the least"
     assert (moment[4:].abs() < 1e-36).all()
     assert not flushes_denormals()
-    monkeypatch.setattr("rlframe.optimizers.adam._LEAST_EPSILON", 1.0)
+    monkeypatch.setattr("rlframe.optimizers.moments._LEAST_EPSILON", 1.0)
     plain, decayed, flushes = after_death(1e-8)
     assert not flushes
     assert ((decayed[4:] != 0) & (decayed[4:].abs() < LEAST_NORMAL)).all()

@@ -15,41 +15,41 @@ from torch.utils._pytree import tree_leaves
 from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.experiment.config import from_flat
-from rlframe.optimizers import Optimizer, adam, adamw, muon, own, rmsprop, sgd
+from rlframe.optimizers import AdamConfig, AdamWConfig, MuonConfig, Optimizer, OwnConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode, encode
 
 RATE = torch.tensor(0.1)
 YES, NO = torch.tensor(1.0), torch.tensor(0.0)
 GRADIENTS = (1.0, -3.0, 0.5, 2.0)
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # config, torch's class, its arguments
-    "adam": (adam.Config(epsilon=1e-5), torch.optim.Adam, {"eps": 1e-5}),
+    "adam": (AdamConfig(epsilon=1e-5), torch.optim.Adam, {"eps": 1e-5}),
     "adam_decay": (
-        adam.Config(epsilon=1e-3, betas=(0.8, 0.95), weight_decay=0.1),
+        AdamConfig(epsilon=1e-3, betas=(0.8, 0.95), weight_decay=0.1),
         torch.optim.Adam,
         {"eps": 1e-3, "betas": (0.8, 0.95), "weight_decay": 0.1},
     ),
     "adam_without_memory": (
-        adam.Config(epsilon=1e-5, betas=(0.0, 0.0)),
+        AdamConfig(epsilon=1e-5, betas=(0.0, 0.0)),
         torch.optim.Adam,
         {"eps": 1e-5, "betas": (0.0, 0.0)},
     ),
-    "adamw": (adamw.Config(epsilon=1e-5, weight_decay=0.3), torch.optim.AdamW, {"eps": 1e-5, "weight_decay": 0.3}),
-    "rmsprop": (rmsprop.Config(epsilon=1e-5), torch.optim.RMSprop, {"eps": 1e-5}),
+    "adamw": (AdamWConfig(epsilon=1e-5, weight_decay=0.3), torch.optim.AdamW, {"eps": 1e-5, "weight_decay": 0.3}),
+    "rmsprop": (RMSPropConfig(epsilon=1e-5), torch.optim.RMSprop, {"eps": 1e-5}),
     "rmsprop_momentum": (
-        rmsprop.Config(epsilon=1e-2, decay=0.9, momentum=0.5, weight_decay=0.1),
+        RMSPropConfig(epsilon=1e-2, decay=0.9, momentum=0.5, weight_decay=0.1),
         torch.optim.RMSprop,
         {"eps": 1e-2, "alpha": 0.9, "momentum": 0.5, "weight_decay": 0.1},
     ),
-    "sgd": (sgd.Config(), torch.optim.SGD, {}),
+    "sgd": (SGDConfig(), torch.optim.SGD, {}),
     "sgd_momentum": (
-        sgd.Config(momentum=0.9, weight_decay=0.1),
+        SGDConfig(momentum=0.9, weight_decay=0.1),
         torch.optim.SGD,
         {"momentum": 0.9, "weight_decay": 0.1},
     ),
-    "sgd_nesterov": (sgd.Config(momentum=0.9, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "sgd_nesterov": (SGDConfig(momentum=0.9, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
 }
-MUON = muon.Config(smallest=2, epsilon=1e-5, weight_decay=0.1)
-OWN = own.Config(name="torch.optim:NAdam", kwargs={"momentum_decay": 0.01})
+MUON = MuonConfig(smallest=2, epsilon=1e-5, weight_decay=0.1)
+OWN = OwnConfig(name="torch.optim:NAdam", kwargs={"momentum_decay": 0.01})
 like_torchs = pytest.mark.parametrize("name", CASES)
 moments = pytest.mark.parametrize("name", [*CASES, "muon"])
 every = pytest.mark.parametrize("name", [*CASES, "muon", "own"])
@@ -167,7 +167,7 @@ def test_a_state_of_other_parameters_is_refused(name: str) -> None:
         ("adam", "own", "has mu_product of parameter 0: it is not this Adam"),
         ("muon", "adamw", "is not Muon"),
         ("adam", "muon", "is not Adam"),
-        ("own", "sgd", "is not Own"),
+        ("own", "sgd", "is not OwnOptimizer"),
     ],
 )
 def test_a_state_of_another_optimizer_is_refused(name: str, other: str, message: str) -> None:
@@ -225,7 +225,7 @@ def reference(weights: np.ndarray, gradients: list[np.ndarray], rate: float, nes
 def test_muon_is_the_written_out_reference(shape: tuple[int, int], nesterov: bool, scale: str) -> None:
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=shape), [rng.normal(size=shape) for _ in range(4)]
-    config = muon.Config(momentum=0.9, nesterov=nesterov, scale=scale, smallest=2, weight_decay=0.1, epsilon=1e-8)
+    config = MuonConfig(momentum=0.9, nesterov=nesterov, scale=scale, smallest=2, weight_decay=0.1, epsilon=1e-8)
     weight = nn.Parameter(torch.tensor(start, dtype=torch.float32))
     optimizer = config.make([weight])
     for gradient in gradients:
@@ -238,7 +238,7 @@ def test_muon_is_the_written_out_reference(shape: tuple[int, int], nesterov: boo
 def test_muon_is_that_of_torch_optim_but_for_its_bfloat16() -> None:
     torch.manual_seed(0)
     one, same = (nn.Parameter(torch.ones(6, 4)) for _ in range(2))
-    ours = muon.Config(smallest=2, epsilon=1e-8).make([one])
+    ours = MuonConfig(smallest=2, epsilon=1e-8).make([one])
     torchs = torch.optim.Muon([same], 0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
         one.grad = torch.randn(6, 4)
@@ -256,14 +256,14 @@ def test_muon_flattens_kernels_and_takes_networks_side_by_side_one_by_one() -> N
     for parameters_, gradients in ((both, (kernel, pair)), (alone, (kernel.flatten(1), pair[0], pair[1]))):
         for parameter, gradient in zip(parameters_, gradients, strict=True):
             parameter.grad = gradient.clone()
-        muon.Config(smallest=2, epsilon=1e-8).make(parameters_).advance(0.1)
+        MuonConfig(smallest=2, epsilon=1e-8).make(parameters_).advance(0.1)
     torch.testing.assert_close(both[0].flatten(1), alone[0])
     torch.testing.assert_close(both[1], torch.stack(alone[1:]))
 
 
 def test_adam_moves_what_is_no_large_matrix() -> None:
     shapes = [(64, 64), (64,), (64, 4), (2, 64), (), (32, 4, 8, 8), (2, 1, 64), (2, 64, 64)]
-    found = muon.Config(epsilon=1e-8).make([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+    found = MuonConfig(epsilon=1e-8).make([nn.Parameter(torch.zeros(shape)) for shape in shapes])
     its = [[tuple(p.shape) for p in part.parameters] for part in found.parts]
     assert its == [[(64, 64), (32, 4, 8, 8), (2, 64, 64)], [(64,), (64, 4), (2, 64), (), (2, 1, 64)]]
 
@@ -306,7 +306,7 @@ def test_an_own_optimizer_is_stepped_with_the_rate_of_now() -> None:
 )
 def test_an_own_optimizer_that_cannot_be_made_is_refused(name: str, kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
-        own.Config(name=name, kwargs=kwargs).make(parameters())
+        OwnConfig(name=name, kwargs=kwargs).make(parameters())
     assert "\n" not in str(error.value)
     assert "algo.optimizer" in str(error.value)
 
