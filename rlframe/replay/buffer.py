@@ -111,7 +111,7 @@ class ReplayBuffer(Generic[Batch]):
     def _made_for(self) -> str:
         storage, ring = self._storage, self._storage.ring
         rows = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves(storage.last))
-        kinds = ", ".join(type(x).__name__ for x in leaves(storage.observation))
+        kinds = ", ".join(part.name for part in leaves(storage.observation))
         return f"{self._reader.config} {self._selector} of {ring.L} x {ring.B} rows of {rows} as {kinds}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +24,7 @@ class ObservationStorage(ABC):
     """Stores one leaf of the observations."""
 
     rows_before: int  # number of earlier rows that are needed to read a row
+    name: ClassVar[str]  # in snapshots
 
     @abstractmethod
     def write_first(self, time: int, row: np.ndarray) -> None:
@@ -54,6 +55,7 @@ class WholeRows(ObservationStorage):
     """Whole observations."""
 
     rows_before = 0
+    name = "Rows"
 
     def __init__(self, ring: Ring, memory: ColumnMemory, example: np.ndarray) -> None:
         """`example`: a single row."""
@@ -81,6 +83,8 @@ class Frames(ObservationStorage):
     A lost life is no reset: its stacks continue. ALE pads with black frames, Gymnasium's FrameStackObservation with
     black frames or copies of the first one; which of the two is detected at each reset.
     """
+
+    name = "Frames"
 
     def __init__(self, ring: Ring, memory: ColumnMemory, space: FrameStack) -> None:
         self._ring, self._memory, self._n = ring, memory, space.n_frames
@@ -152,6 +156,8 @@ class CompressedFrames(ObservationStorage):
     """
 
     rows_before = 0
+
+    name = "CompressedFrames"
 
     def __init__(self, ring: Ring, memory: ColumnMemory, space: FrameStack) -> None:
         try:

@@ -89,7 +89,7 @@ def test_the_replay_ratio_loses_no_fraction() -> None:
     assert n == 100
 
 
-def test_updates_are_due_only_from_learn_from_on() -> None:
+def test_updates_are_due_only_from_learning_starts_on() -> None:
     ratio = ReplayRatio(replay_ratio=8.0, batch_size=32, learning_starts=1_000)
     ratio.receive(0, 996)
     assert ratio.due() == 0

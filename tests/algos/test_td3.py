@@ -115,7 +115,7 @@ def test_target_noise_has_the_standard_deviation_asked_for() -> None:
     assert found.std().item() == pytest.approx(0.3, rel=0.05)
 
 
-def test_exploration_is_annealed_by_env_steps_and_warm_up_ends_at_learn_from() -> None:
+def test_exploration_is_annealed_by_env_steps_and_warm_up_ends_at_learning_starts() -> None:
     algo = learner(td3, n_steps=100, explore=gaussian.Config(std="linear(0.4,0.2)"), learning_starts=50)
     found = []
     for env_steps in (0, 49, 50, 100, 200):

@@ -32,9 +32,9 @@ def test_vectors_and_images_have_the_networks_and_batches_of_their_literature():
 
 
 def test_a_key_that_is_given_wins_and_a_preset_too():
-    found = keys(algo="td3", env="Pendulum-v1", model__hidden=[32], algo__learn_from=7)
+    found = keys(algo="td3", env="Pendulum-v1", model__hidden=[32], algo__learning_starts=7)
     assert (found["model.hidden"], found["algo.learning_starts"], found["model.activation"]) == ([32], 7, "relu")
-    preset = keys(experiment="classic/td3_pendulum", algo__learn_from=7)
+    preset = keys(experiment="classic/td3_pendulum", algo__learning_starts=7)
     assert (preset["algo.discount"], preset["algo.learning_starts"]) == (0.98, 7)
     other = keys(experiment="classic/td3_pendulum", algo="sac")
     assert other["algo.critic_learning_rate"] == 1e-3, "the preset's"
