@@ -17,7 +17,7 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.exploration import epsilon
+from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
@@ -47,7 +47,7 @@ def train(
         double=True,
         learning_starts=learning_starts,
         target_interval=1_000,
-        explore=epsilon.Config(epsilon="linear(1,0.01,0.1)"),
+        explore=EpsilonConfig(epsilon="linear(1,0.01,0.1)"),
     )
 
     envs = make_envs(env, 8, env_seeds(seed, Role.ENV, 8))

@@ -11,7 +11,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS
 from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_config
-from rlframe.exploration.base import KINDS
+from rlframe.exploration.base import FITTING
 
 OPTIMIZER, EXPLORE, REPLAY = "algo.optimizer", "algo.explore", "algo.replay"
 OF_OWN = (OPTIMIZER, EXPLORE, REPLAY)  # parts that module:Class may name
@@ -54,7 +54,7 @@ def kept_parts(given: Mapping[str, Any], algo: str) -> tuple[str, ...]:
         fields: Mapping[str, Any] = chz.chz_fields(find_config(algo, PARTS["algo"]))
     except (ConfigError, AttributeError, TypeError):  # reported when the config is made
         fields = {}
-    kinds = fields["explore"].metadata[KINDS] if "explore" in fields else ()
+    kinds = fields["explore"].metadata[FITTING] if "explore" in fields else ()
     explores = given.get(EXPLORE) in kinds
     fits = {OPTIMIZER: OPTIMIZER in given, EXPLORE: explores, REPLAY: REPLAY in given and "replay" in fields}
     return tuple(part for part, stays in fits.items() if stays)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import part_name
-from rlframe.core.parts import find_module, module_part
+from rlframe.core.parts import find_config, module_part
 from rlframe.core.ranks import current_ranks, first_env_of_rank
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill
@@ -31,7 +31,7 @@ from rlframe.core.types import AgentInputs, Array
 from rlframe.models import ModelConfig
 
 PACKAGE = "rlframe.exploration"
-KINDS = "kinds"  # in the metadata of a field of `explore`: the names that fit
+FITTING = "kinds"  # in the metadata of a field of `explore`: the names that fit
 Evaluated = tuple[Array, Tree, "ExploreState"]
 HIGHEST = 1e30  # of a level without a bound of its own; times any noise still finite in float32
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
@@ -279,10 +279,7 @@ def config_of(given: ExploreConfig | str) -> ExploreConfig:
         return given
     if not isinstance(given, str):
         raise ConfigError(f"algo.explore={given!r} must be a name, or a Config of rlframe.exploration")
-    if ":" in given:
-        config: ExploreConfig = find_module("own", PACKAGE).Config(name=given)
-    else:
-        config = find_module(given, PACKAGE).Config()
+    config: ExploreConfig = find_config("own", PACKAGE)(name=given) if ":" in given else find_config(given, PACKAGE)()
     return config
 
 
@@ -297,7 +294,7 @@ def explore(default: str, kinds: Sequence[str], numbers: Mapping[str, Scheduled]
         meta_factory=module_part(PACKAGE, default),
         default_factory=lambda: config_of(default),
         munger=_ExplorationOf(kinds, numbers),
-        metadata={KINDS: tuple(kinds)},
+        metadata={FITTING: tuple(kinds)},
         doc=f"{' | '.join(kinds)}: how it explores{own}",
     )
 

@@ -34,7 +34,7 @@ _LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
 
 
 @chz.chz
-class Config(ExploreConfig):
+class GsdeConfig(ExploreConfig):
     """For SAC, TD3 and the policy-gradient algorithms, with one Box of actions."""
 
     interval: int = count(8, "env steps that a noise matrix is kept, at most an episode; 0: whole episodes", low=0)

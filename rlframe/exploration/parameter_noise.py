@@ -33,7 +33,7 @@ _LEAST_SIGMA, _MOST_SIGMA = 1e-6, 100.0  # where no deviation gives the distance
 
 
 @chz.chz
-class Config(ExploreConfig):
+class ParameterNoiseConfig(ExploreConfig):
     """For DDPG and TD3."""
 
     std: Scheduled = scheduled(
@@ -66,7 +66,7 @@ class ParameterNoise(NetworkNoise):
     scale = "std"
     sigma: Tensor
 
-    def __init__(self, model: Any, size: int, config: Config, seed: int) -> None:
+    def __init__(self, model: Any, size: int, config: ParameterNoiseConfig, seed: int) -> None:
         """`model`: the network of the policy."""
         super().__init__(size, config.graded)
         self.config, self.seed = config, seed

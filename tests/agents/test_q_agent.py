@@ -12,21 +12,20 @@ from gymnasium import spaces
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
-from rlframe.exploration import epsilon as epsilon_greedy
-from rlframe.exploration import noisy as noisy_layers
+from rlframe.exploration import EpsilonConfig, NoisyConfig
 from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import CategoricalValue, ExpectedValue, NoisyLinear, QuantileValue
 from tests.models.test_numpy_inference import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)
-LADDER = epsilon_greedy.Config(epsilon=0.5, epsilon_last=0.1)  # so that environments have epsilons of their own
+LADDER = EpsilonConfig(epsilon=0.5, epsilon_last=0.1)  # so that environments have epsilons of their own
 KINDS = [ExpectedValue(), CategoricalValue(5, -1.0, 2.0), QuantileValue(4)]
 
 
 def agent_for(kind: Any = KINDS[0], dueling: bool = False, noisy: bool = False, **model: Any) -> QAgent:
     config = ModelConfig(**({"hidden": (16, 8), "memory_size": 4} | model))
-    explore = noisy_layers.Config(epsilon_last=0.1) if noisy else LADDER
+    explore = NoisyConfig(epsilon_last=0.1) if noisy else LADDER
     return make_q_agent(VECTOR, ACTION, config, kind, explore, 0, dueling)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlframe.agents import QAgent
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
-from rlframe.exploration.epsilon import Epsilon
+from rlframe.exploration.q import Epsilon
 from rlframe.models.q_network import ExpectedValue, QModel, QValue
 from rlframe.replay import Transitions
 

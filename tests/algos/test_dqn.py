@@ -16,7 +16,7 @@ from rlframe.algos.off_policy import ReplayRatio, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
-from rlframe.exploration import epsilon, noisy
+from rlframe.exploration import EpsilonConfig, NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import ExpectedValue
 from rlframe.optimizers import AdamConfig
@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
     "replay_ratio": 8.0,
     "learning_starts": 64,
     "target_interval": 20,
-    "explore": epsilon.Config(epsilon="linear(1,0.1,0.5)"),
+    "explore": EpsilonConfig(epsilon="linear(1,0.1,0.5)"),
     "optimizer": AdamConfig(epsilon=1e-5),
 }
 SMALL = InMemory(size=2_000)
@@ -198,7 +198,7 @@ def test_the_learning_rate_is_used_and_scheduled() -> None:
 
 
 def test_epsilon_goes_down_over_its_fraction_of_the_run() -> None:
-    ladder = epsilon.Config(epsilon="linear(1,0.1,0.5)", epsilon_last="linear(1,0.01,0.5)")
+    ladder = EpsilonConfig(epsilon="linear(1,0.1,0.5)", epsilon_last="linear(1,0.01,0.5)")
     algo, agent, _ = run(debug_envs.identity, 4, explore=ladder)
     assert agent.exploration.level.tolist() == pytest.approx([0.1, 0.01, 7])
     algo.exploration.apply(agent.exploration, 64)
@@ -225,7 +225,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "double dueling": {"double": True, "dueling": True},
     "3 steps prioritized": {"n_step": 3, "prioritized": True},
-    "noisy": {"explore": noisy.Config(epsilon="linear(1,0.1,0.5)"), "learning_rate": 3e-3},
+    "noisy": {"explore": NoisyConfig(epsilon="linear(1,0.1,0.5)"), "learning_rate": 3e-3},
     "categorical": {"value": "categorical", "n_atoms": 21, "v_min": -1.0, "v_max": 5.0},
     "quantile": {"value": "quantile", "n_atoms": 8},
     "normalised, fed back": {"model_normalize_observation": True, "model_feed_back": True},
@@ -234,7 +234,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dueling": True,
         "n_step": 3,
         "prioritized": True,
-        "explore": noisy.Config(epsilon="linear(1,0.1,0.5)"),
+        "explore": NoisyConfig(epsilon="linear(1,0.1,0.5)"),
         "value": "categorical",
         "n_atoms": 21,
         "v_min": -1.0,
@@ -257,7 +257,7 @@ def q_values(env: Any, n_states: int, n_step: int, **kwargs: Any) -> torch.Tenso
     """The largest Q of each state, after learning with γ = 0.8 from random actions."""
     settings = {
         "discount": 0.8,
-        "explore": epsilon.Config(epsilon=1.0),
+        "explore": EpsilonConfig(epsilon=1.0),
         "double": True,
         "n_step": n_step,
         "replay_ratio": 16.0,

@@ -9,7 +9,7 @@ import torch
 from rlframe.algos import dqn, r2d1, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.exploration import epsilon
+from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.rollout.worker_pool import WorkerPool
@@ -19,7 +19,7 @@ from rlframe.samplers import CpuSampler, SerialSampler
 COMMON: dict[str, Any] = {"replay": InMemory(size=1_000), "learning_starts": 32}
 LADDER: dict[str, Any] = {
     **COMMON,
-    "explore": epsilon.Config(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.01,0.02)"),
+    "explore": EpsilonConfig(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.01,0.02)"),
 }
 MEMORY: dict[str, Any] = {"memory": "lstm", "memory_size": 8}
 CASES: dict[str, Any] = {

@@ -16,7 +16,7 @@ from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.distributions import Categorical, MultiCategorical
 from rlframe.envs import EnvConfig, debug_envs
-from rlframe.exploration import epsilon as epsilon_greedy
+from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
 from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue
@@ -35,7 +35,7 @@ MANY_ACTIONS = {"kind": "multi_discrete"}
 PPO: dict[str, Any] = {"epochs": 1, "minibatches": 2}
 SEQUENCES: dict[str, Any] = {**OFF, "burn_in": 4, "learn_T": 8, "batch_size": 8}
 LSTM = {"memory": "lstm", "memory_size": 8}
-RANDOM = {"explore": epsilon_greedy.Config(epsilon=1.0)}
+RANDOM = {"explore": EpsilonConfig(epsilon=1.0)}
 GREEDY = {"explore": "none"}
 RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ppo": (ppo, PPO, {}, {}),
@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ppo_multi_discrete": (ppo, PPO, {}, MANY_ACTIONS),
     "dqn_random": (dqn, {**OFF, **RANDOM}, {}, {}),
     "dqn_greedy": (dqn, {**OFF, **GREEDY, "double": True}, {}, {}),
-    "r2d1": (r2d1, {**SEQUENCES, "explore": epsilon_greedy.Config(epsilon=0.5)}, LSTM, {}),
+    "r2d1": (r2d1, {**SEQUENCES, "explore": EpsilonConfig(epsilon=0.5)}, LSTM, {}),
     "sac": (sac, {**OFF, "learning_starts": 1_024}, {}, {}),
 }
 
@@ -261,7 +261,7 @@ def test_sacs_given_target_entropy_stays() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "ppo_lstm", "dqn", "sac"])
 def test_a_masked_grid_is_solved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    annealed = {"explore": epsilon_greedy.Config(epsilon="linear(1,0.1,0.5)")}
+    annealed = {"explore": EpsilonConfig(epsilon="linear(1,0.1,0.5)")}
     of_dqn = {**OFF, **annealed, "replay_ratio": 8.0, "target_interval": 100}
     module, settings, model, kwargs = (dqn, of_dqn, {}, {}) if name == "dqn" else RUNS[name]
     quick = {"learning_rate": 3e-3} if module is not sac else {"replay_ratio": 8.0, "temperature": 0.1}

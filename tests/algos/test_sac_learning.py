@@ -10,14 +10,14 @@ from rlframe.algos import ddpg, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, debug_envs, make_envs
-from rlframe.exploration import gaussian
+from rlframe.exploration import GaussianConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_learning import blind_time_limit
 
 FAST: dict[str, Any] = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "batch_size": 32, "replay_ratio": 20.0}
-NOISY: dict[str, Any] = {"explore": gaussian.Config(std=0.3)}
+NOISY: dict[str, Any] = {"explore": GaussianConfig(std=0.3)}
 
 
 def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwargs: Any) -> tuple[Any, float]:

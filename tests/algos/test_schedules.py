@@ -14,7 +14,7 @@ from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import accepts_schedule
 from rlframe.core.types import BatchSpec
-from rlframe.exploration import epsilon
+from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.optimizers import AdamWConfig, MuonConfig, OwnConfig, RMSPropConfig, SGDConfig
 from rlframe.replay import InMemory
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "ppo": (ppo, "CartPole-v1", {"value_clip": 0.2, "target_kl": 9.0, "kl_coef": 0.5, "minibatches": 2}),
     "impala": (impala, "CartPole-v1", {}),
     "appo": (appo, "CartPole-v1", {}),
-    "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "explore": epsilon.Config(epsilon_last=0.1)}),
+    "dqn": (dqn, "CartPole-v1", {**REPLAY, "prioritized": True, "explore": EpsilonConfig(epsilon_last=0.1)}),
     "r2d1": (r2d1, "CartPole-v1", {**REPLAY, "burn_in": 1, "learn_T": 3, "replay_ratio": 2.0}),
     "ddpg": (ddpg, "Pendulum-v1", {**REPLAY, "prioritized": True}),
     "td3": (td3, "Pendulum-v1", REPLAY),

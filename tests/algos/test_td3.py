@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlframe.algos import td3
-from rlframe.exploration import gaussian
+from rlframe.exploration import GaussianConfig
 from tests.algos.learners import learner, target_q, transitions, updated, write_critic, write_linear
 
 TANH_HALF = math.tanh(0.5)
@@ -116,7 +116,7 @@ def test_target_noise_has_the_standard_deviation_asked_for() -> None:
 
 
 def test_exploration_is_annealed_by_env_steps_and_warm_up_ends_at_learning_starts() -> None:
-    algo = learner(td3, n_steps=100, explore=gaussian.Config(std="linear(0.4,0.2)"), learning_starts=50)
+    algo = learner(td3, n_steps=100, explore=GaussianConfig(std="linear(0.4,0.2)"), learning_starts=50)
     found = []
     for env_steps in (0, 49, 50, 100, 200):
         algo.progress.env_steps = env_steps

@@ -12,7 +12,7 @@ from torch import nn
 
 from rlframe.core.types import Samples
 from rlframe.distributions.gaussian import TanhGaussian
-from rlframe.exploration.epsilon import Epsilon
+from rlframe.exploration.q import Epsilon
 from rlframe.record import Writer
 from rlframe.rollout import EpisodeStatistic
 from rlframe.runners import Callback

@@ -19,7 +19,7 @@ from rlframe.agents import (
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree, write, zeros_like
 from rlframe.core.types import AgentInputs
-from rlframe.exploration.gsde import Config
+from rlframe.exploration import GsdeConfig
 from rlframe.models import ModelConfig
 from rlframe.rollout.inference import CudaInference
 from tests.models.test_numpy_inference import VECTOR, inputs_for
@@ -30,12 +30,12 @@ MODEL = ModelConfig(hidden=(8, F), activation="relu")
 
 def actor(policy: Any = SquashedGaussian, model: ModelConfig = MODEL, **explore: Any) -> ActorAgent:
     given = {"sigma": 0.1} if policy is Deterministic else {"log_std": -2.0}
-    return make_actor_agent(VECTOR, BOX, policy(BOX), model, Config(**given | explore))
+    return make_actor_agent(VECTOR, BOX, policy(BOX), model, GsdeConfig(**given | explore))
 
 
 def policy_agent(squash: bool = False, **model: Any) -> PolicyAgent:
     config = ModelConfig(hidden=(8, F), distribution="squashed_gaussian" if squash else "gaussian", **model)
-    return make_policy_agent(VECTOR, BOX, config, 0, Config(log_std=-1.0))
+    return make_policy_agent(VECTOR, BOX, config, 0, GsdeConfig(log_std=-1.0))
 
 
 def rows(n: int, first: bool) -> AgentInputs:
@@ -183,12 +183,12 @@ def test_a_policy_without_memory_is_not_recurrent() -> None:
         (lambda: actor(Deterministic, log_std=-1.0), r"algo.explore.log_std=-1: td3 learns no σ.*algo.explore.sigma"),
         (lambda: actor(model=ModelConfig(log_std=-1.0)), r"model.log_std=-1 has no meaning.*algo.explore.log_std"),
         (lambda: policy_agent(log_std=-1.0), r"model.log_std=-1 has no meaning"),
-        (lambda: Config(log_std=2.5), r"algo.explore.log_std=2.5 must be from -20 to 2"),
-        (lambda: Config(sigma=101), r"algo.explore.sigma=101 must be from 0 to 100"),
-        (lambda: Config(interval=-1), r"algo.explore.interval=-1 must be at least 0"),
+        (lambda: GsdeConfig(log_std=2.5), r"algo.explore.log_std=2.5 must be from -20 to 2"),
+        (lambda: GsdeConfig(sigma=101), r"algo.explore.sigma=101 must be from 0 to 100"),
+        (lambda: GsdeConfig(interval=-1), r"algo.explore.interval=-1 must be at least 0"),
         (
             lambda: make_actor_agent(
-                VECTOR, spaces.Discrete(3), Choice(spaces.Discrete(3)), ModelConfig(), Config(log_std=-2.0)
+                VECTOR, spaces.Discrete(3), Choice(spaces.Discrete(3)), ModelConfig(), GsdeConfig(log_std=-2.0)
             ),
             r"algo.explore=gsde is for one Box of actions, not Discrete\(3\)",
         ),
@@ -209,7 +209,7 @@ def test_what_has_no_meaning_is_refused(make: Any, message: str) -> None:
 
 @pytest.mark.parametrize("log_std", [-20.0, 2.0])
 def test_the_extremes_of_log_std_act_and_learn_with_finite_numbers(log_std: float) -> None:
-    agent = make_policy_agent(VECTOR, BOX, ModelConfig(hidden=(8,)), 0, Config(log_std=log_std))
+    agent = make_policy_agent(VECTOR, BOX, ModelConfig(hidden=(8,)), 0, GsdeConfig(log_std=log_std))
     inputs = rows(8, True).torch()
     step = agent.step(inputs, agent.initial_state(range(8)), drawn(agent, 8))
     log_prob, entropy, _ = agent.evaluate(inputs, (), step.action)

@@ -14,37 +14,39 @@ from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs
 from rlframe.exploration import (
     ActionNoise,
+    BoltzmannConfig,
+    EpsilonConfig,
     Exploration,
     ExplorationSchedule,
     ExploreConfig,
+    GaussianConfig,
+    NoiseHoldConfig,
+    NoisyConfig,
+    NoneConfig,
+    OrnsteinUhlenbeckConfig,
+    OwnExplorationConfig,
     QExploration,
-    boltzmann,
-    epsilon,
-    gaussian,
-    noise_hold,
-    noisy,
-    none,
-    ornstein_uhlenbeck,
-    own,
-    stochastic,
+    StochasticConfig,
 )
+from rlframe.exploration.actions import HeldNoise, HeldNormal, OrnsteinUhlenbeck, WalkNoise
+from rlframe.exploration.q import Boltzmann, Durations, HeldAction, HeldActionNoise
 
 SECOND, PUSH = ("tests.exploration.own:SecondBest", "tests.exploration.own:Push")
 CHOOSE: dict[str, ExploreConfig] = {
-    "epsilon": epsilon.Config(epsilon=0.5, epsilon_last=0.9),
-    "boltzmann": boltzmann.Config(temperature=0.5, temperature_last=2.0),
-    "noise_hold": noise_hold.Config(epsilon=0.3, epsilon_last=0.9, longest=5),
-    "noisy": noisy.Config(epsilon=0.3),
-    "none": none.Config(),
-    "own": own.Config(name=SECOND, level=0.5, level_last=0.9),
+    "epsilon": EpsilonConfig(epsilon=0.5, epsilon_last=0.9),
+    "boltzmann": BoltzmannConfig(temperature=0.5, temperature_last=2.0),
+    "noise_hold": NoiseHoldConfig(epsilon=0.3, epsilon_last=0.9, longest=5),
+    "noisy": NoisyConfig(epsilon=0.3),
+    "none": NoneConfig(),
+    "own": OwnExplorationConfig(name=SECOND, level=0.5, level_last=0.9),
 }
 PERTURB: dict[str, ExploreConfig] = {
-    "gaussian": gaussian.Config(std=0.3, std_last=0.1),
-    "ornstein_uhlenbeck": ornstein_uhlenbeck.Config(sigma=0.2, sigma_last=0.4),
-    "noise_hold": noise_hold.Config(std=0.2, std_last=0.4, longest=5),
-    "none": none.Config(),
-    "stochastic": stochastic.Config(),
-    "own": own.Config(name=PUSH, level=0.2, level_last=0.4),
+    "gaussian": GaussianConfig(std=0.3, std_last=0.1),
+    "ornstein_uhlenbeck": OrnsteinUhlenbeckConfig(sigma=0.2, sigma_last=0.4),
+    "noise_hold": NoiseHoldConfig(std=0.2, std_last=0.4, longest=5),
+    "none": NoneConfig(),
+    "stochastic": StochasticConfig(),
+    "own": OwnExplorationConfig(name=PUSH, level=0.2, level_last=0.4),
 }
 N, A, D = 6, 4, 2
 MASK = np.array([[1, 0, 1, 1], [0, 1, 1, 0]] * 3, np.int8)
@@ -141,7 +143,7 @@ def test_the_kinds_of_the_guide_explore_at_the_level_of_each_environment_and_wit
 
 
 def test_boltzmann_takes_actions_in_proportion_to_exp_of_their_values() -> None:
-    part, n = boltzmann.Boltzmann(3, False), 20_000
+    part, n = Boltzmann(3, False), 20_000
     part.set_level(0.5, 0.5, 1)
     q = np.tile(np.array([0.0, 0.5, -0.2], np.float32), (n, 1))
     noise, state = part.noise(np.random.default_rng(0), (n,)), part.initial_state(range(n))
@@ -151,12 +153,12 @@ def test_boltzmann_takes_actions_in_proportion_to_exp_of_their_values() -> None:
 
 
 def test_ornstein_uhlenbeck_noise_by_hand_and_a_new_episode_starts_at_zero() -> None:
-    part = ornstein_uhlenbeck.OrnsteinUhlenbeck(1, theta=0.5)
+    part = OrnsteinUhlenbeck(1, theta=0.5)
     part.set_level(0.1, 0.1, 1)
     state, found = part.initial_state([0]), []
     steps = [1.0, 1.0, -1.0, 2.0]
     for step, first in zip(steps, [True, False, False, True], strict=True):
-        noise = ornstein_uhlenbeck.WalkNoise(torch.tensor([[step]]), torch.ones(1, 1))
+        noise = WalkNoise(torch.tensor([[step]]), torch.ones(1, 1))
         inputs = AgentInputs((), (), (), torch.tensor([first]))
         action, state = part.perturb(torch.zeros(1, 1), inputs, noise, state, part.level, torch)
         found.append(round(action.item(), 6))
@@ -166,7 +168,7 @@ def test_ornstein_uhlenbeck_noise_by_hand_and_a_new_episode_starts_at_zero() -> 
 @pytest.mark.parametrize(("mu", "longest"), [(2.0, 4), (0.0, 3), (2.0, 1), (50.0, 10_000)])
 def test_holds_last_as_long_as_the_truncated_zeta_distribution_says(mu: float, longest: int) -> None:
     n, support = 20_000, np.arange(1, longest + 1, dtype=float)
-    drawn = noise_hold.Durations(mu, longest).draw(np.random.default_rng(0), (n,))
+    drawn = Durations(mu, longest).draw(np.random.default_rng(0), (n,))
     expected = support**-mu / (support**-mu).sum()
     found = np.bincount(drawn, minlength=longest + 1)[1:] / n
     assert drawn.min() >= 1
@@ -189,9 +191,9 @@ def held(part: Any, noises: Sequence[Any], firsts: Sequence[bool], values: Any, 
 def test_an_action_is_held_for_its_duration_but_not_into_the_next_episode() -> None:
     def noise(uniform: float, action: int, duration: int) -> Any:
         numbers = torch.tensor([uniform]), torch.tensor([action]), torch.tensor([duration])
-        return noise_hold.HeldActionNoise(*numbers)
+        return HeldActionNoise(*numbers)
 
-    part = noise_hold.HeldAction(3, False, noise_hold.Durations(2.0, 5))
+    part = HeldAction(3, False, Durations(2.0, 5))
     quiet = noise(0.1, 1, 9)  # below 1 - epsilon: begins nothing
     noises = [noise(0.9, 2, 3), noise(0.9, 1, 4), quiet, quiet, noise(0.9, 1, 5), quiet, quiet]
     firsts = [True, False, False, False, False, False, True]
@@ -199,11 +201,11 @@ def test_an_action_is_held_for_its_duration_but_not_into_the_next_episode() -> N
 
 
 def test_a_held_action_that_becomes_forbidden_is_let_go() -> None:
-    part = noise_hold.HeldAction(3, True, noise_hold.Durations(2.0, 5))
+    part = HeldAction(3, True, Durations(2.0, 5))
     part.set_level(0.5, 0.5, 1)
     state = part.initial_state([0])
     state.own.held[0], state.own.left[0] = 2, 4
-    quiet = noise_hold.HeldActionNoise(torch.tensor([0.1]), torch.tensor([7]), torch.tensor([3]))
+    quiet = HeldActionNoise(torch.tensor([0.1]), torch.tensor([7]), torch.tensor([3]))
     for mask, expected in (([1, 0, 1], 2), ([1, 1, 0], 1), ([1, 1, 1], 1)):
         inputs = AgentInputs({"action_mask": torch.tensor([mask])}, (), (), torch.tensor([False]))
         q = torch.where(torch.tensor([mask]) != 0, torch.tensor([[0.0, 1.0, 0.5]]), -torch.inf)
@@ -213,9 +215,9 @@ def test_a_held_action_that_becomes_forbidden_is_let_go() -> None:
 
 def test_noise_on_actions_is_held_for_its_duration() -> None:
     def noise(normal: float, duration: int) -> Any:
-        return noise_hold.HeldNormal(torch.tensor([[normal]]), torch.tensor([duration]))
+        return HeldNormal(torch.tensor([[normal]]), torch.tensor([duration]))
 
-    part = noise_hold.HeldNoise(1, noise_hold.Durations(2.0, 5))
+    part = HeldNoise(1, Durations(2.0, 5))
     noises = [noise(1.0, 2), noise(0.2, 1), noise(-0.4, 9), noise(0.6, 1), noise(0.8, 1)]
     firsts = [True, False, False, False, True]
     assert held(part, noises, firsts, torch.zeros(1, 1)) == [0.5, 0.5, -0.2, -0.2, 0.4]
@@ -224,12 +226,12 @@ def test_noise_on_actions_is_held_for_its_duration() -> None:
 @pytest.mark.parametrize(
     ("config", "explores"),
     [
-        (epsilon.Config(epsilon=0.0), 0.0),
-        (epsilon.Config(epsilon=1.0), 1 - 1 / A),
-        (boltzmann.Config(temperature=0.0), 0.0),
-        (boltzmann.Config(temperature=1e30), 1 - 1 / A),
-        (noise_hold.Config(epsilon=0.0), 0.0),
-        (noise_hold.Config(epsilon=1.0, longest=1), 1 - 1 / A),
+        (EpsilonConfig(epsilon=0.0), 0.0),
+        (EpsilonConfig(epsilon=1.0), 1 - 1 / A),
+        (BoltzmannConfig(temperature=0.0), 0.0),
+        (BoltzmannConfig(temperature=1e30), 1 - 1 / A),
+        (NoiseHoldConfig(epsilon=0.0), 0.0),
+        (NoiseHoldConfig(epsilon=1.0, longest=1), 1 - 1 / A),
     ],
 )
 def test_extreme_levels_are_greedy_or_uniform(config: ExploreConfig, explores: float) -> None:
@@ -243,7 +245,7 @@ def test_extreme_levels_are_greedy_or_uniform(config: ExploreConfig, explores: f
 
 
 @pytest.mark.parametrize(
-    ("make", "name"), [(gaussian.Config, "std"), (noise_hold.Config, "std"), (ornstein_uhlenbeck.Config, "sigma")]
+    ("make", "name"), [(GaussianConfig, "std"), (NoiseHoldConfig, "std"), (OrnsteinUhlenbeckConfig, "sigma")]
 )
 def test_deviations_whose_noise_would_overflow_are_refused(make: Any, name: str) -> None:
     for key in (name, f"{name}_last"):
@@ -252,7 +254,7 @@ def test_deviations_whose_noise_would_overflow_are_refused(make: Any, name: str)
 
 
 def test_an_unused_exploration_carries_no_state() -> None:
-    for config in (epsilon.Config(epsilon=0.1), boltzmann.Config(), none.Config()):
+    for config in (EpsilonConfig(epsilon=0.1), BoltzmannConfig(), NoneConfig()):
         assert not leaves(config.make_q(3, False).initial_state(range(4)))
-    parts: list[ActionNoise] = [c.make_noise(2) for c in (gaussian.Config(std=0.1), stochastic.Config(), none.Config())]
+    parts: list[ActionNoise] = [c.make_noise(2) for c in (GaussianConfig(std=0.1), StochasticConfig(), NoneConfig())]
     assert not any(leaves(part.initial_state(range(4))) for part in parts)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
-from rlframe.exploration.parameter_noise import Config
+from rlframe.exploration import ParameterNoiseConfig
 from rlframe.models import ModelConfig
 from tests.models.test_numpy_inference import VECTOR, inputs_for
 
@@ -21,7 +21,7 @@ BOX = spaces.Box(-2, 4, (2,), np.float32)
 
 def agent_for(n: int = 4, std: Any = 0.2, seed: int = 0, **explore: Any) -> ActorAgent:
     config = ModelConfig(hidden=(8, 8), activation="relu", normalize_observation=True)
-    agent = make_actor_agent(VECTOR, BOX, Deterministic(BOX), config, Config(std=std, **explore), seed)
+    agent = make_actor_agent(VECTOR, BOX, Deterministic(BOX), config, ParameterNoiseConfig(std=std, **explore), seed)
     agent.exploration.set_level(std, explore.get("std_last", std), n)
     return agent
 
@@ -149,4 +149,4 @@ def test_everything_is_saved_with_the_agent() -> None:
 )
 def test_numbers_out_of_range_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Config(**given)
+        ParameterNoiseConfig(**given)

@@ -22,14 +22,14 @@ from rlframe.experiment.config import from_flat, merge, to_flat
 from rlframe.experiment.keys import show_keys
 from rlframe.experiment.train import read_job
 from rlframe.exploration import (
+    BoltzmannConfig,
+    EpsilonConfig,
     ExplorationSchedule,
     ExploreConfig,
-    boltzmann,
-    epsilon,
-    gsde,
-    noise_hold,
-    ornstein_uhlenbeck,
-    own,
+    GsdeConfig,
+    NoiseHoldConfig,
+    OrnsteinUhlenbeckConfig,
+    OwnExplorationConfig,
 )
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import ExpectedValue
@@ -41,11 +41,11 @@ from tests.runners.resumed import assert_resumed_exactly, log
 from tests.variants import variants
 
 ACTING: dict[str, tuple[Any, str, Any]] = {
-    "boltzmann": (dqn, "CartPole-v1", boltzmann.Config(temperature=0.1, temperature_last=5.0)),
-    "noise_hold": (dqn, "CartPole-v1", noise_hold.Config(epsilon=0.3, epsilon_last=0.6, longest=4)),
-    "held_noise": (td3, "Pendulum-v1", noise_hold.Config(std=0.2, std_last=0.4, longest=4)),
-    "ornstein_uhlenbeck": (sac, "Pendulum-v1", ornstein_uhlenbeck.Config(sigma=0.2, sigma_last=0.4)),
-    "own": (ddpg, "Pendulum-v1", own.Config(name=PUSH, level=0.1)),
+    "boltzmann": (dqn, "CartPole-v1", BoltzmannConfig(temperature=0.1, temperature_last=5.0)),
+    "noise_hold": (dqn, "CartPole-v1", NoiseHoldConfig(epsilon=0.3, epsilon_last=0.6, longest=4)),
+    "held_noise": (td3, "Pendulum-v1", NoiseHoldConfig(std=0.2, std_last=0.4, longest=4)),
+    "ornstein_uhlenbeck": (sac, "Pendulum-v1", OrnsteinUhlenbeckConfig(sigma=0.2, sigma_last=0.4)),
+    "own": (ddpg, "Pendulum-v1", OwnExplorationConfig(name=PUSH, level=0.1)),
 }
 
 
@@ -247,7 +247,7 @@ BY_HAND: list[tuple[str, Callable[[], object], str]] = [
         lambda: make_q_agent(VECTOR, spaces.Discrete(2), SMALL, ExpectedValue(), "gaussian"),
         "does not choose among",
     ),
-    ("interval", lambda: gsde.Config(interval=2.5), "algo.explore.interval=2.5 must be a whole number"),
+    ("interval", lambda: GsdeConfig(interval=2.5), "algo.explore.interval=2.5 must be a whole number"),
 ]
 
 
@@ -257,7 +257,7 @@ def test_parts_made_by_hand_that_do_not_fit_are_refused(make: Callable[[], objec
         make()
 
 
-@pytest.mark.parametrize("explore", [boltzmann.Config(), epsilon.Config(epsilon=0.5, epsilon_last=0.1)])
+@pytest.mark.parametrize("explore", [BoltzmannConfig(), EpsilonConfig(epsilon=0.5, epsilon_last=0.1)])
 def test_an_agent_that_was_made_with_another_exploration_than_the_algorithm_is_refused(explore: ExploreConfig) -> None:
     agent = make_q_agent(VECTOR, spaces.Discrete(2), SMALL, ExpectedValue(), explore)
     config = dqn.Config(replay=InMemory(size=1_000))

@@ -20,7 +20,7 @@ from rlframe.bonuses import rnd
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
-from rlframe.exploration import noisy
+from rlframe.exploration import NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.runners import SyncRl
@@ -40,7 +40,7 @@ ALGOS: dict[str, tuple[ModuleType, EnvConfig, dict[str, Any], dict[str, Any]]] =
         CARTPOLE,
         {
             "batch_size": 8,
-            "explore": noisy.Config(epsilon="linear(1,0.1,0.02)", epsilon_last="linear(1,0.01,0.02)"),
+            "explore": NoisyConfig(epsilon="linear(1,0.1,0.02)", epsilon_last="linear(1,0.01,0.02)"),
             "prioritized": True,
         },
         {},

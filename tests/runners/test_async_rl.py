@@ -17,7 +17,7 @@ from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
-from rlframe.exploration import epsilon
+from rlframe.exploration import EpsilonConfig
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
@@ -198,7 +198,7 @@ def test_policy_gradients_learn_from_each_batch(name: str) -> None:
 
 def test_parameters_and_exploration_reach_the_sampler() -> None:
     config = dqn.Config(
-        **REPLAY, explore=epsilon.Config(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.1,0.02)")
+        **REPLAY, explore=EpsilonConfig(epsilon="linear(0.5,0.4,0.02)", epsilon_last="linear(0.5,0.1,0.02)")
     )
     with runner_for(config, EnvConfig("CartPole-v1", backend="python"), sampler_waits=True) as runner:
         runner.train()

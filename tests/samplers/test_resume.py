@@ -12,7 +12,7 @@ from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds, generators
 from rlframe.core.struct import leaves
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.exploration import epsilon
+from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.rollout.worker_pool import WorkerPool
@@ -91,7 +91,7 @@ def test_a_numpy_vector_environment_restarts_in_another_split() -> None:
 @pytest.mark.parametrize("how", ["cpu", "gpu"])
 def test_a_state_saved_before_the_first_batch_has_the_initial_state_of_the_agent(how: str) -> None:
     envs = WorkerPool(EnvConfig("CartPole-v1", {}, "python"), 4, list(range(4)), 2, (), Supervision(timeout_s=30))
-    config = dqn.Config(explore=epsilon.Config(epsilon_last=0.1))
+    config = dqn.Config(explore=EpsilonConfig(epsilon_last=0.1))
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     with closing((CpuSampler if how == "cpu" else GpuSampler)(envs, agent, T)) as sampler:
         (env,) = leaves(
