@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"agents"},
     {"rollout"},
     {"algos", "samplers"},
-    {"bonuses"},
+    {"rewards"},
     {"runners"},
     {"experiment"},
     {"study", "deploy"},
@@ -36,7 +36,7 @@ ALLOWED["kernels"] = {"kernels", "core"}
 ALLOWED["optimizers"] = {"optimizers", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
-ALLOWED["bonuses"] -= {"samplers", "rollout", "envs", "replay", "system"}
+ALLOWED["rewards"] -= {"rollout", "replay", "system"}
 ALLOWED["integrations"] = {"integrations", "record", "core"}
 ALLOWED["analysis"] = {"analysis", "core"}
 ALLOWED["study"] |= {"analysis"}  # for the interval over seeds

@@ -51,7 +51,7 @@ _MAX_NAME = 200
 _SIMILAR, _PIECE = 0.6, 4  # least similarity of names that are suggested, and letters of a piece
 _KEYS = {  # what comes before the name of a field on the command line, by the package of its config
     "rlframe.algos": "algo.",
-    "rlframe.bonuses": "reward.bonus.",
+    "rlframe.rewards": "reward.bonus.",
     "rlframe.envs.options": "env.",
     "rlframe.exploration": "algo.explore.",
     "rlframe.models": "model.",

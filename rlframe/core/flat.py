@@ -22,7 +22,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "algo.replay": "rlframe.replay",
         "sampler": "rlframe.samplers",
         "runner": "rlframe.runners",
-        "reward.bonus": "rlframe.bonuses",
+        "reward.bonus": "rlframe.rewards",
     }
 )
 

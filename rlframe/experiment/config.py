@@ -10,7 +10,6 @@ from typing import Any
 import chz
 
 from rlframe.algos.defaults import learns_from
-from rlframe.bonuses import RewardConfig
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.files import parse_yaml
@@ -26,6 +25,7 @@ from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
 from rlframe.record.named_writers import DEFAULT_WRITERS
+from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import sync_rl
 from rlframe.runners.stop_rule import StopRule

@@ -14,7 +14,6 @@ from gymnasium import Space, spaces
 from torch import nn
 
 from rlframe.agents import Agent
-from rlframe.bonuses.curiosity import CuriosityConfig
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
@@ -22,6 +21,7 @@ from rlframe.experiment.config import Experiment
 from rlframe.models.encoders import has_images
 from rlframe.optimizers import Optimizer
 from rlframe.replay.columns import available_memory
+from rlframe.rewards.curiosity import CuriosityConfig
 from rlframe.rollout.inference import empty_batch
 from rlframe.system.machine import n_cpus
 

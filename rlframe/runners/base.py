@@ -20,6 +20,7 @@ from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
 from rlframe.record import current_run
 from rlframe.record.metrics import collect_in
+from rlframe.rewards.normalize import rewards_for
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
 from rlframe.runners.evaluations import SCORE, Evaluations
@@ -36,7 +37,6 @@ from rlframe.runners.report import (
     torch_rng_states,
     write_result,
 )
-from rlframe.runners.rewards import rewards_for
 from rlframe.runners.threads import apply_affinity, keep_threads
 from rlframe.samplers import Sampler
 from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 from rlframe.algos import a2c, ddpg, dqn, pg, ppo, r2d1, sac, td3
-from rlframe.bonuses import rnd
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.exploration import NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
+from rlframe.rewards import RNDConfig
+from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.runners import SyncRl
 from rlframe.runners.report import save_skipped_update
-from rlframe.runners.rewards import NormalizedRewards
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from rlframe.system import distributed
@@ -160,7 +160,7 @@ def normalized(B: int, n_batches: int = 5) -> dict[str, Any]:
 
 def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
     """Batches of B environments with a bonus that learns from all steps at once; its networks and statistics."""
-    config = rnd.Config(hidden=(8,), embedding=8, learning_starts=8, batch_size=8 * B, share=1.0, learning_rate=1e-2)
+    config = RNDConfig(hidden=(8,), embedding=8, learning_starts=8, batch_size=8 * B, share=1.0, learning_rate=1e-2)
     envs = make_envs(CARTPOLE, B, env_seeds(4, Role.ENV, B))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 4)
     with closing(SerialSampler(envs, agent, batch_T=8, seed=4)) as sampler:

@@ -18,7 +18,6 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos.base import Algorithm
-from rlframe.bonuses.curiosity import Curiosity
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import at_last
@@ -26,6 +25,7 @@ from rlframe.core.struct import as_numpy
 from rlframe.core.types import Samples
 from rlframe.envs.options import EnvOptions
 from rlframe.envs.rewards import reward_transform
+from rlframe.rewards.curiosity import Curiosity
 from rlframe.samplers import Sampler
 
 _EPSILON = 1e-8  # of the variance

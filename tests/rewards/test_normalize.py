@@ -17,8 +17,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
+from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.runners import MinibatchRl
-from rlframe.runners.rewards import NormalizedRewards
 from rlframe.samplers import SerialSampler
 from tests.runners.resumed import last_state
 from tests.runners.test_async_rl import runner_for

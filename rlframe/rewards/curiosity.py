@@ -1,4 +1,4 @@
-"""Curiosity: an algorithm whose rewards have a learned bonus added, and the keys that RND and ICM share."""
+"""Curiosity: an algorithm whose rewards have a learned bonus added; RND and ICM, and the keys that they share."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ import chz
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
 from rlframe.algos.base import AlgorithmWrapper
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
-from rlframe.bonuses.base import Bonus, BonusConfig, Steps
 from rlframe.core.config import below_one, count, fraction, option, positive, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator, seed_int
+from rlframe.core.spaces import zeros
 from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
+from rlframe.distributions import make_distribution
+from rlframe.models.encoders import HiddenLayers, orthogonal
+from rlframe.models.mlp import GaussianHead, policy_head
 from rlframe.models.normalize import RunningNorm
 from rlframe.ops.masked import mean_weights
 from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
+from rlframe.rewards.base import Bonus, BonusConfig, Steps, encoder_of, normalizer, rows_of
 
 _EPSILON = 1e-8  # of the variance
 _CPU = torch.device("cpu")
@@ -180,3 +184,107 @@ class Curiosity(AlgorithmWrapper):
         for each in own["collected"]:
             saved = iter(each["steps"])
             self.collected.append((self.bonus.example.map(lambda _, saved=saved: next(saved)), each["valid"]))
+
+
+@chz.chz
+class RNDConfig(CuriosityConfig):
+    """Exploration by Random Network Distillation. Burda, Edwards, Storkey, Klimov, 2018. arXiv 1810.12894.
+
+    The paper's networks see the last frame of a stack; these see the whole observation.
+    """
+
+    def make_bonus(self, observation_space: Space, action_space: Space) -> RND:
+        return RND(observation_space, self)
+
+
+class RND(Bonus):
+    """|f^(s') - f(s')|², how far a predictor f^ is from a fixed random network f, of the next observation s'.
+
+    f^ learns to imitate f on the observations that were seen (section 2.2); it has two layers more (appendix A.4).
+    """
+
+    def __init__(self, observation_space: Space, config: RNDConfig) -> None:
+        super().__init__()
+        self.norm, space = normalizer(observation_space, config.normalize_observation, config.clip)
+        self.example = Steps((), (), zeros(observation_space))
+        size = config.embedding
+        target, predictor = encoder_of(space, config.hidden), encoder_of(space, config.hidden)
+        self.target = nn.Sequential(target, orthogonal(nn.Linear(target.size, size))).requires_grad_(False)
+        layers = HiddenLayers(predictor.size, (size, size), "relu")
+        self.predictor = nn.Sequential(predictor, layers, orthogonal(nn.Linear(size, size)))
+
+    def steps(self, samples: Samples) -> Steps:
+        return Steps((), (), rows_of(samples.inputs[1:].observation))
+
+    def novelty(self, steps: Steps) -> Tensor:
+        return self._difference(steps).sum(-1)
+
+    def loss(self, steps: Steps) -> Tensor:
+        return self._difference(steps).mean(-1)
+
+    def _difference(self, steps: Steps) -> Tensor:
+        """Squares [n, embedding]."""
+        observation = self.norm(steps.next_observation)
+        with torch.no_grad():
+            target = self.target(observation)
+        return (self.predictor(observation) - target).square()
+
+
+@chz.chz
+class ICMConfig(CuriosityConfig):
+    """ICM. Curiosity-driven Exploration by Self-supervised Prediction. Pathak et al., 2017. arXiv 1705.05363.
+
+    Observations and bonus are normalised as in RND's paper, which ICM's does not do.
+    """
+
+    beta: float = below_one(0.2, "weight of the forward model's loss, of 1 with the inverse model's")
+    model_hidden: int = count(256, "width of the hidden layer of both models")
+
+    def make_bonus(self, observation_space: Space, action_space: Space) -> ICM:
+        return ICM(observation_space, action_space, self)
+
+
+class ICM(Bonus):
+    """|φ^(s') - φ(s')|² / 2 (eq. 6): how wrong a forward model is in features φ that an inverse model learns.
+
+    The inverse model tells the action from φ(s) and φ(s') (eq. 2), so φ has what actions change. The forward model
+    predicts φ(s') from φ(s) and the action (eq. 4). Of Box actions the inverse model's error is the squared distance.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, config: ICMConfig) -> None:
+        super().__init__()
+        self.norm, space = normalizer(observation_space, config.normalize_observation, config.clip)
+        observation = zeros(observation_space)
+        self.example, self.beta = Steps(observation, zeros(action_space), observation), config.beta
+        size, width = config.embedding, config.model_hidden
+        encoder, self.action = encoder_of(space, config.hidden), encoder_of(action_space, ())
+        self.features = nn.Sequential(encoder, orthogonal(nn.Linear(encoder.size, size)))
+        self.distribution = make_distribution(action_space)
+        head = policy_head(self.distribution, width, log_std=0.0)
+        for part in head.modules():
+            if isinstance(part, GaussianHead):
+                part.log_std.requires_grad_(False)
+        self.inverse = nn.Sequential(HiddenLayers(2 * size, (width,), "relu"), head)
+        last = orthogonal(nn.Linear(width, size))
+        self.forward_model = nn.Sequential(HiddenLayers(size + self.action.size, (width,), "relu"), last)
+
+    def steps(self, samples: Samples) -> Steps:
+        after = samples.inputs[1:].observation
+        return Steps(rows_of(samples.observation), rows_of(samples.action), rows_of(after))
+
+    def novelty(self, steps: Steps) -> Tensor:
+        return self._surprise(steps, *self._features(steps))
+
+    def loss(self, steps: Steps) -> Tensor:
+        """Eq. 7 without the policy: (1 - β) L_I + β L_F."""
+        before, after = self._features(steps)
+        inverse = -self.distribution.log_prob(self.inverse(torch.cat([before, after], -1)), steps.action)
+        return (1 - self.beta) * inverse + self.beta * self._surprise(steps, before, after)
+
+    def _features(self, steps: Steps) -> tuple[Tensor, Tensor]:
+        """φ(s) and φ(s'), [n, embedding] each."""
+        return self.features(self.norm(steps.observation)), self.features(self.norm(steps.next_observation))
+
+    def _surprise(self, steps: Steps, before: Tensor, after: Tensor) -> Tensor:
+        predicted = self.forward_model(torch.cat([before, self.action(steps.action)], -1))
+        return 0.5 * (predicted - after).square().sum(-1)

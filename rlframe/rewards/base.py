@@ -12,14 +12,14 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
-from rlframe.core.parts import find_module, module_part
+from rlframe.core.parts import module_part
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import Samples
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Encoder
 from rlframe.models.normalize import ObservationNorm
 
-PACKAGE = "rlframe.bonuses"
+PACKAGE = "rlframe.rewards"
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +98,21 @@ class BonusConfig:
 
 
 @chz.chz
+class NoBonus(BonusConfig):
+    """No bonus: algorithms learn from the environment's rewards alone. The default."""
+
+    def add_to(
+        self, algo: Algorithm, observation_space: Space, action_space: Space, n_steps: int, seed: int = 0
+    ) -> Algorithm:
+        return algo
+
+
+@chz.chz
 class RewardConfig:
     """The rewards that algorithms learn from, beside the environment's."""
 
     bonus: Any = chz.field(
         meta_factory=module_part(PACKAGE, "none"),
-        default_factory=lambda: find_module("none", PACKAGE).Config(),
+        default_factory=NoBonus,
         doc="exploration bonus that is added to the rewards that are learned from",
     )

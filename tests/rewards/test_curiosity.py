@@ -15,8 +15,6 @@ from gymnasium import Space, spaces
 from rlframe import launch
 from rlframe.algos import Algorithm, ppo
 from rlframe.algos.base import AlgorithmWrapper
-from rlframe.bonuses import icm, none, rnd
-from rlframe.bonuses.base import Steps
 from rlframe.core.errors import ConfigError
 from rlframe.core.flat import flatten
 from rlframe.core.spaces import FrameStack, random_action, zeros
@@ -26,6 +24,8 @@ from rlframe.envs import EnvConfig, debug_envs
 from rlframe.experiment.config import for_ranks, from_flat
 from rlframe.models.encoders import has_images
 from rlframe.optimizers.moments import Adam
+from rlframe.rewards import ICMConfig, NoBonus, RNDConfig
+from rlframe.rewards.base import Steps
 from rlframe.runners import MinibatchRl
 from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
 from tests.algos.test_dqn import made
@@ -83,7 +83,7 @@ def batched(space: Space, rows: list[Any]) -> Any:
     return map_tree(lambda x, *each: np.stack(each).astype(x.dtype), example, *rows)
 
 
-@pytest.mark.parametrize("config", [rnd.Config(**SMALL, scale=0.5), icm.Config(**SMALL, scale=0.5)], ids=["rnd", "icm"])
+@pytest.mark.parametrize("config", [RNDConfig(**SMALL, scale=0.5), ICMConfig(**SMALL, scale=0.5)], ids=["rnd", "icm"])
 def test_rewards_are_raised_by_novelty_over_the_deviation_of_its_discounted_sums(config: Any) -> None:
     sampler, algo, curious = listened(config)
     sums, running = [0.0], np.zeros(3)
@@ -106,7 +106,7 @@ def test_rewards_are_raised_by_novelty_over_the_deviation_of_its_discounted_sums
 
 
 def test_the_bonus_is_of_the_observation_that_a_step_leads_to() -> None:
-    sampler, _, curious = listened(rnd.Config(**SMALL))
+    sampler, _, curious = listened(RNDConfig(**SMALL))
     with closing(sampler):
         samples = next(each for each in iter(sampler.collect, None) if not each.valid.all())
         seen = curious.bonus.steps(samples).next_observation.view(6, 3, 4)
@@ -115,20 +115,20 @@ def test_the_bonus_is_of_the_observation_that_a_step_leads_to() -> None:
 
 
 def test_without_a_bonus_the_algorithm_is_the_one_that_was_given() -> None:
-    sampler, algo, same = listened(none.Config())
+    sampler, algo, same = listened(NoBonus())
     sampler.close()
     assert same is algo
 
 
 def test_the_bonus_is_recorded_with_the_algorithm() -> None:
-    sampler, _, curious = listened(rnd.Config(**SMALL, scale="linear(1,0)"))
+    sampler, _, curious = listened(RNDConfig(**SMALL, scale="linear(1,0)"))
     sampler.close()
     flat = flatten(**curious.configs())
     assert (flat["algo"], flat["reward.bonus"], flat["reward.bonus.scale"]) == ("ppo", "rnd", "linear(1,0)")
 
 
 def test_first_env_steps_only_teach_the_normaliser() -> None:
-    sampler, algo, curious = listened(rnd.Config(**{**SMALL, "learning_starts": 20}, batch_size=8))
+    sampler, algo, curious = listened(RNDConfig(**{**SMALL, "learning_starts": 20}, batch_size=8))
     before = [x.detach().clone() for x in curious.bonus.parameters()]
     with closing(sampler):
         for n in range(3):
@@ -155,7 +155,7 @@ def test_first_env_steps_only_teach_the_normaliser() -> None:
     ],
     ids=["vector", "class", "image", "stack", "dict", "tuple"],
 )
-@pytest.mark.parametrize("config", [rnd.Config(**SMALL), pytest.param(icm.Config(**SMALL), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", [RNDConfig(**SMALL), pytest.param(ICMConfig(**SMALL), marks=pytest.mark.slow)])
 def test_what_was_learned_is_less_new_than_what_was_not(config: Any, space: Space) -> None:
     torch.manual_seed(0)
     actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Box(-1.0, 2.0, (2,))})
@@ -175,7 +175,7 @@ def test_what_was_learned_is_less_new_than_what_was_not(config: Any, space: Spac
 def test_icm_features_tell_the_action() -> None:
     torch.manual_seed(0)
     space, actions = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2)
-    bonus = icm.Config(hidden=(16,), embedding=4).make_bonus(space, actions)
+    bonus = ICMConfig(hidden=(16,), embedding=4).make_bonus(space, actions)
     steps = steps_of(space, actions, 64)
     move = torch.stack([2.0 * steps.action - 1.0, torch.randn(64)], -1)  # the second number is noise
     steps = Steps(steps.observation, steps.action, steps.observation + 0.3 * move)
@@ -228,7 +228,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
         ({"reward.bonus": "icm", "beta": 0.1}, r"unknown key beta; did you mean reward.bonus.beta\?"),
         ({"model": "lstm"}, r"model=lstm: write model.memory=lstm"),
         ({"reward": "rnd"}, r"reward=rnd: write reward.bonus=rnd"),
-        ({"reward.bonus": "rdn"}, r"rdn.*rlframe.bonuses.*did you mean rnd"),
+        ({"reward.bonus": "rdn"}, r"rdn.*rlframe.rewards.*did you mean rnd"),
         ({"reward.bonus": "rnd", "reward.bonus.beta": 0.1}, r"unknown key reward.bonus.beta"),
         ({"reward.bonus.scale": 2.0}, r"unknown key reward.bonus.scale"),
         ({"reward.bonus": "rnd", "reward.bonus.share": 0}, r"reward.bonus.share=0.0 must be above 0 and at most 1"),
@@ -245,15 +245,15 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
 
 def test_a_replay_with_previous_rewards_is_refused() -> None:
     sampler, agent, algo = made(debug_envs.corridor, 1000, length=4, model_feed_back=True)
-    curious = rnd.Config().add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+    curious = RNDConfig().add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
     with closing(sampler), pytest.raises(ConfigError, match=r"reward.bonus .*model.feed_back=true"):
         MinibatchRl(sampler, agent, curious, 1000)
 
 
 def test_a_second_bonus_is_refused() -> None:
-    sampler, _, curious = listened(rnd.Config(**SMALL))
+    sampler, _, curious = listened(RNDConfig(**SMALL))
     with closing(sampler), pytest.raises(ConfigError, match="has one bonus already"):
-        icm.Config(**SMALL).add_to(curious, sampler.envs.observation_space, sampler.envs.action_space, 1000)
+        ICMConfig(**SMALL).add_to(curious, sampler.envs.observation_space, sampler.envs.action_space, 1000)
 
 
 def test_a_bonus_that_diverges_names_its_own_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +279,7 @@ def explored(bonus: Any, n_batches: int, seed: int = 0) -> tuple[float, float]:
 
 
 def test_a_bonus_leads_on_where_there_are_no_rewards() -> None:
-    (_, bold), (_, plain) = explored(rnd.Config(learning_rate=1e-3, scale=3.0), 16), explored(none.Config(), 16)
+    (_, bold), (_, plain) = explored(RNDConfig(learning_rate=1e-3, scale=3.0), 16), explored(NoBonus(), 16)
     assert bold > 6.0
     assert plain < 3.0
 
@@ -287,5 +287,5 @@ def test_a_bonus_leads_on_where_there_are_no_rewards() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_corridor_with_one_reward_at_its_end_is_learned_with_a_bonus_only(seed: int) -> None:
-    assert explored(none.Config(), 60, seed)[0] == 0.0
-    assert explored(rnd.Config(learning_rate=1e-3, scale=3.0), 60, seed)[0] == 1.0
+    assert explored(NoBonus(), 60, seed)[0] == 0.0
+    assert explored(RNDConfig(learning_rate=1e-3, scale=3.0), 60, seed)[0] == 1.0

@@ -1,0 +1,8 @@
+"""What becomes of rewards: `reward.bonus=NAME` adds a learned bonus, `env.normalize_reward=true` divides them."""
+
+from rlframe.rewards.base import Bonus, BonusConfig, NoBonus, RewardConfig
+from rlframe.rewards.curiosity import ICMConfig, RNDConfig
+
+KINDS = {"icm": ICMConfig, "none": NoBonus, "rnd": RNDConfig}
+
+__all__ = ["KINDS", "Bonus", "BonusConfig", "ICMConfig", "NoBonus", "RNDConfig", "RewardConfig"]
