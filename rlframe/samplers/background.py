@@ -322,14 +322,18 @@ def background_main(
 
         parent.serve(handle)
     finally:
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, _ignore)
         envs.close()
 
 
 def _exit(signum: int, frame: FrameType | None) -> None:
     """Interrupt the current batch, and exit with clean-up."""
-    signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signum, _ignore)
     raise Stopped(0)
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Does nothing. With SIG_IGN, Python would print an error for a signal that arrived just before."""
 
 
 class _SlotFiller:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from rlframe.agents import PolicyAgent
-from rlframe.core.errors import ConfigError
+from rlframe.core.errors import ConfigError, Stopped
 from rlframe.envs import EnvConfig, EnvError
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, cpu, gpu, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, background, cpu, gpu, serial
 from rlframe.system.supervision import Supervision, WorkersFailed
 from tests.processes import descendants, is_running, until
 from tests.samplers import faulty
@@ -245,3 +245,16 @@ def test_saved_noise_is_new_each_time_and_can_be_loaded_by_any_sampler() -> None
 def test_a_timeout_below_that_of_the_workers_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"runner.timeout_s=30.0 must be above sampler.timeout_s=60.0"):
         BackgroundProcess(CONFIGS["cpu"], EnvConfig(Coded, {}, "python"), supervision=Supervision(30.0))
+
+
+def test_a_second_interrupt_is_ignored_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        signal.signal(signal.SIGUSR2, background._exit)
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGUSR2)
+        assert signal.getsignal(signal.SIGUSR2) not in (signal.SIG_IGN, signal.SIG_DFL), "Python reports those it drops"
+        signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not capfd.readouterr().err
