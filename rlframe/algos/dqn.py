@@ -128,10 +128,10 @@ class Config:
         alone = (
             agent.exploration.level.device.type == "cpu" and batch_spec.B == 1 and ranks.n_samplers == ranks.world_size
         )
-        alone = (
-            alone and has_images(agent.observation_space) and not has_modes(agent.model)
-        )  # which acting would change
-        return Prefetch(algo, replay) if alone and is_stored(replay) else algo
+        changes = has_modes(agent.model)  # by acting
+        if alone and has_images(agent.observation_space) and not changes and is_stored(replay):
+            return Prefetch(algo, replay)
+        return algo
 
 
 class DQN(OffPolicy):

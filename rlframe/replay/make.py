@@ -217,19 +217,23 @@ def make_replay(
     action_space: Space,
     batch_spec: BatchSpec,
     reader: ReaderConfig[Batch],
-    **options: Any,
+    *,
+    alpha: float = 0.0,
+    state: Tree = (),
+    previous: bool = False,
+    device: torch.device = _CPU,
+    seed: int = 0,
 ) -> Replay[Batch]:
-    """A replay for the batches of a sampler, or this rank's part of one.
+    """A replay for the batches of a sampler, or this rank's part of one; the arguments are those of `ReplaySpec`.
 
-    Args:
-        reader, options: see `ReplaySpec`.
     Raises:
         ValueError: it does not fit into memory, size is too small for the batches, frames and reader, or an interval
             of sequences does not fit the batches.
         ConfigError: compress without lz4, or without stacks of frames; a class of your own that cannot be made.
     """
     assert isinstance(config, ReplayConfig)  # the field's munger made it
-    return config.make(ReplaySpec(config.size, observation_space, action_space, batch_spec, reader, **options))
+    wanted = observation_space, action_space, batch_spec, reader, alpha, state, previous, device, seed
+    return config.make(ReplaySpec(config.size, *wanted))
 
 
 def _stored(config: _Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
