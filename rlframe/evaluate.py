@@ -27,7 +27,7 @@ from rlframe.deploy.evaluation_keys import EvaluationOptions, read_options
 from rlframe.deploy.evaluation_report import LOG, SCORE, Evaluation, logged_score
 from rlframe.deploy.load import Trained, choose_snapshot, load_trained
 from rlframe.kernels.device import choose_precision, learning_in
-from rlframe.record.progress_bar import progress_bar
+from rlframe.record.console import progress_bar
 from rlframe.rollout.film import FilmConfig, film, prepare_film, show
 from rlframe.samplers import Evaluator
 

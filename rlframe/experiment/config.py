@@ -24,7 +24,7 @@ from rlframe.experiment.unknown_keys import keys_of, suggestion
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
-from rlframe.record.named_writers import DEFAULT_WRITERS
+from rlframe.record.loggers import DEFAULT_LOGGERS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import sync_rl
@@ -83,8 +83,8 @@ class Experiment:
         (), "[module:Class,./file.py:Class]: your subclasses of rlframe.runners.Callback"
     )
 
-    writers: tuple[str, ...] = names(
-        DEFAULT_WRITERS, "[tensorboard,wandb,mlflow,trackio,./file.py:Class]: of the log, beside progress.csv"
+    loggers: tuple[str, ...] = names(
+        DEFAULT_LOGGERS, "[tensorboard,wandb,mlflow,trackio,./file.py:Class]: of the log, beside progress.csv"
     )
 
     @chz.validate

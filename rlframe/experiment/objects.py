@@ -26,7 +26,7 @@ _LISTS = {  # and what their elements are
     "callbacks": "rlframe.runners.Callback, a class or an instance",
     "env.wrappers": "a wrapper's class, or a function of an environment",
     "sampler.statistics": "the class of a rlframe.rollout.EpisodeStatistic, or a function that makes one",
-    "writers": "a name, or a rlframe.record.Writer, its class or an instance",
+    "loggers": "a name, or a rlframe.record.Logger, its class or an instance",
 }
 _SINGLE = {
     "eval.function": "a function of (policy, make_env)",

@@ -37,6 +37,8 @@ def spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
     if f"{REPLAY}.memory" in found:
         place = str(found[f"{REPLAY}.memory"])
         raise ConfigError(f"{REPLAY}.memory={place:.40} is written {REPLAY}={'memory' if place == 'cpu' else place}")
+    if "writers" in found:
+        raise ConfigError(f"writers={found['writers']} is written loggers={found['writers']}")
     for part in OF_OWN:
         if ":" in str(found.get(part, "")) and not _is_config(found[part]):
             found |= {part: "own", f"{part}.name": found[part]}

@@ -31,7 +31,7 @@ from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, lo
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
-from rlframe.record.named_writers import check_writers
+from rlframe.record.loggers import check_loggers
 from rlframe.record.rank_state import list_snapshots
 from rlframe.record.snapshot import load_newest, load_snapshot
 from rlframe.system.affinity import pinned
@@ -40,7 +40,7 @@ from rlframe.system.machine import retain_freed_memory
 
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
 _ADJUSTABLE = (  # in a resumed run
-    *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "writers", "log_level"),
+    *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
 )
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
@@ -177,11 +177,11 @@ def check_job(job: Job) -> Experiment:
 
     Raises:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the machine is too small, or a
-            writer does not exist.
+            logger does not exist.
     """
     if job.experiment.learners == AUTO:
         raise ConfigError("learners=auto measures on a machine that does nothing else; give a study learners=N")
-    check_writers(job.experiment.writers)
+    check_loggers(job.experiment.loggers)
     experiment = for_ranks(job.experiment, job.experiment.world_size)
     check_machine(experiment, experiment.n_ranks)
     share_of(experiment, rank=0)
@@ -193,9 +193,9 @@ def place_job(job: Job) -> tuple[Job, int]:
 
     Raises:
         ConfigError: its runner cannot train in ranks, its batches cannot be divided, the affinity or machine does not
-            fit, or a writer does not exist.
+            fit, or a logger does not exist.
     """
-    check_writers(job.experiment.writers)
+    check_loggers(job.experiment.loggers)
     place = rank_from_environment()
     started = place.world_size > 1  # by torchrun
     experiment, notes = job.experiment, job.notes
@@ -272,7 +272,7 @@ def _record_of(experiment: Experiment) -> dict[str, Any]:
         "snapshot_keep": experiment.snapshot_keep,
         "snapshot_best": experiment.snapshot_best,
         "snapshot_errors": experiment.snapshot_errors,
-        "writers": experiment.writers,
+        "loggers": experiment.loggers,
         "log_level": experiment.log_level,
     }
 

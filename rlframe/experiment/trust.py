@@ -19,7 +19,7 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
 from rlframe.core.flat import PARTS
 from rlframe.experiment.objects import is_object
-from rlframe.record.named_writers import WRITERS
+from rlframe.record.loggers import LOGGERS
 
 _MAX_WEIGHTS = 1 << 28  # of a network, estimated from its widths: 1 GB
 NEW_WEIGHTS = 1 << 24  # of a network that is made anew from a stranger's config: initialised within seconds
@@ -130,8 +130,8 @@ def _is_plain(key: str, value: Any) -> bool:
         return value in ("", [])
     if key == "eval.function":
         return value == ""
-    if key == "writers":
-        return all(name.strip() in ("", *WRITERS) for text in _texts(value) for name in text.strip("[] ").split(","))
+    if key == "loggers":
+        return all(name.strip() in ("", *LOGGERS) for text in _texts(value) for name in text.strip("[] ").split(","))
     if key in _TEXT:
         return isinstance(value, str)
     if key in _KWARGS or key.startswith(tuple(f"{name}." for name in _KWARGS)):

@@ -1,1 +1,1 @@
-"""Experiment trackers: a module each, imported only if a run names it in `writers=`."""
+"""Experiment trackers: a module each, imported only if a run names it in `loggers=`."""

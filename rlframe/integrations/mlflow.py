@@ -1,4 +1,4 @@
-"""MLflow: `writers=[mlflow]`. Its own settings apply: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and others."""
+"""MLflow: `loggers=[mlflow]`. Its own settings apply: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and others."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _MAX_PARAMS = 100  # in one request
 _MAX_VALUE = 500  # characters of a param, in MLflow's older stores
 
 
-class MlflowWriter(Tracker):
+class MlflowLogger(Tracker):
     """Logs metrics with step `env_steps`.
 
     MLflow appends a second value at the same step instead of replacing it. But it tells all points that it has, and

@@ -1,4 +1,4 @@
-"""Tracker: base of the writers that copy a run's rows to an experiment tracker."""
+"""Tracker: base of the loggers that copy a run's rows to an experiment tracker."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 from rlframe.core.errors import ConfigError, describe
 from rlframe.core.files import open_regular_file, read_json
 from rlframe.record.directory import replace_file
-from rlframe.record.writers import Writer
+from rlframe.record.loggers import Logger
 
 _ID_FILE = "tracker.json"
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -26,7 +26,7 @@ Points = Mapping[int, Set[str]]  # the names of metrics, by env_steps
 _logger = logging.getLogger("rlframe")
 
 
-class Tracker(Writer):
+class Tracker(Logger):
     """Copies progress.jsonl to a tracker in a thread, so that neither its network nor its disk slows the training.
 
     The thread asks the tracker which points (metrics at an env_steps) it has, and sends the others, in the order of the
@@ -53,14 +53,14 @@ class Tracker(Writer):
             raise
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"{self.title} cannot start: {describe(error)}; leave it out of writers, or try again"
+                f"{self.title} cannot start: {describe(error)}; leave it out of loggers, or try again"
             ) from error
         if not resumed:
             replace_file(directory / _ID_FILE, json.dumps({"id": run_id}) + "\n")
 
     @property
     def title(self) -> str:
-        """The name in `writers=`."""
+        """The name in `loggers=`."""
         return type(self).__module__.rpartition(".")[2]
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Trackio: `writers=[trackio]`. Its own settings apply: TRACKIO_DIR, TRACKIO_SPACE_ID and others."""
+"""Trackio: `loggers=[trackio]`. Its own settings apply: TRACKIO_DIR, TRACKIO_SPACE_ID and others."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rlframe.integrations.tracker import Points, Tracker
 _DEFAULT_PROJECT = "rlframe"  # trackio itself has no variable for the project
 
 
-class TrackioWriter(Tracker):
+class TrackioLogger(Tracker):
     """Logs rows with step `env_steps`.
 
     Trackio tells all points that it has. Rows in its memory are lost by a kill, and therefore sent by the resumed run.

@@ -1,4 +1,4 @@
-"""Weights & Biases: `writers=[wandb]`. Its own settings apply: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and others."""
+"""Weights & Biases: `loggers=[wandb]`. Its own settings apply: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and others."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _FOLDERS = ("wandb", ".wandb")  # one of them is W&B's own in the run's director
 _MAX_BYTES, _MAX_LINE_BYTES, _MAX_NAMES = 1 << 25, 1 << 20, 10_000  # of wandb_sent.jsonl
 
 
-class WandbWriter(Tracker):
+class WandbLogger(Tracker):
     """Logs each row with `env_steps` as a field, which is the x-axis, since W&B's own step must increase.
 
     W&B cannot say which points its server has, only how many steps it counts. Therefore wandb_sent.jsonl has a line for

@@ -1,13 +1,28 @@
-"""Console output of a run: plain lines, one per log interval, unless stdout is a terminal (see `rich_console`)."""
+"""What a run shows: plain lines, one per log interval, or in a notebook a bar (on a terminal see `rich_console`).
 
+Its messages go there too, and into debug.log. Used by `record.run`; commands show their progress bars by it.
+"""
+
+import html
+import io
+import logging
 import math
 import os
 import sys
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import perf_counter
+from typing import Any
+
+from rlframe.core.files import is_in_place, open_to_append
 
 LEVELS = ("DEBUG", "INFO", "WARNING")
 _SILENCE_S = 30.0  # without a row
+_REFRESH_S = 0.25
+
+_logger = logging.getLogger("rlframe")
 
 
 def on_terminal() -> bool:
@@ -16,7 +31,7 @@ def on_terminal() -> bool:
 
 
 class Console:
-    """Shows rows of metrics, progress and messages; this base class shows nothing. Owned by a Run, which closes it."""
+    """Shows rows of metrics, progress and messages; this base class shows messages only. A Run owns and closes it."""
 
     def write(self, row: Mapping[str, float]) -> None:
         """Show a row of metrics; it has `env_steps`."""
@@ -26,16 +41,10 @@ class Console:
 
     def message(self, text: str) -> None:
         """Show one line of the text log."""
+        print(text, flush=True)
 
     def close(self) -> None:
         """Restore the terminal; may be called twice."""
-
-
-class MessageConsole(Console):
-    """Shows messages only."""
-
-    def message(self, text: str) -> None:
-        print(text, flush=True)
 
 
 class Pace:
@@ -98,12 +107,6 @@ class PlainConsole(Console):
         if perf_counter() - self._said_s >= _SILENCE_S:
             self._say({"env_steps": env_steps}, True)
 
-    def message(self, text: str) -> None:
-        print(text, flush=True)
-
-    def close(self) -> None:
-        sys.stdout.flush()
-
 
 def key_metrics(row: Mapping[str, float]) -> list[str]:
     """The names of a row's step, scores, losses and entropy, which fit on one line."""
@@ -132,3 +135,131 @@ def format_duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02d}:{minutes:02d}:{rest:02d}"
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def in_notebook() -> bool:
+    """Whether this process is a Jupyter kernel; IPython is not imported for that."""
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return type(get_ipython()).__name__ == "ZMQInteractiveShell"
+
+
+class RedrawnConsole(Console, ABC):
+    """Base of consoles that redraw the newest metrics in place, at most four times a second between rows."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._values: dict[str, float] = {}
+        self._drawn_s = -math.inf
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Show the newest metrics. One that is missing from the row keeps its value."""
+        self._pace.update(int(row["env_steps"]))
+        self._values.update(row)
+        self._redraw()
+
+    def progress(self, env_steps: int, n_steps: int) -> None:
+        self._pace.n_steps = n_steps
+        self._pace.update(env_steps)
+        if perf_counter() - self._drawn_s >= _REFRESH_S:
+            self._redraw()
+
+    def _redraw(self) -> None:
+        self._drawn_s = perf_counter()
+        self._draw()
+
+    @abstractmethod
+    def _draw(self) -> None:
+        """Draw the metrics and how far the run is."""
+
+    def _position(self) -> str:
+        pace = self._pace
+        return f"{pace.env_steps:,}" + (f" / {pace.n_steps:,} env_steps" if pace.n_steps else " env_steps")
+
+    def _speed(self) -> str:
+        return f"{self._values.get('time/env_steps_per_s', self._pace.per_s()):,.0f} steps/s"
+
+    def _time_left(self) -> str:
+        left = self._pace.left_s()
+        return f"{format_duration(left)} left" if 0 < left < math.inf else ""
+
+
+class NotebookConsole(RedrawnConsole):
+    """Redraws the output of the cell that opened the run: a bar and the newest metrics; messages are printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handle: Any = None  # of the display; None until there is something to show
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import display
+
+        share = f"{self._pace.fraction():.0%}, " if self._pace.n_steps else ""
+        metrics = [f"{name} {format_number(self._values[name])}" for name in key_metrics(self._values)[1:]]
+        text = " | ".join(filter(None, [share + self._position(), self._speed(), self._time_left(), *metrics]))
+        bar = f'<progress value="{self._pace.fraction():.4f}" max="1" style="width: 30%"></progress>'
+        shown = {"text/plain": text, "text/html": f"{bar} {html.escape(text)}"}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+@contextmanager
+def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that adds to what is done of `total`. The bar disappears at the end of the `with` block."""
+    if not on_terminal():
+        yield lambda _: None
+        return
+    from rich.progress import Progress  # loaded for terminals only
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda n: bar.advance(task, n)
+
+
+class DebugLog(logging.FileHandler):
+    """debug.log. A message lost to a disk error is still shown on the console."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it to append. Raises as `open_to_append`."""
+        super().__init__(path)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+
+    def is_in_place(self) -> bool:
+        return self.stream is not None and is_in_place(self.stream)
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BufferedWriter(open_to_append(Path(self.baseFilename))), "utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class ConsoleMessages(logging.Handler):
+    """Shows messages of a level and above on the run's console, so that they do not break its table."""
+
+    def __init__(self, console: Console, level: str) -> None:
+        super().__init__(level)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        self._console.message(level + self.format(record))
+
+
+def attach(handler: logging.Handler, until: ExitStack) -> None:
+    """Give rlframe's messages of all levels to a handler until the stack is closed, which closes it."""
+    before = _logger.level
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.DEBUG)
+    until.callback(handler.close)
+    until.callback(_logger.removeHandler, handler)
+    until.callback(_logger.setLevel, before)

@@ -1,25 +1,37 @@
-"""Opening a run: `with logger_context(...) as run:` creates its directory and makes it the current run."""
+"""Opening a run: `with logger_context(...) as run:` creates its directory and makes it the current run.
 
+Scripts that come from rlpyt have its logger by its own names: `from rlframe.record import context as logger`. Values
+are logged as `rlframe.log` does, and written with the next row of the run's log, by its runner.
+"""
+
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyprojroot
 
 from rlframe.core.context_variable import set_within
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
 from rlframe.core.ranks import current_ranks
-from rlframe.record.named_writers import DEFAULT_WRITERS, find_writers
+from rlframe.record import metrics
+from rlframe.record.directory import check_directory
+from rlframe.record.loggers import DEFAULT_LOGGERS, find_loggers
 from rlframe.record.retention import SnapshotPolicy
-from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun, check_directory
+from rlframe.record.run import BaseRun, NullRun, Run, SecondaryRankRun
 
 _current: ContextVar[BaseRun] = ContextVar("rlframe_run")
+_messages: ContextVar[str] = ContextVar("rlframe_message_prefix", default="")
+_names: ContextVar[str] = ContextVar("rlframe_tabular_prefix", default="")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+_logger = logging.getLogger("rlframe")
 
 
 def current_run() -> BaseRun:
@@ -41,7 +53,7 @@ def logger_context(
     resume: bool = False,
     console: bool = True,
     log_level: str = "INFO",
-    writers: Sequence[str] = DEFAULT_WRITERS,
+    loggers: Sequence[str] = DEFAULT_LOGGERS,
 ) -> Iterator[Run | SecondaryRankRun]:
     """Open a run, make it current and always close it; an exception is logged to debug.log and re-raised.
 
@@ -54,9 +66,9 @@ def logger_context(
         snapshot_best: metric of `best`, `-metric` if lower is better; empty: the runner's score.
         resume: continue an existing run.    console: show progress and messages.
         log_level: DEBUG | INFO | WARNING: what the console shows; with WARNING no rows. debug.log has all.
-        writers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Writer of your own.
+        loggers: tensorboard, wandb, mlflow, trackio, `module:Class` or `./file.py:Class` of a Logger of your own.
     Raises:
-        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a writer cannot start.
+        ConfigError: the directory holds a run, cannot be written, or with `resume` holds none; a logger cannot start.
     """
     if (ranks := current_ranks()).rank:
         with set_within(_current, other := SecondaryRankRun(Path(ranks.broadcast("")))):
@@ -65,7 +77,7 @@ def logger_context(
     policy = SnapshotPolicy(snapshot_mode, snapshot_gap, snapshot_keep, snapshot_best, snapshot_errors)
     if ranks.world_size > 1 and snapshot_errors == "continue":
         raise ConfigError("snapshot_errors=continue needs world_size=1: all ranks must save, or none")
-    classes = find_writers(writers)
+    classes = find_loggers(loggers)
     directory = _existing(log_dir, run_ID) if resume else new_directory(log_dir, run_ID, name)
     with _disk_errors_named(directory):
         run = Run(directory, name, config, classes, policy, resume, log_level if console else "")
@@ -130,3 +142,41 @@ def _data_root() -> Path:
     if root.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
         raise ConfigError(f"{root} is inside the installed rlframe; set log_dir=DIR, or start in another directory")
     return root / "data"
+
+
+def log(text: str) -> None:
+    """Write a message to the console and to debug.log."""
+    _logger.info("%s%s", _messages.get(), text)
+
+
+def prefix(text: str) -> AbstractContextManager[None]:
+    """Inside the `with` block, messages of `log` begin with `text` too."""
+    return set_within(_messages, _messages.get() + text)
+
+
+def tabular_prefix(text: str) -> AbstractContextManager[None]:
+    """Inside the `with` block, names of metrics begin with `text` too, such as "critic/"."""
+    return set_within(_names, _names.get() + text)
+
+
+def record_tabular(name: str, value: float) -> None:
+    """Log a metric; a name without a group is in the group `script`."""
+    full = _names.get() + name
+    metrics.log(full if "/" in full else f"script/{full}", value)
+
+
+def record_tabular_misc_stat(name: str, values: Sequence[float]) -> None:
+    """Log mean, standard deviation, median, minimum and maximum of values; NaN if there are none."""
+    found = np.asarray(values if len(values) else [np.nan], np.float64)
+    for suffix, value in {
+        "Average": found.mean(),
+        "Std": found.std(),
+        "Median": np.median(found),
+        "Min": found.min(),
+        "Max": found.max(),
+    }.items():
+        record_tabular(f"{name}{suffix}", float(value))
+
+
+def dump_tabular() -> None:
+    """Does nothing: the runner writes a row at each interval of the log."""

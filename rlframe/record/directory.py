@@ -72,6 +72,15 @@ def append_resumed(path: Path, config: Mapping[str, Any]) -> None:
     replace_file(path, json.dumps(params, indent=2) + "\n")
 
 
+def check_directory(directory: Path) -> None:
+    """Raise ConfigError if `directory` is not empty."""
+    if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
+        raise ConfigError(
+            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or continue it with "
+            f"resume={directory}"
+        )
+
+
 def check_config(config: Mapping[str, Any]) -> None:
     """Raise ConfigError if a value is not JSON-able."""
     for key, value in config.items():

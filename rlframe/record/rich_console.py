@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from time import perf_counter
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -12,35 +11,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlframe.record.console import Console, Pace, format_duration, format_number
-
-_REFRESH_S = 0.25
+from rlframe.record.console import RedrawnConsole, format_number
 
 
-class LiveConsole(Console):
+class LiveConsole(RedrawnConsole):
     """Redraws one table in place, without a thread that would interrupt sampling; log lines scroll by above it."""
 
     def __init__(self, title: str, console: RichConsole) -> None:
+        super().__init__()
         self._title = title
-        self._pace = Pace()
-        self._values: dict[str, float] = {}
         self._before: dict[str, float] = {}
-        self._drawn_s = -math.inf
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
         self._live.start()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Update the table. A metric missing from the row keeps its value."""
-        self._pace.update(int(row["env_steps"]))
         self._before.update({name: self._values[name] for name in row if name in self._values})
-        self._values.update(row)
-        self._draw()
-
-    def progress(self, env_steps: int, n_steps: int) -> None:
-        self._pace.n_steps = n_steps
-        self._pace.update(env_steps)
-        if perf_counter() - self._drawn_s >= _REFRESH_S:
-            self._draw()
+        super().write(row)
 
     def message(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -51,7 +37,6 @@ class LiveConsole(Console):
             self._live.stop()
 
     def _draw(self) -> None:
-        self._drawn_s = perf_counter()
         self._live.update(self._render(), refresh=True)
 
     def _render(self) -> RenderableType:
@@ -91,18 +76,16 @@ class LiveConsole(Console):
 
     def _bar(self) -> RenderableType:
         pace = self._pace
-        known = pace.n_steps > 0
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(ratio=1)
         for _ in range(4):
             grid.add_column(justify="right", no_wrap=True)
-        left = pace.left_s()
         grid.add_row(
             ProgressBar(total=1.0, completed=pace.fraction()),
-            f"{pace.fraction():.0%}" if known else "",
-            f"{pace.env_steps:,}" + (f" / {pace.n_steps:,} env_steps" if known else " env_steps"),
-            f"{self._values.get('time/env_steps_per_s', pace.per_s()):,.0f} steps/s",
-            f"{format_duration(left)} left" if 0 < left < math.inf else "",
+            f"{pace.fraction():.0%}" if pace.n_steps else "",
+            self._position(),
+            self._speed(),
+            self._time_left(),
         )
         return grid
 

@@ -10,31 +10,45 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlframe.core.errors import ConfigError, Interrupted, PartError, RecordError, naming, qualified_name
+from rlframe.core.errors import Interrupted, PartError, RecordError, naming, qualified_name
 from rlframe.core.files import disk_error
 from rlframe.record.codec import dump
-from rlframe.record.console import Console, MessageConsole, PlainConsole, on_terminal
+from rlframe.record.console import (
+    Console,
+    ConsoleMessages,
+    DebugLog,
+    NotebookConsole,
+    PlainConsole,
+    attach,
+    in_notebook,
+    on_terminal,
+)
 from rlframe.record.directory import (
-    LOCK_FILE,
     DirectoryLock,
     add_choices,
     add_config,
     append_resumed,
     check_config,
+    check_directory,
     replace_file,
     write_params,
 )
 from rlframe.record.films import FILMS
-from rlframe.record.messages import ConsoleMessages, attach, open_debug_log
-from rlframe.record.named_writers import MakeWriter
-from rlframe.record.notebook_console import NotebookConsole, in_notebook
+from rlframe.record.loggers import (
+    CsvLogger,
+    JsonlLogger,
+    Logger,
+    MakeLogger,
+    close_logger,
+    is_own,
+    make_logger,
+    naming_logger,
+)
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import OtherRanks, list_snapshots, no_other_ranks
-from rlframe.record.writer_errors import close_writer, is_own, make_writer, naming_writer
-from rlframe.record.writers import CsvWriter, JsonlWriter, Writer
 
 RESULT = "result.json"
-_W = TypeVar("_W", bound=Writer)
+_W = TypeVar("_W", bound=Logger)
 
 _logger = logging.getLogger("rlframe")
 
@@ -141,7 +155,7 @@ class Run(BaseRun):
         directory: Path,
         name: str,
         config: Mapping[str, Any],
-        writers: Sequence[MakeWriter],
+        loggers: Sequence[MakeLogger],
         policy: SnapshotPolicy,
         resume: bool,
         log_level: str,
@@ -149,7 +163,7 @@ class Run(BaseRun):
         """Open the files in `directory`, which exists and is empty, or with `resume` holds the run to continue.
 
         Args:
-            writers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
+            loggers: of rows, beside progress.csv and progress.jsonl.    log_level: of the console; empty: none.
         """
         self.directory = directory
         self._inode = _inode(directory)
@@ -163,25 +177,24 @@ class Run(BaseRun):
             if not resume:
                 check_directory(directory)  # again: another run may have started here meanwhile
             check_config(config)
-            chosen = [
-                _opened(make_writer(writer, directory, config, name), named) for writer in writers
-            ]  # before any file
+            chosen = [_opened(make_logger(make, directory, config, name), named) for make in loggers]  # before any file
             (append_resumed if resume else write_params)(directory / "params.json", config)
             (directory / RESULT).unlink(missing_ok=True)  # the run has not ended any more
             self._console: Console = _console(str(directory), log_level)
             opened.callback(self._console.close)
-            self._episodes = _opened(CsvWriter(directory / "episodes.csv"), opened)
-            self._debug_log, self._has_debug_log = open_debug_log(directory / "debug.log"), True
+            self._episodes = _opened(CsvLogger(directory / "episodes.csv"), opened)
+            self._debug_log, self._has_debug_log = DebugLog(directory / "debug.log"), True
             attach(self._debug_log, opened)
-            attach(ConsoleMessages(self._console, log_level or "WARNING"), opened)
+            if log_level:
+                attach(ConsoleMessages(self._console, log_level), opened)
             table = directory / "progress.csv"
-            self._writers: list[Writer] = [_opened(CsvWriter(table), opened), _opened(JsonlWriter(table), opened)]
-            self._writers += chosen  # in this order: a writer may read the file of one before it
+            self._loggers: list[Logger] = [_opened(CsvLogger(table), opened), _opened(JsonlLogger(table), opened)]
+            self._loggers += chosen  # in this order: a logger may read the file of one before it
             self._open = opened.pop_all()
             self._open.enter_context(named.pop_all())
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Write the row to every writer and show it.
+        """Write the row to every logger and show it.
 
         Raises:
             ValueError: it has no `env_steps`.    ConfigError: it lacks the metric `snapshot_best`.
@@ -194,7 +207,7 @@ class Run(BaseRun):
             plain.setdefault(name, value if isinstance(value, int) else float(value))
         if self._n_failed:
             plain["record/refused"] = self._n_failed
-        if n_failed := sum(writer.n_failed for writer in self._writers):
+        if n_failed := sum(logger.n_failed for logger in self._loggers):
             plain["record/not_sent"] = n_failed
         self._policy.check(plain)
         self._row = plain
@@ -202,16 +215,16 @@ class Run(BaseRun):
 
     def _write(self, row: Mapping[str, float]) -> None:
         self._check_place()
-        for writer in self._writers:
-            with naming(f"writer {qualified_name(type(writer))} failed in check"):
-                writer.check()
+        for logger in self._loggers:
+            with naming(f"logger {qualified_name(type(logger))} failed in check"):
+                logger.check()
         self._console.write(row)
-        for writer in self._writers:
+        for logger in self._loggers:
             try:
-                with naming_writer(writer, "write"):
-                    writer.write(row)
+                with naming_logger(logger, "write"):
+                    logger.write(row)
             except OSError as error:
-                of = f" of writer {qualified_name(type(writer))}" if is_own(type(writer)) else ""
+                of = f" of logger {qualified_name(type(logger))}" if is_own(type(logger)) else ""
                 what = f"the row of env_steps {row['env_steps']:,}{of}"
                 self._handle_disk_error(disk_error(what, self.directory, error), self._policy.errors == "stop")
 
@@ -305,9 +318,9 @@ class Run(BaseRun):
             )
 
     def trim(self, env_steps: int) -> None:
-        for writer in (self._episodes, *self._writers):
-            with naming_writer(writer, "trim"):
-                writer.trim(env_steps)
+        for logger in (self._episodes, *self._loggers):
+            with naming_logger(logger, "trim"):
+                logger.trim(env_steps)
         self._retention.trim(env_steps)
         _logger.debug("logs trimmed to env_steps %s", env_steps)
 
@@ -328,7 +341,7 @@ class Run(BaseRun):
         """Close all files, even if closing one of them fails. May be called twice.
 
         Raises:
-            PartError: a writer of the user's own raised an exception, unless the run has failed already.
+            PartError: a logger of the user's own raised an exception, unless the run has failed already.
         """
         failed = sys.exc_info()[0] is not None
         try:
@@ -347,9 +360,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _opened(writer: _W, until: ExitStack) -> _W:
-    until.callback(close_writer, writer)
-    return writer
+def _opened(logger: _W, until: ExitStack) -> _W:
+    until.callback(close_logger, logger)
+    return logger
 
 
 def _inode(directory: Path) -> tuple[int, int]:
@@ -375,23 +388,11 @@ def _newest(directory: Path) -> str:
 
 def _console(title: str, log_level: str) -> Console:
     if log_level in ("", "WARNING"):
-        return MessageConsole() if log_level else Console()
-    if in_notebook():
-        return NotebookConsole()
+        return Console()
     if not on_terminal():
-        return PlainConsole()
-    # Imported here: rich is needed on a terminal only.
-    from rich.console import Console as RichConsole
+        return NotebookConsole() if in_notebook() else PlainConsole()
+    from rich.console import Console as RichConsole  # imported for terminals only: it takes 50 ms
 
     from rlframe.record.rich_console import LiveConsole
 
     return LiveConsole(title, RichConsole())
-
-
-def check_directory(directory: Path) -> None:
-    """Raise ConfigError if `directory` is not empty."""
-    if any(entry.name != LOCK_FILE for entry in directory.iterdir()):
-        raise ConfigError(
-            f"{directory} is not empty: a run is never overwritten. Use another run_ID or log_dir, or continue it with "
-            f"resume={directory}"
-        )

@@ -13,7 +13,7 @@ from torch import nn
 from rlframe.core.types import Samples
 from rlframe.distributions.gaussian import TanhGaussian
 from rlframe.exploration.q import Epsilon
-from rlframe.record import Writer
+from rlframe.record import Logger
 from rlframe.rollout import EpisodeStatistic
 from rlframe.runners import Callback
 
@@ -107,33 +107,33 @@ class SavedStatistic(Statistic):
     state_dict = fail
 
 
-class OwnWriter(Writer):
+class OwnLogger(Logger):
     def write(self, row: Mapping[str, float]) -> None: ...
     def trim(self, env_steps: int) -> None: ...
     def close(self) -> None: ...
 
 
-class MadeWriter(OwnWriter):
+class MadeLogger(OwnLogger):
     __init__ = fail
 
 
-class WrittenWriter(OwnWriter):
+class WrittenLogger(OwnLogger):
     write = fail
 
 
-class CheckedWriter(OwnWriter):
+class CheckedLogger(OwnLogger):
     check = fail
 
 
-class LeavingWriter(OwnWriter):
+class LeavingLogger(OwnLogger):
     close = leave
 
 
-class TrimmedWriter(OwnWriter):
+class TrimmedLogger(OwnLogger):
     trim = fail
 
 
-class ClosedWriter(OwnWriter):
+class ClosedLogger(OwnLogger):
     close = fail
 
 

@@ -19,7 +19,7 @@ from rlframe.distributions import Beta
 from rlframe.exploration import ActionNoise, ExploreState
 from rlframe.models import ModelConfig
 from rlframe.optimizers import AdamConfig
-from rlframe.record import Writer
+from rlframe.record import Logger
 from rlframe.record.snapshot import load_newest
 from rlframe.rollout import EpisodeStatistic
 from rlframe.runners import Callback
@@ -70,7 +70,7 @@ class Slower(Callback):
         self.runner.algo.learning_rate = 1e-3 * self.factor**self.n_batches
 
 
-class Rows(Writer):
+class Rows(Logger):
     def __init__(self, *where: Any) -> None:
         self.rows: list[dict[str, float]] = []
 
@@ -159,8 +159,8 @@ FORMS: dict[str, tuple[Settings, Settings]] = {  # by objects, by name
     "wrapper": ({"env": {"name": Walk, "wrappers": [Twice]}}, {"env": f"{HERE}:Walk", "env.wrappers": f"{HERE}:Twice"}),
     "callback": ({"callbacks": [Slower()]}, {"callbacks": [f"{HERE}:Slower"]}),
     "class of callback": ({"callbacks": [Slower]}, {"callbacks": [f"{HERE}:Slower"]}),
-    "writer": ({"writers": [Rows()]}, {"writers": [f"{HERE}:Rows"]}),
-    "class of writer": ({"writers": Rows}, {"writers": [f"{HERE}:Rows"]}),
+    "logger": ({"loggers": [Rows()]}, {"loggers": [f"{HERE}:Rows"]}),
+    "class of logger": ({"loggers": Rows}, {"loggers": [f"{HERE}:Rows"]}),
     "evaluation": ({"env": Walk, "eval.function": score}, {"env": f"{HERE}:Walk", "eval.function": f"{HERE}:score"}),
     "statistic": ({"sampler.statistics": [Ones]}, {"sampler.statistics": [f"{HERE}:Ones"]}),
     "optimizer": ({"algo.optimizer": torch.optim.RAdam}, RADAM),

@@ -118,7 +118,7 @@ def test_zero_is_refused_where_nothing_would_be_learned(part: str, key: str) -> 
 WORDS = ["perhaps", "-1", "os:getpid", "[]", "{", ""]
 WORDS_ALIKE = ["2", "nan", "\t", "a b", "../x", "None"]
 ANY_TEXT = {"name", "log_dir", "snapshot_best"}  # names that the user chooses
-EMPTY = {"init", "callbacks", "statistics", "writers", "wrappers", "reward_clip"}  # none
+EMPTY = {"init", "callbacks", "statistics", "loggers", "wrappers", "reward_clip"}  # none
 
 
 EACH_WORD = [pytest.param([each], marks=pytest.mark.slow) for each in [*WORDS, *WORDS_ALIKE]]

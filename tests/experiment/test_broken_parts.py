@@ -33,11 +33,11 @@ RUNS = {  # the word, and what the error says
     "sampler.statistics=TextStatistic": f"sampler.statistics {HERE}:TextStatistic failed in result: ValueError: could "
     "not convert string to float: 'text'",
     "sampler.statistics=SavedStatistic": f"sampler.statistics {HERE}:SavedStatistic failed in state_dict{DIVIDED}",
-    "writers=MadeWriter": f"writer {HERE}:MadeWriter cannot start{DIVIDED}",
-    "writers=WrittenWriter": f"writer {HERE}:WrittenWriter failed in write{DIVIDED}",
-    "writers=CheckedWriter": f"writer {HERE}:CheckedWriter failed in check{DIVIDED}",
-    "writers=LeavingWriter": f"writer {HERE}:LeavingWriter failed in close: SystemExit: 3",
-    "writers=ClosedWriter": f"writer {HERE}:ClosedWriter failed in close{DIVIDED}",
+    "loggers=MadeLogger": f"logger {HERE}:MadeLogger cannot start{DIVIDED}",
+    "loggers=WrittenLogger": f"logger {HERE}:WrittenLogger failed in write{DIVIDED}",
+    "loggers=CheckedLogger": f"logger {HERE}:CheckedLogger failed in check{DIVIDED}",
+    "loggers=LeavingLogger": f"logger {HERE}:LeavingLogger failed in close: SystemExit: 3",
+    "loggers=ClosedLogger": f"logger {HERE}:ClosedLogger failed in close{DIVIDED}",
     "model.encoder=MadeEncoder": f"model.encoder={HERE}:MadeEncoder cannot be made{DIVIDED}",
     "model.encoder=AppliedEncoder": f"model.encoder={HERE}:AppliedEncoder failed in forward{DIVIDED}",
     "algo.optimizer=SteppedOptimizer": f"algo.optimizer={HERE}:SteppedOptimizer failed in step{DIVIDED}",
@@ -71,7 +71,7 @@ def test_an_error_of_a_part_is_a_line_that_names_it(
 
 
 @pytest.mark.parametrize(
-    ("part", "method"), [("callbacks=LoadedCallback", "load_state_dict"), ("writers=TrimmedWriter", "trim")]
+    ("part", "method"), [("callbacks=LoadedCallback", "load_state_dict"), ("loggers=TrimmedLogger", "trim")]
 )
 def test_an_error_of_a_part_on_resume_is_a_line_that_names_it(
     part: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -83,10 +83,10 @@ def test_an_error_of_a_part_on_resume_is_a_line_that_names_it(
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {kind[:-1]} {HERE}:{name} failed in {method}{DIVIDED}"
 
 
-def test_a_writer_that_fails_to_close_does_not_hide_why_the_run_failed(
+def test_a_logger_that_fails_to_close_does_not_hide_why_the_run_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launched(f"callbacks={HERE}:LogsText writers=ClosedWriter", tmp_path) == 1
+    assert launched(f"callbacks={HERE}:LogsText loggers=ClosedLogger", tmp_path) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: callback {HERE}:LogsText failed in on_batch")
     assert "failed" in json.loads((tmp_path / "run_0/result.json").read_text())["ended"]
 
@@ -94,7 +94,7 @@ def test_a_writer_that_fails_to_close_does_not_hide_why_the_run_failed(
 @pytest.mark.parametrize(
     "words",
     [
-        *("callbacks=NoPart", "writers=NoPart", "sampler.statistics=NoPart", "model.encoder=NoPart"),
+        *("callbacks=NoPart", "loggers=NoPart", "sampler.statistics=NoPart", "model.encoder=NoPart"),
         *("algo.optimizer=NoPart", "algo=dqn algo.explore=NoPart", "env=Pendulum-v1 model.distribution=NoPart"),
         *("env.wrappers=NoPart", "env=NoPart", "eval.function=NoPart"),
     ],
@@ -106,7 +106,7 @@ def test_a_class_of_another_kind_is_not_called(words: str, tmp_path: Path, capsy
     assert CALLED == []
 
 
-@pytest.mark.parametrize("key", ["callbacks", "writers", "sampler.statistics", "model.encoder", "algo.optimizer"])
+@pytest.mark.parametrize("key", ["callbacks", "loggers", "sampler.statistics", "model.encoder", "algo.optimizer"])
 def test_a_function_in_a_classs_place_is_not_called(
     key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

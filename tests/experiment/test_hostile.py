@@ -104,7 +104,7 @@ ATTACKS: dict[str, tuple[Attack, tuple[str, ...], tuple[int, ...]]] = {
             {"algo": None},
             {"algo": {"a": 1}},
             {"callbacks": "os:system"},
-            {"writers": "os:system"},
+            {"loggers": "os:system"},
             {"model__encoder": "evil:Encoder"},
             {"precision": "evil"},
             {"seed": -1},

@@ -14,7 +14,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.integrations.tracker import Points, Tracker
 from rlframe.record import logger_context
 from rlframe.record.context import current_run
-from rlframe.record.writers import CsvWriter, JsonlWriter
+from rlframe.record.loggers import CsvLogger, JsonlLogger
 from tests.processes import until
 
 HERE = "tests.integrations.test_tracker"
@@ -65,11 +65,11 @@ class Store(Tracker):
 
 def store_of(run: Any) -> Store:
     """The tracker of a run."""
-    (store,) = (writer for writer in run._writers if isinstance(writer, Store))
+    (store,) = (logger for logger in run._loggers if isinstance(logger, Store))
     return store
 
 
-class NotAWriter:
+class NotALogger:
     pass
 
 
@@ -84,14 +84,14 @@ def points_of(rows: list[dict[str, float]]) -> list[tuple[int, str, float]]:
 def log(directory: Path, rows: list[dict[str, float]], tracker: bool = True, trim: int | None = None) -> None:
     """Log rows as a run does that continues at `trim`; without `tracker`, as if it was killed before it sent them."""
     table = directory / "progress.csv"
-    writers = [CsvWriter(table), JsonlWriter(table), *([Store(directory, {}, "run")] if tracker else [])]
-    for writer in writers if trim is not None else ():
-        writer.trim(trim)
+    loggers = [CsvLogger(table), JsonlLogger(table), *([Store(directory, {}, "run")] if tracker else [])]
+    for logger in loggers if trim is not None else ():
+        logger.trim(trim)
     for row in rows:
-        for writer in writers:
-            writer.write(row)
-    for writer in reversed(writers):
-        writer.close()
+        for logger in loggers:
+            logger.write(row)
+    for logger in reversed(loggers):
+        logger.close()
 
 
 def test_every_row_arrives_once(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_failing_tracker_neither_ends_the_run_nor_loses_a_point(
 ) -> None:
     names = [f"{HERE}:Store"]
     monkeypatch.setattr(Store, "failing", ("algo/loss",))
-    with logger_context(tmp_path, writers=names, console=False) as run:
+    with logger_context(tmp_path, loggers=names, console=False) as run:
         for row in ROWS:
             current_run().log(row)
         until(lambda: store_of(run).n_failed)
@@ -140,7 +140,7 @@ def test_a_failing_tracker_neither_ends_the_run_nor_loses_a_point(
     assert "resume= sends them" in warnings[-1].getMessage()
     assert len(warnings) == 2
     monkeypatch.setattr(Store, "failing", ())
-    with logger_context(tmp_path, writers=names, console=False, resume=True) as run:
+    with logger_context(tmp_path, loggers=names, console=False, resume=True) as run:
         run.trim(20)
     points = [point for point in stored(tmp_path / "run_0/store") if not point[1].startswith("record/")]
     assert sorted(points) == sorted(points_of(ROWS))
@@ -154,7 +154,7 @@ def test_an_endless_error_is_one_short_line_and_is_not_repeated(
     monkeypatch.setattr(Store, "error", ConnectionError("x" * 10**7))
     with (
         pytest.raises(ConfigError) if method == "connect" else nullcontext() as caught,
-        logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run,
+        logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False) as run,
     ):
         run.log(ROWS[1])
         until(lambda: store_of(run).n_failed)
@@ -168,7 +168,7 @@ def test_a_tracker_that_calls_sys_exit_is_warned_of_and_tried_again(
 ) -> None:
     monkeypatch.setattr(Store, "failing", ("algo/loss",))
     monkeypatch.setattr(Store, "error", SystemExit("enough"))
-    with logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run:
+    with logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False) as run:
         run.log(ROWS[1])
         until(lambda: store_of(run).n_failed)
         monkeypatch.setattr(Store, "failing", ())
@@ -184,14 +184,14 @@ def test_a_tracker_that_calls_sys_exit_at_its_start_is_an_error(
 ) -> None:
     monkeypatch.setattr(Store, "failing", ("connect",))
     monkeypatch.setattr(Store, "error", SystemExit("no login"))
-    context = logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False)
+    context = logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False)
     with pytest.raises(ConfigError, match="cannot start: SystemExit: no login in connect"), context:
         pass
 
 
 def test_failures_are_counted_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "failing", ("points",))
-    with logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run:
+    with logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False) as run:
         run.log(ROWS[0])
         until(lambda: store_of(run).n_failed)
         run.log(ROWS[1])
@@ -204,7 +204,7 @@ def test_a_tracker_that_hangs_does_not_slow_the_training(
 ) -> None:
     monkeypatch.setattr(Store, "blocked", True)
     monkeypatch.setattr("rlframe.integrations.tracker._CLOSE_S", 0.01)
-    with logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False) as run:
+    with logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False) as run:
         for row in ROWS:
             run.log(row)
     assert "still busy after 0.01 s" in caplog.text
@@ -215,7 +215,7 @@ def test_a_tracker_that_cannot_start_is_an_error_that_leaves_the_directory_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "failing", ("connect",))
-    context = logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False)
+    context = logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False)
     with pytest.raises(ConfigError, match="test_tracker cannot start: ConnectionError: no network"), context:
         pass
     assert [path.name for path in (tmp_path / "run_0").iterdir()] == []
@@ -231,7 +231,7 @@ def test_a_resumed_run_continues_the_same_run_of_the_tracker(tmp_path: Path) -> 
 def test_a_run_that_fails_is_failed_in_the_tracker(tmp_path: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        logger_context(tmp_path, writers=[f"{HERE}:Store"], console=False),
+        logger_context(tmp_path, loggers=[f"{HERE}:Store"], console=False),
     ):
         raise ZeroDivisionError
     assert (tmp_path / "run_0/finished").read_text() == "True\n"

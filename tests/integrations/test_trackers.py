@@ -102,7 +102,7 @@ def assert_nothing_lost_or_doubled(directory: Path, tracker: str) -> None:
 def test_a_tracker_has_the_points_of_progress_csv(tracker: str, tmp_path: Path) -> None:
     pytest.importorskip(tracker)
     steps = ("runner.n_steps=2000", "runner.log_interval_steps=500")
-    launch(tmp_path, *KEYS, *steps, f"writers={tracker}", f"log_dir={tmp_path}")
+    launch(tmp_path, *KEYS, *steps, f"loggers={tracker}", f"log_dir={tmp_path}")
     assert len(read_csv(tmp_path / "run_0/progress.csv")[1]) > 2
     assert_nothing_lost_or_doubled(tmp_path, tracker)
 
@@ -114,7 +114,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(tracker: str, tmp_path:
     pytest.importorskip(tracker)
     steps = ("runner.n_steps=120_000", "runner.log_interval_steps=1000")
     draw = random.Random(tracker)
-    words = [*KEYS, *steps, f"writers={tracker}", f"log_dir={tmp_path}"]
+    words = [*KEYS, *steps, f"loggers={tracker}", f"log_dir={tmp_path}"]
     for _ in range(N_KILLS):
         process = launch(tmp_path, *words, wait=False)
         n_before = n_rows(tmp_path)
@@ -138,7 +138,7 @@ def n_rows(directory: Path) -> int:
 
 def test_the_config_is_a_runs_params_in_mlflow_and_the_run_is_finished(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    launch(tmp_path, *KEYS, "runner.n_steps=500", "writers=mlflow", f"log_dir={tmp_path}", "name=mine")
+    launch(tmp_path, *KEYS, "runner.n_steps=500", "loggers=mlflow", f"log_dir={tmp_path}", "name=mine")
     (run,) = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
     config = json.loads((tmp_path / "run_0/params.json").read_text())["config"]
     assert run.data.params == {key: str(value) for key, value in config.items()}
@@ -150,7 +150,7 @@ def test_wandb_online_sends_the_steps_that_the_server_does_not_count(
     n_arrived: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = pytest.importorskip("wandb")
-    from rlframe.integrations.wandb import WandbWriter
+    from rlframe.integrations.wandb import WandbLogger
 
     server: list[dict[str, Any]] = []
     given: list[dict[str, Any]] = []
@@ -176,12 +176,12 @@ def test_wandb_online_sends_the_steps_that_the_server_does_not_count(
     monkeypatch.setattr(wandb, "setup", lambda: wandb_setup("online"))
     rows = [{"env_steps": 10, "a": 1.0}, {"env_steps": 20, "a": 2.0}, {"env_steps": 10, "b": 3.0}]
     write_rows(tmp_path, rows)
-    first = WandbWriter(tmp_path, {}, "run")
+    first = WandbLogger(tmp_path, {}, "run")
     first.close()
     assert server == rows
     del server[n_arrived:]  # the others were on their way when the run was killed
     write_rows(tmp_path, [rows[0], rows[2], rows[1]])  # made again in another order
-    second = WandbWriter(tmp_path, {}, "run")
+    second = WandbLogger(tmp_path, {}, "run")
     second.close()
     assert sorted(map(str, server)) == sorted(map(str, rows))
     assert [options["resume"] for options in given] == [None, "allow"]

@@ -33,76 +33,76 @@ class Run:
 
 
 @pytest.fixture
-def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """WandbWriter with a package that sends nothing."""
+def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """WandbLogger with a package that sends nothing."""
     package: Any = types.ModuleType("wandb")
     setup = types.SimpleNamespace(settings=types.SimpleNamespace(mode="online"))
     package.init, package.setup, package.Settings = lambda **_: Run(), lambda: setup, dict
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "wandb", package)
         patch.delitem(sys.modules, MODULE, raising=False)
-        yield importlib.import_module(MODULE).WandbWriter
+        yield importlib.import_module(MODULE).WandbLogger
     sys.modules.pop(MODULE, None)
 
 
-def write(writer: Any, directory: Path) -> None:
+def write(logger: Any, directory: Path) -> None:
     (directory / "progress.jsonl").write_text(json.dumps({"env_steps": 1, "a": 2.0}) + "\n")
-    writer(directory, {}, "run").close()
+    logger(directory, {}, "run").close()
 
 
 @pytest.mark.parametrize("how", sorted(set(SPECIAL) - {"hardlink"}))
 def test_a_file_of_sent_steps_that_is_a_link_pipe_or_device_is_an_error_before_wandb_starts(
-    how: str, writer: Any, tmp_path: Path
+    how: str, logger: Any, tmp_path: Path
 ) -> None:
     outside, directory = tmp_path / "outside", tmp_path / "run"
     outside.write_text(SECRET)
     directory.mkdir()
     SPECIAL[how](directory / "wandb_sent.jsonl", outside)
     with at_most(10), pytest.raises(ConfigError, match=r"^\S*/wandb_sent.jsonl is not a regular file"):
-        write(writer, directory)
+        write(logger, directory)
     assert outside.read_text() == SECRET
 
 
-def test_a_hard_link_to_another_file_is_not_written_through(writer: Any, tmp_path: Path) -> None:
+def test_a_hard_link_to_another_file_is_not_written_through(logger: Any, tmp_path: Path) -> None:
     outside, directory = tmp_path / "outside", tmp_path / "run"
     outside.write_text(SECRET)
     directory.mkdir()
     (directory / "wandb_sent.jsonl").hardlink_to(outside)
-    write(writer, directory)
+    write(logger, directory)
     assert outside.read_text() == SECRET
     assert (directory / "wandb_sent.jsonl").read_text() == f'{SECRET}\n[0, 1, ["a"]]'
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
-def test_a_folder_of_wandb_that_is_a_link_is_an_error(folder: str, writer: Any, tmp_path: Path) -> None:
+def test_a_folder_of_wandb_that_is_a_link_is_an_error(folder: str, logger: Any, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / folder).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=rf"{folder} is a link, and W&B would write into its target; remove it"):
-        write(writer, tmp_path)
+        write(logger, tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
-def test_settings_of_wandb_in_a_runs_directory_are_an_error(folder: str, writer: Any, tmp_path: Path) -> None:
+def test_settings_of_wandb_in_a_runs_directory_are_an_error(folder: str, logger: Any, tmp_path: Path) -> None:
     """W&B started in this directory would send its key to the server that they name."""
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "settings").write_text("[default]\nbase_url = https://example.com\n")
     with pytest.raises(ConfigError, match=rf"{folder}/settings may name another server for W&B; remove it"):
-        write(writer, tmp_path)
+        write(logger, tmp_path)
 
 
 @pytest.mark.parametrize(
     "content", [b"[[],[],[]]\n" * 1_000, b"[" * 100_000, b'{"a": 1}\n3\nnull\n[1, 2, [[]]]', b"\xff\x00"]
 )
-def test_lines_that_are_no_steps_are_passed_over(content: bytes, writer: Any, tmp_path: Path) -> None:
+def test_lines_that_are_no_steps_are_passed_over(content: bytes, logger: Any, tmp_path: Path) -> None:
     (tmp_path / "wandb_sent.jsonl").write_bytes(content)
-    write(writer, tmp_path)
+    write(logger, tmp_path)
     assert (tmp_path / "wandb_sent.jsonl").read_bytes() == content + b'\n[0, 1, ["a"]]'
 
 
-def test_a_run_opened_with_such_a_link_records_nothing(writer: Any, tmp_path: Path) -> None:
+def test_a_run_opened_with_such_a_link_records_nothing(logger: Any, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text(SECRET)
-    options = {"writers": [f"{MODULE}:WandbWriter"], "console": False}
+    options = {"loggers": [f"{MODULE}:WandbLogger"], "console": False}
     with logger_context(tmp_path, **options) as run:
         run.log({"env_steps": 1, "a": 2.0})
     (tmp_path / "run_0/wandb_sent.jsonl").unlink()

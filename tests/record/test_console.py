@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console as RichConsole
 
-from rlframe.record import console, rich_console
+from rlframe.record import console
 from rlframe.record.console import PlainConsole, format_duration, format_number
 from rlframe.record.rich_console import LiveConsole
 
@@ -123,7 +123,7 @@ def test_a_metric_that_is_not_in_a_row_keeps_its_value() -> None:
 
 def test_the_bar_moves_at_most_four_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now, drawn = [0.0], []
-    monkeypatch.setattr(rich_console, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(console, "perf_counter", lambda: now[0])
     table = LiveConsole("run", terminal())
     monkeypatch.setattr(table._live, "update", lambda *_, **__: drawn.append(now[0]))
     for step in range(1_000):

@@ -13,9 +13,11 @@ import pytest
 
 import rlframe
 from rlframe.core.errors import ConfigError
+from rlframe.record import context as logger
 from rlframe.record.context import current_run, logger_context
+from rlframe.record.loggers import TensorBoardLogger
+from rlframe.record.metrics import Metrics, collect_in
 from rlframe.record.run import NullRun
-from rlframe.record.writers import TensorBoardWriter
 from tests.tables import read_csv
 
 LOGGER = logging.getLogger("rlframe")
@@ -158,15 +160,15 @@ def test_an_exception_is_logged_reraised_and_closes_everything(tmp_path: Path) -
     assert isinstance(current_run(), NullRun)
 
 
-def test_a_writer_that_cannot_close_does_not_keep_the_others_open(
+def test_a_logger_that_cannot_close_does_not_keep_the_others_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(writer: TensorBoardWriter) -> None:
-        writer._records.close()
+    def broken(logger: TensorBoardLogger) -> None:
+        logger._records.close()
         raise OSError("disk gone")
 
     handlers, open_before = list(LOGGER.handlers), psutil.Process().num_fds()
-    monkeypatch.setattr(TensorBoardWriter, "close", broken)
+    monkeypatch.setattr(TensorBoardLogger, "close", broken)
     with logger_context(tmp_path, console=False):
         pass
     assert "disk gone" in caplog.text
@@ -253,3 +255,33 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path, resume: bool) -> None
         run.log({"env_steps": 1})
     with logger_context(tmp_path, console=False, resume=True):
         pass
+
+
+def test_values_are_logged_under_the_names_of_their_prefixes() -> None:
+    metrics = Metrics()
+    with collect_in(metrics):
+        logger.record_tabular("loss", 1.0)
+        logger.record_tabular("loss", 3.0)
+        with logger.tabular_prefix("critic/"), logger.tabular_prefix("first_"):
+            logger.record_tabular("loss", 5.0)
+        logger.record_tabular_misc_stat("mine/q", [1.0, 2.0, 6.0])
+        logger.dump_tabular()
+    found = metrics.flush()
+    assert (found["script/loss"], found["critic/first_loss"]) == (2.0, 5.0)
+    q = [found[f"mine/q{name}"] for name in ("Average", "Std", "Median", "Min", "Max")]
+    assert q == pytest.approx([3.0, math.sqrt(14 / 3), 2.0, 1.0, 6.0])
+
+
+def test_no_values_are_nan() -> None:
+    metrics = Metrics()
+    with collect_in(metrics):
+        logger.record_tabular_misc_stat("mine/q", [])
+    assert math.isnan(metrics.flush()["mine/qAverage"])
+
+
+def test_messages_have_their_prefixes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rlframe")
+    with logger.prefix("itr 3 | "), logger.prefix("rank 0 | "):
+        logger.log("saved")
+    logger.log("done")
+    assert [record.getMessage() for record in caplog.records] == ["itr 3 | rank 0 | saved", "done"]

@@ -274,7 +274,7 @@ def test_a_removed_snapshot_is_gone(tmp_path: Path) -> None:
     assert list_snapshots(tmp_path / "snapshot") == []
 
 
-def test_leftovers_of_a_dead_writer_are_never_a_snapshot_and_go_with_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_logger_are_never_a_snapshot_and_go_with_the_next(tmp_path: Path) -> None:
     saved(tmp_path, 100)
     for name in (".writing-999", ".removing-step_000000000300"):
         (tmp_path / "snapshot" / name).mkdir()

@@ -1,14 +1,14 @@
-"""Writers of a user's own, which tests name as module:Class."""
+"""Loggers of a user's own, which tests name as module:Class."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlframe.record import Writer
+from rlframe.record import Logger
 
 
-class Notes(Writer):
+class Notes(Logger):
     """Writes down how it is used."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], name: str) -> None:
@@ -29,5 +29,5 @@ class Notes(Writer):
             file.write(f"{json.dumps(values)}\n")
 
 
-class NotAWriter:
+class NotALogger:
     """Has no method of one."""

@@ -1,6 +1,10 @@
-"""Writers of metric rows: progress.csv, progress.jsonl and TensorBoard event files. Used by `record.run`."""
+"""Loggers of metric rows: progress.csv, progress.jsonl, TensorBoard, and others by name. Used by `record.run`.
+
+`loggers=[tensorboard,wandb,./file.py:Class]` names them. Errors of a user's own name it, as those of other parts do.
+"""
 
 import csv
+import importlib.util
 import io
 import json
 import math
@@ -8,20 +12,25 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
-from rlframe.core.errors import RecordError
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError, PartError, RecordError, naming, qualified_name
 from rlframe.core.files import append, check_in_place, iter_csv, open_to_append
+from rlframe.core.objects import ObjectName, name_of
+from rlframe.core.parts import find_attribute
 from rlframe.record.directory import replace_file
 from rlframe.record.films import read_gif
 
 _MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
 
 
-class Writer(ABC):
+class Logger(ABC):
     """Writes rows of metrics. Owned by a Run, which closes it.
 
     Most rows are of one log interval, and their `env_steps` increases strictly. A row that has only `eval/...` may
@@ -38,7 +47,7 @@ class Writer(ABC):
         """
 
     def check(self) -> None:  # noqa: B027  # optional
-        """Raise RecordError if rows can no longer be written; called before any writer gets a row."""
+        """Raise RecordError if rows can no longer be written; called before any logger gets a row."""
 
     @abstractmethod
     def write(self, row: Mapping[str, float]) -> None:
@@ -53,7 +62,7 @@ class Writer(ABC):
         """Flush and close; may be called twice."""
 
 
-class CsvWriter(Writer):
+class CsvLogger(Logger):
     """progress.csv: complete lines only, one column per metric in order of first appearance."""
 
     def __init__(self, path: Path) -> None:
@@ -145,14 +154,14 @@ def _float(cell: str) -> float:
         return math.nan
 
 
-class JsonlWriter(Writer):
+class JsonlLogger(Logger):
     """progress.jsonl: the rows of progress.csv as one JSON object a line, without empty cells.
 
     JSON has no NaN and Inf: they are the strings "NaN", "Infinity" and "-Infinity".
     """
 
     def __init__(self, table: Path) -> None:
-        """`table`: the progress.csv, which a CsvWriter has opened; existing rows are copied from it."""
+        """`table`: the progress.csv, which a CsvLogger has opened; existing rows are copied from it."""
         self._table, self._path = table, table.with_suffix(".jsonl")
         self._waiting: list[str] = []  # rows not yet written because of a disk error
         self._copy()
@@ -205,8 +214,8 @@ def _number(cell: str) -> float:
         return _float(cell)
 
 
-class TensorBoardWriter(Writer):
-    """An event file of scalars by env_steps, flushed with every row; without the thread of TensorBoard's own writer."""
+class TensorBoardLogger(Logger):
+    """An event file of scalars by env_steps, flushed with every row; without the thread of TensorBoard's own logger."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], name: str) -> None:
         # Imported here: 0.15 s that a program which only reads runs saves. torch.utils.tensorboard costs twice that.
@@ -259,3 +268,92 @@ def _new_event_file(directory: Path) -> io.BufferedWriter:
             return (directory / f"{stamp}.{number}").open("xb")
         except FileExistsError:
             number += 1
+
+
+MakeLogger = Callable[..., Logger]  # (directory, config, name): that of a Logger's class
+
+_TRACKERS = {  # by the name of the package that they need, which is also the name of the extra
+    "wandb": "rlframe.integrations.wandb:WandbLogger",
+    "mlflow": "rlframe.integrations.mlflow:MlflowLogger",
+    "trackio": "rlframe.integrations.trackio:TrackioLogger",
+}
+_BUILT_IN = {"tensorboard": "rlframe.record.loggers:TensorBoardLogger", **_TRACKERS}
+LOGGERS = tuple(_BUILT_IN)
+DEFAULT_LOGGERS = ("tensorboard",)
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Check names without importing the trackers' packages.
+
+    Raises:
+        ConfigError: an unknown name, a missing package, a name given twice, or a class that is not a Logger.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"loggers names {name} more than once")
+        if name in _TRACKERS and not _is_installed(name):
+            raise ConfigError(f'loggers={name} needs another package: pip install "rlframe[{name}]"')
+        if name not in _BUILT_IN:
+            _own(name)
+
+
+def find_loggers(names: Sequence[str]) -> list[MakeLogger]:
+    """The classes of loggers, or functions that make them. Raises ConfigError as `check_loggers`."""
+    check_loggers(names)
+    return [find_attribute(_BUILT_IN[name], "loggers") if name in _BUILT_IN else _own(name) for name in names]
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # without an origin, it is a folder such as ./wandb
+
+
+def _own(name: str) -> MakeLogger:
+    if ":" not in name:
+        known = ", ".join(LOGGERS)
+        raise ConfigError(f"loggers={name} is none of {known}, module:Class, ./file.py:Class{nearest(name, LOGGERS)}")
+    found = find_attribute(name, "loggers")
+    if isinstance(found, Logger):
+        return partial(_given, found)
+    is_class = isinstance(found, type) and issubclass(found, Logger)
+    if not (is_class or (isinstance(name, ObjectName) and callable(found) and not isinstance(found, type))):
+        raise ConfigError(f"loggers={name} is not a subclass of rlframe.record.Logger")
+    make: MakeLogger = found
+    return make
+
+
+def _given(logger: Logger, *_: Any) -> Logger:
+    """A logger that was made already, in the place of its class."""
+    return logger
+
+
+def make_logger(make: MakeLogger, directory: Path, config: Mapping[str, Any], name: str) -> Logger:
+    """A logger. Raises PartError if one of the user's own raises an exception."""
+    known = name_of(make)
+    if known.startswith("rlframe."):
+        return make(directory, config, name)
+    with naming(f"logger {known} cannot start"):
+        return make(directory, config, name)
+
+
+def is_own(cls: type[Logger]) -> bool:
+    """Whether a logger is the user's own."""
+    return not cls.__module__.startswith("rlframe.")
+
+
+def close_logger(logger: Logger) -> None:
+    """Close a logger. Raises as `naming_logger`."""
+    with naming_logger(logger, "close"):
+        logger.close()
+
+
+@contextmanager
+def naming_logger(logger: Logger, method: str) -> Iterator[None]:
+    """Raise PartError for an exception of a logger; an OSError stays one, as the disk may be full."""
+    try:
+        with naming(f"logger {qualified_name(type(logger))} failed in {method}"):
+            yield
+    except PartError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
