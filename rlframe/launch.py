@@ -100,9 +100,8 @@ def _launch(argv: list[str]) -> int:
         from rlframe.experiment.config import to_flat
         from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
         from rlframe.experiment.trust import foreign
-        from rlframe.study.experiments import is_study
-        from rlframe.study.retry import run_with_retries, single_run
-        from rlframe.study.sweep import run_sweep
+        from rlframe.study.process import run_with_retries
+        from rlframe.study.sweep import is_study, run_sweep, single_run
         from rlframe.system.distributed import rank_from_environment
 
     if is_study(words.remaining):

@@ -1,6 +1,5 @@
-"""One attempt of a run: a process in its own session that is killed when this process dies."""
+"""One attempt of a run: a process in its own session, killed when this process dies; and a run with `retries=`."""
 
-import contextlib
 import math
 import os
 import shlex
@@ -8,16 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import open_regular_file, open_to_append
+from rlframe.record.snapshot import list_snapshots
 from rlframe.study.plan import PlannedRun, Slot
-from rlframe.study.record import size_and_time
+from rlframe.study.record import move_aside, size_and_time
 from rlframe.system import parent_death
+from rlframe.system.signals import SIGNALS
 
 REFUSED = 2  # exit status of a command with a wrong configuration; a retry would fail again
 _STACK_S = 2.0  # time for a hung run to write its stack
@@ -54,7 +57,7 @@ def start_process(
 
 def kill_group(pid: int) -> None:
     """Kill the process group of a process started by `start_process`."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
@@ -138,7 +141,7 @@ class RunProcess:
         """Kill the process group if it still runs, and release all resources."""
         if self._process.poll() is None:
             kill_group(self.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # not killable while it waits in the kernel
+            with suppress(subprocess.TimeoutExpired):  # not killable while it waits in the kernel
                 self._process.wait(_CLOSE_S)
         self._close_descriptors()
 
@@ -150,7 +153,7 @@ class RunProcess:
         return [size_and_time(path) for path in self._logs]
 
     def _send(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             self._process.send_signal(signum)
 
 
@@ -172,3 +175,74 @@ def last_line(path: Path) -> str:
         return ""
     output = [line.strip() for line in lines if line.strip() and not line.startswith("--- ")]
     return printable(output[-1][:300]) if output else ""
+
+
+def run_with_retries(run: PlannedRun, retries: int) -> int:
+    """Train the run, with this process's output; returns the exit status of its last attempt.
+
+    A failed attempt is followed by at most `retries` others, from its newest snapshot, or from the start if it has
+    none. An attempt with wrong settings, or stopped by a signal to this process, is not repeated.
+    """
+    command = run.command
+    with _passing_on_signals() as signals:
+        for left in reversed(range(retries + 1)):
+            status = _attempt(command, signals)
+            if status in (0, REFUSED) or signals.received or not left:
+                break
+            resumes = bool(list_snapshots(run.directory / "snapshot"))
+            command = run.resume_command if resumes else run.command
+            if not resumes:
+                move_aside(run)
+            how = "continues from its snapshot" if resumes else "starts anew, as it has no snapshot"
+            text = f"{run.directory} failed, {describe_exit(status)}; it {how}; retries left: {left - 1}"
+            print(text, file=sys.stderr, flush=True)
+    if status == REFUSED:
+        with suppress(OSError):
+            run.directory.rmdir()  # if it is empty
+    return status if status >= 0 else 128 - status
+
+
+class _Signals:
+    """Passes signals on to a process, each once; those that come while there is none go to the next."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._pending: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def receive(self, signum: int, frame: FrameType | None) -> None:
+        self.received = True
+        self._pending.append(signum)
+        self._send()
+
+    def pass_on_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._send()
+
+    def _send(self) -> None:
+        while self._pending and self._process:
+            self._process.send_signal(self._pending.pop(0))
+
+
+@contextmanager
+def _passing_on_signals() -> Iterator[_Signals]:
+    """Within the block, signals that stop a run go to the process of the attempt. An ignored SIGHUP stays ignored."""
+    signals = _Signals()
+    handled = [each for each in SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, signals.receive) for signum in handled}
+    try:
+        yield signals
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _attempt(command: tuple[str, ...], signals: _Signals) -> int:
+    """Run the command in its own session, so that signals of the terminal reach it once. Returns its exit status."""
+    process, own_end = start_process(command, "-", None, os.environ)
+    try:
+        signals.pass_on_to(process)
+        return process.wait()
+    finally:
+        kill_group(process.pid)
+        os.close(own_end)

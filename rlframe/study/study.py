@@ -28,8 +28,7 @@ from rlframe.study.plan import (
 )
 from rlframe.study.queue import Queue, QueueOptions
 from rlframe.study.record import DONE, FAILED, StudyRecord
-from rlframe.study.summary import SUMMARY_FILE, format_summary, summarize, summary_csv
-from rlframe.study.table import open_status_table
+from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
 from rlframe.system.affinity import read_topology
 
 _SET_BY_QUEUE = ("seed", "log_dir", "run_ID", "affinity", "resume")

@@ -1,7 +1,13 @@
-"""A study of `rlframe.launch`: its runs are launches, checked before the first one starts."""
+"""A study of `rlframe.launch`: its runs are launches, checked before the first one starts.
 
+It has experiments, each with its key=value words: from the command line, a YAML file or a study's record.
+"""
+
+import json
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,20 +15,37 @@ from typing import Any
 
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
+from rlframe.core.files import parse_yaml
 from rlframe.experiment.config import Experiment, to_flat
-from rlframe.experiment.trust import foreign
-from rlframe.record.context import dated
+from rlframe.experiment.presets import load_study
+from rlframe.experiment.trust import check_trusted, foreign
+from rlframe.record.context import dated, new_directory
 from rlframe.study import plan
-from rlframe.study.experiments import STUDY_KEYS, Experiments, naming, read_experiments, recorded_experiments
-from rlframe.study.grid import MAX_RUNS, REPEATS, Grid, bare_key, read_grid
-from rlframe.study.plan import PlannedRun
+from rlframe.study.plan import (
+    MAX_RUNS,
+    REPEATS,
+    SWEEP,
+    ZIP,
+    Grid,
+    PlannedRun,
+    bare_key,
+    has_grid,
+    read_grid,
+    split_values,
+)
 from rlframe.study.queue import QueueOptions
+from rlframe.study.record import FILE, read_record
 from rlframe.study.study import Study, execute, preview
 from rlframe.system.affinity import read_topology
 
+STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # one value for all runs
+ADJUSTABLE = ("affinity", "retries", "stall_s")  # may change when a study is resumed
+_SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}
+_NAME = re.compile(r"(?!run_\d)\w[\w+=-]{0,99}")  # of a directory; run_0 would look like a run
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
 _COMMAND_LINE_KEYS = ("dry_run", "trust", "traceback")  # neither in a file nor in a study's record
 
+Experiments = dict[str, dict[str, str]]  # words by name; the name is empty if there is only one, without a name
 Check = Callable[[dict[str, str]], Experiment]  # the config of a run's arguments; raises ConfigError
 
 
@@ -139,3 +162,157 @@ def _common_config(experiments: list[Experiment]) -> dict[str, Any]:
         for key, value in flats[0].items()
         if key not in STUDY_KEYS and all(key in flat and flat[key] == value for flat in flats)
     }
+
+
+def single_run(words: Mapping[str, str], experiment: Experiment) -> PlannedRun:
+    """The run of a launch with these words, in the directory that it would have without retries.
+
+    Raises:
+        ConfigError: the directory cannot be created or holds a run.
+    """
+    if "resume" in words:
+        command = (sys.executable, "-m", "rlframe.launch", *[f"{key}={value}" for key, value in words.items()])
+        return PlannedRun("", experiment.run_ID, words, Path(words["resume"]), command, command)
+    directory = new_directory(experiment.log_dir, experiment.run_ID, experiment.title())
+    template = run_template(KeyValues(f"{key}={words[key]}" for key in ("trust",) if key in words).flag("trust"))
+    arguments = {key: value for key, value in words.items() if key not in ("trust", "log_dir", "run_ID")}
+    return trusting_itself(template.make_run(directory.parent, "", "", experiment.run_ID, arguments))
+
+
+def is_study(arguments: Mapping[str, str]) -> bool:
+    """Whether the command line has a grid, names a YAML file that has one, or resumes a study."""
+    if "resume" in arguments:
+        return (Path(arguments["resume"]) / FILE).is_file()
+    return has_grid(arguments) or bool(arguments.get("experiment") and load_study(arguments["experiment"]))
+
+
+def read_experiments(arguments: Mapping[str, str]) -> Experiments:
+    """The experiments of a command line, which overrides the YAML file that its `experiment=` names.
+
+    Raises:
+        ConfigError: an entry of the file is not of the right form; the message names its experiment and key.
+    """
+    source = arguments.get("experiment", "")
+    study = load_study(source) if source else {}
+    if not study:
+        return {"": dict(arguments)}
+    given = {key: value for key, value in arguments.items() if key != "experiment"}
+    with naming(source):
+        if "experiments" not in study:
+            return {"": _override(_words(study), given)}
+        named = study.pop("experiments")
+        if not isinstance(named, Mapping) or not named:
+            raise ConfigError(f"experiments needs the form {{name: {{key: value}}}}, not {str(named)[:60]}")
+        common = _words(study)
+    experiments = {}
+    for name, entries in named.items():
+        with naming(f"{source}: {str(name)[:60]}"):
+            experiments[name] = _override(_override(common, _words_of_experiment(name, entries)), given)
+    return experiments
+
+
+def _words_of_experiment(name: Any, entries: Any) -> dict[str, str]:
+    if not isinstance(name, str):
+        raise ConfigError(f"an experiment's name is text, not {name!r:.60}; write it in quotes, as '{name!s:.60}'")
+    if not _NAME.fullmatch(name):
+        raise ConfigError("an experiment's name is a directory: use letters, digits, _, -, + and =, and not run_N")
+    if not isinstance(entries, Mapping):
+        raise ConfigError(f"an experiment needs the form {{key: value}}, not {str(entries)[:60]}")
+    for key in ("experiments", *STUDY_KEYS):
+        if key in entries:
+            raise ConfigError(f"{key} is for the whole study; set it beside experiments:")
+    return _words(entries)
+
+
+def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
+    """Entries of a YAML file as words of a command line; `sweep: {KEY: values}` is sweep.KEY."""
+    words: dict[str, str] = {}
+    for key, value in entries.items():
+        if key in (SWEEP[:-1], ZIP[:-1]) and not isinstance(value, Mapping):
+            raise ConfigError(f"{key} needs the form {{KEY: [value, value]}}, not {str(value)[:60]}")
+        of_grid = key in (SWEEP[:-1], ZIP[:-1])
+        for name, each in [(f"{key}.{name}", each) for name, each in value.items()] if of_grid else [(str(key), value)]:
+            if name in words:
+                raise ConfigError(f"{name} is set twice: {words[name]:.60} and {_text(name, each):.60}; remove one")
+            words[name] = _text(name, each)
+    return words
+
+
+def _text(name: str, value: Any) -> str:
+    """A value of a YAML file as on the command line: lists without quotes, and what environments get as JSON."""
+    key = bare_key(name)
+    if key != name and isinstance(value, list):
+        values = [_text(key, each) for each in value]
+        for text in values:
+            if len(split_values(text)) > 1:
+                raise ConfigError(f"{name}: the value {text} has a comma; write it in brackets, [{text}]")
+        return ",".join(values)
+    if key != name and isinstance(value, str):
+        return value
+    if "env_kwargs" in key.split("."):
+        return value if isinstance(value, str) and _means_itself(value) else json.dumps(value, default=str)
+    if isinstance(value, list):
+        return f"[{','.join(_text(key, each) for each in value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _means_itself(text: str) -> bool:
+    try:
+        return bool(parse_yaml(text) == text)
+    except ValueError:
+        return False
+
+
+def _override(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
+    """The words of both. What is above replaces every form of its key: KEY, sweep.KEY and zip.KEY, or repeats."""
+    replaced = {bare_key(name) for name in above} | ({REPEATS} if _SEEDS & above.keys() else set())
+    seeds = _SEEDS if REPEATS in above else set()
+    kept = {name: value for name, value in below.items() if bare_key(name) not in replaced and name not in seeds}
+    return kept | dict(above)
+
+
+def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: bool) -> tuple[list[str], Experiments]:
+    """The command line and the experiments of a study, the adjustable words updated by those given now.
+
+    Raises:
+        ConfigError: another word is given; the study is a script's, damaged, or names code without `trust`.
+    """
+    fixed = [key for key in arguments if key not in ADJUSTABLE]
+    if fixed:
+        raise ConfigError(
+            f"resume={directory} cannot change {', '.join(fixed)}, only {', '.join(ADJUSTABLE)}; to add seeds or "
+            f"values, repeat the study's command with log_dir={directory}"
+        )
+    content = read_record(directory)
+    command = content.get("command")
+    if not isinstance(command, list) or "variants" in content:
+        raise ConfigError(f"{directory} is the study of a script; run that script again with log_dir={directory}")
+    command = [str(word) for word in command]
+    experiments = content.get("experiments", {"": KeyValues(command).remaining})
+    if not _are_words(experiments):
+        raise ConfigError(f"{directory / FILE} is damaged; move it away and use another log_dir")
+    for words in experiments.values():
+        for name, text in words.items():
+            key = bare_key(name)
+            for value in split_values(text) if key != name else [text]:
+                check_trusted({key: value}, str(directory / FILE), trust)
+    return command, {name: words | dict(arguments) for name, words in experiments.items()}
+
+
+def _are_words(experiments: Any) -> bool:
+    return (
+        isinstance(experiments, dict)
+        and bool(experiments)
+        and all(name == "" or _NAME.fullmatch(name) for name in experiments)
+        and all(isinstance(words, dict) for words in experiments.values())
+        and all(isinstance(text, str) for words in experiments.values() for text in words.values())
+    )
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put a name, if it is not empty, before the message of a ConfigError in the block."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}" if name else str(error)) from error

@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, curve
 from rlframe.experiment.config import from_flat, to_flat
 from rlframe.experiment.trust import foreign
-from rlframe.study.grid import read_grid
+from rlframe.study.plan import read_grid
 
 RUN = 1000
 
