@@ -15,10 +15,11 @@ import torch
 
 from rlframe.algos import impala
 from rlframe.envs import EnvConfig
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.runners import AsyncRl
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from rlframe.system.affinity import pin, plan, read_topology
 
 

@@ -17,11 +17,12 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners import MinibatchRlEval
-from rlframe.samplers import EvalConfig, Evaluator, GpuSampler, gpu
+from rlframe.samplers import GpuSampler, gpu
 from rlframe.system.affinity import plan, read_topology
 
 

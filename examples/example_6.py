@@ -17,13 +17,14 @@ from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos import dqn
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
 from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 
 
 def train(
@@ -70,7 +71,7 @@ def score(directory: Path, agent: QAgent, env: EnvConfig, n_episodes: int) -> No
     weights, meta = load_snapshot(directory, key="agent")
     agent.load_state_dict(weights)
     with closing(Evaluator(env, agent, EvalConfig(n_envs=8, n_episodes=n_episodes))) as evaluator:
-        returns = [trajectory.return_ for trajectory in evaluator.evaluate()]
+        returns = [trajectory.return_ for trajectory in evaluator.play()]
     print(
         f"after {meta['env_steps']:,} env_steps: mean return {sum(returns) / len(returns):.1f} of {len(returns)} games"
     )

@@ -14,11 +14,12 @@ import torch
 from rlframe.algos import sac
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRlEval
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 
 
 def train(

@@ -18,10 +18,11 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.runners import SyncRl
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 
 

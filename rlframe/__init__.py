@@ -6,9 +6,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlframe.evaluation.policy import Policy
     from rlframe.experiment.live_run import LiveRun
     from rlframe.experiment.train import Job, TrainResult
-    from rlframe.rollout.policy import Policy
 
 __version__ = "0.1.0"
 

@@ -9,27 +9,29 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import logging
 import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import chz
 import torch
 
 from rlframe.core.command_line import KeyValues, exit_with, run_command
+from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError, printable
 from rlframe.core.files import prepare_output
 from rlframe.core.seeding import Role, distinct_seeds, round_seed
 from rlframe.core.types import Trajectory
-from rlframe.deploy import evaluation_report
-from rlframe.deploy.evaluation_keys import EvaluationOptions, read_options
-from rlframe.deploy.evaluation_report import LOG, SCORE, Evaluation, logged_score
-from rlframe.deploy.load import Trained, choose_snapshot, load_trained
+from rlframe.deploy.load import Trained, choose_snapshot, load_trained, params_of
+from rlframe.evaluation import Evaluator, report
+from rlframe.evaluation.film import FilmConfig, film, prepare_film, show
+from rlframe.experiment.config import Experiment
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.record.console import progress_bar
-from rlframe.rollout.film import FilmConfig, film, prepare_film, show
-from rlframe.samplers import Evaluator
 
 _USAGE = """\
 usage: python -m rlframe.evaluate RUN_DIR_OR_SNAPSHOT... [key=value ...]
@@ -57,7 +59,35 @@ Several runs are evaluated one after another, with a table at the end. Ctrl-C en
 of episodes that run side by side, the short ones end first.
 """
 
+_LOG = "progress.csv"
+_OWN = ("seed", "snapshot", "replay", "render", "video", "out", "device", "trust")
+_SHORT = {"steps": "env_steps"}  # key: field of eval., where they differ
+_OF_EVAL = ("n_episodes", "steps", "n_envs", "n_workers", "explore", "epsilon")  # with defaults of this command
+_WITH_REPLAY = ("replay", "snapshot", "n_workers", "out", "device", "threads", "trust")
+_WITHOUT_EFFECT = (  # beginnings of keys of the run
+    *("sampler", "runner", "explore.", "algo.explore", "algo.optimizer", "reward.", "snapshot_", "affinity"),
+    *("world_size", "learners", "callbacks"),
+    *("init", "name", "run_ID", "log_dir", "stop", "loggers", "log_level"),
+    *("eval.function", "eval.interval_steps", "eval.asynchronous", "eval.video_every"),
+)
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+
 _logger = logging.getLogger("rlframe")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What to do with every run."""
+
+    seed: int
+    snapshot: str
+    replay: bool
+    render: str
+    video: str
+    out: str
+    device: str
+    trust: bool
+    changes: Mapping[str, Any]  # keys of the run
 
 
 @dataclass(frozen=True)
@@ -66,7 +96,7 @@ class EvaluatedRun:
 
     name: str  # as on the command line
     trained: Trained
-    logged: float  # with replay, the score to compare with; else nan
+    logged: float  # with replay, the mean return to compare with; else nan
 
 
 def main(argv: list[str]) -> int:
@@ -91,10 +121,64 @@ def _evaluate(argv: list[str]) -> int:
         folder = Path(options.video, f"{number}_{run.trained.experiment.title()}" if len(runs) > 1 else "")
         found.append(_play(run, options, folder))
     if len(found) > 1:
-        print(evaluation_report.table(found))
+        print(report.table(found))
     if options.out:
-        evaluation_report.write(Path(options.out), found)
+        report.write(Path(options.out), found)
     return 0
+
+
+def read_options(words: KeyValues) -> EvaluationOptions:
+    """The options of the command line. Raises ConfigError for a wrong one, or if there is no display for a window."""
+    replay = words.flag("replay")
+    if replay and (chosen := [key for key in words.remaining if key not in _WITH_REPLAY]):
+        raise ConfigError(f"replay=true plays the run's own evaluation again, so {chosen[0]} cannot be chosen")
+    of_eval = {"eval.n_workers": words.count("n_workers", 0)} if replay else _eval_keys(words)
+    seed, device, trust = words.count("seed", 0), words.text("device", "auto"), words.flag("trust")
+    snapshot, out = words.text("snapshot"), words.text("out")
+    render, video = words.text("render"), words.text("video")
+    if render not in ("", "human"):
+        raise ConfigError(f"render={render!r} must be human")
+    if render and video:
+        raise ConfigError("render=human opens a window and video=DIR films without one; choose one of them")
+    if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+        raise ConfigError("render=human needs a display, and DISPLAY is not set; video=DIR films without one")
+    changes = {"eval.video_every": 0, **of_eval, **_changes(words.remaining)}
+    return EvaluationOptions(seed, snapshot, replay, render, video, out, device, trust, changes)
+
+
+def _eval_keys(words: KeyValues) -> dict[str, Any]:
+    """The keys of eval. that have a shorter name and defaults of their own here."""
+    given = words.remaining.copy()
+    for key in _OF_EVAL:
+        if key in given and (long := f"eval.{_SHORT.get(key, key)}") in given:
+            raise ConfigError(f"{key} is short for {long}; give one of them")
+    if "steps" in given and "n_episodes" in given:
+        raise ConfigError("steps and n_episodes both say how long to play; give one of them")
+    n_episodes, n_envs = words.count("n_episodes", 10), words.count("n_envs", 8)
+    steps = words.count("steps", 0)
+    if n_episodes < 1 or n_envs < 1 or ("steps" in given and steps < 1):
+        raise ConfigError(f"n_episodes={n_episodes}, n_envs={n_envs} and steps must be at least 1")
+    return {
+        "eval.n_episodes": n_episodes,
+        "eval.env_steps": steps,
+        "eval.n_envs": n_envs,
+        "eval.n_workers": words.count("n_workers", 0),
+        "eval.explore": words.flag("explore", "epsilon" in given),
+        "eval.epsilon": words.text("epsilon", "nan"),
+    }
+
+
+def _changes(words: Mapping[str, str]) -> dict[str, str]:
+    """The keys of the run that get other values. Raises ConfigError for one that does not exist or has no effect."""
+    known = [*_OWN, *_OF_EVAL, *(key for key in chz.chz_fields(Experiment) if not key.startswith(_WITHOUT_EFFECT))]
+    for key in words:
+        if key.startswith(_WITHOUT_EFFECT):
+            raise ConfigError(f"{key} is of training, and has no effect here (--help lists the keys)")
+        if "." not in key and key not in known:
+            raise ConfigError(f"unknown key {key!r}{nearest(key, known)} (--help lists the keys)")
+    # The run's own eval.env and eval.env_kwargs would win over env and env_kwargs.
+    own_env = {"eval.env": ""} if "env" in words else {}
+    return own_env | {f"eval.{key}" if key.startswith("env_kwargs.") else key: value for key, value in words.items()}
 
 
 def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
@@ -122,7 +206,14 @@ def _load(name: str, options: EvaluationOptions) -> EvaluatedRun:
             f"trained for {trained.env_steps:,} env_steps{score}"
         )
     )
-    return EvaluatedRun(name, trained, logged_score(trained) if o.replay else math.nan)
+    return EvaluatedRun(name, trained, _logged_return(trained) if o.replay else math.nan)
+
+
+def _logged_return(trained: Trained) -> float:
+    """The mean return that the run logged when it wrote the snapshot. Raises ConfigError if it has none."""
+    if function := trained.experiment.eval.function:
+        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.function={function}")
+    return report.logged_return(params_of(trained.snapshot).with_name(_LOG), trained.env_steps)
 
 
 def _reason(path: Path, chosen: Path, name: str) -> str:
@@ -136,7 +227,7 @@ def _reason(path: Path, chosen: Path, name: str) -> str:
     return "the newest snapshot (the run keeps no best one)"
 
 
-def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> Evaluation:
+def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> report.Evaluation:
     """Play a run's episodes and print them."""
     trained, replay = run.trained, options.replay
     seed, number = (trained.experiment.seed, trained.env_steps) if replay else (options.seed, 0)
@@ -154,9 +245,9 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> Evalua
             episodes = _watch(trained, options, folder, on_episode)
         else:
             with closing(Evaluator(trained.env, trained.agent, config, seed)) as evaluator:
-                episodes = evaluator.evaluate(number, on_episode=on_episode)
+                episodes = evaluator.play(number, on_episode=on_episode)
     seeds = [round_seed(own, number) for own in distinct_seeds(seed, Role.EVAL_ENV, config.n_envs)]
-    found = Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
+    found = report.Evaluation(run.name, trained.snapshot, trained.env_steps, seeds, episodes)
     if config.env_steps:
         share, played = math.ceil(config.env_steps / config.n_envs), sum(episode.length for episode in episodes)
         print(
@@ -165,9 +256,9 @@ def _play(run: EvaluatedRun, options: EvaluationOptions, folder: Path) -> Evalua
         )
     print(found.lines())
     if replay:
-        score = found.summary()[SCORE]
-        same = "the same as" if score == run.logged else "but"
-        print(f"replay: return_mean {score!r}, {same} {run.logged!r} in {LOG} at env_steps {number}")
+        mean = found.summary()[report.RETURN_MEAN]
+        same = "the same as" if mean == run.logged else "but"
+        print(f"replay: return_mean {mean!r}, {same} {run.logged!r} in {_LOG} at env_steps {number}")
     return found
 
 

@@ -15,7 +15,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import clear_output, prepare_output
 from rlframe.deploy.export import N_CHECKED, FlatGreedy, compare, require_onnx, save_onnx, save_torch, trace
 from rlframe.deploy.load import load_trained
-from rlframe.rollout.greedy import GreedyPolicy
+from rlframe.evaluation.policy import GreedyPolicy
 
 _KEYS = ("format", "out", "trust", "traceback")
 _USAGE = """\

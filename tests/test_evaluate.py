@@ -13,7 +13,7 @@ from rlframe import launch
 from rlframe.deploy.load import load_trained
 from rlframe.envs import EnvConfig
 from rlframe.evaluate import main
-from rlframe.rollout.film import FilmConfig, film, frames
+from rlframe.evaluation.film import FilmConfig, film, frames
 
 SMALL = ["sampler=serial", "sampler.batch_T=16", "sampler.batch_B=4", "algo.minibatches=2"]
 SMALL += ["runner.n_steps=256", "runner.log_interval_steps=128", "eval.n_episodes=2", "eval.n_envs=2"]

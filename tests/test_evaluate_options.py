@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rlframe import launch
+from rlframe import evaluate, launch
 from rlframe.core.command_line import KeyValues
-from rlframe.deploy import evaluation_keys
 from rlframe.deploy.load import choose_snapshot, load_trained
 from rlframe.evaluate import main
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.record.snapshot import link_target, list_snapshots, read_meta
-from rlframe.samplers import EvalConfig, Evaluator
 from tests.test_evaluate import SMALL
 
 FEW = ["n_episodes=2", "n_envs=2"]
@@ -71,7 +70,7 @@ def test_env_wins_over_the_environment_that_the_run_evaluates_on(tmp_path):
     words = [f"log_dir={tmp_path}", *SMALL, "env=CartPole-v1", "eval.env=CartPole-v0"]
     assert launch.main(words) == 0
     assert load_trained(tmp_path / "run_0").env.id == "CartPole-v0"
-    options = evaluation_keys.read_options(KeyValues(["env=CartPole-v1"]))
+    options = evaluate.read_options(KeyValues(["env=CartPole-v1"]))
     assert load_trained(tmp_path / "run_0", changes=options.changes).env.id == "CartPole-v1"
 
 
@@ -226,7 +225,7 @@ def test_epsilon_is_the_rate_of_random_actions_of_an_evaluation_alone(dqn):
     def random_share(epsilon: float) -> float:
         config = EvalConfig(n_envs=4, n_episodes=40, explore=True, epsilon=epsilon)
         evaluator = Evaluator(trained.env, trained.agent, config)
-        evaluator.evaluate()
+        evaluator.play()
         samples = evaluator.collector.samples
         return float((samples.action != samples.info.q.argmax(-1)).float().mean())
 
@@ -249,7 +248,7 @@ def test_episodes_are_played_in_the_window_of_the_environment(run, monkeypatch, 
 
 
 def test_a_window_without_a_display_is_an_error(run, monkeypatch, capsys):
-    for name in evaluation_keys._DISPLAYS:
+    for name in evaluate._DISPLAYS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     assert "render=human needs a display, and DISPLAY is not set" in error(capsys, run, "render=human")
@@ -276,5 +275,5 @@ def test_a_terminal_shows_how_many_episodes_are_played(run, monkeypatch, capsys)
 def test_help_names_every_key(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for key in (*evaluation_keys._OWN, *evaluation_keys._OF_EVAL):
+    for key in (*evaluate._OWN, *evaluate._OF_EVAL):
         assert f"\n  {key}=" in text

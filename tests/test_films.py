@@ -95,7 +95,8 @@ def constant(policy: object, make_env: object) -> dict[str, float]:
 
 @pytest.mark.parametrize("damage", [b"", b"GIF89", b"no picture"])
 def test_a_damaged_gif_is_not_shown(tmp_path: Path, damage: bytes) -> None:
-    from rlframe.record.films import FILMS, film_path, read_gif
+    from rlframe.record.directory import FILMS, film_path
+    from rlframe.record.loggers import read_gif
 
     gif = film_path(tmp_path / FILMS, 0).with_suffix(".gif")
     gif.parent.mkdir()

@@ -34,7 +34,7 @@ def stack(*frames: str) -> list[tuple[str, str]]:
             stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/rollout/collector.py:run_steps"),
             "stepping environments",
         ),
-        (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/samplers/evaluator.py:score"), "evaluation"),
+        (stack("rlframe/envs/gymnasium_vector.py:step", "rlframe/evaluation/evaluator.py:evaluate"), "evaluation"),
         (stack("rlframe/record/codec.py:save", "rlframe/runners/report.py:save_snapshot"), "snapshots"),
         (stack("mine.py:main"), OTHER),
     ],

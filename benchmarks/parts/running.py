@@ -17,9 +17,10 @@ from rlframe.algos import Algorithm, impala
 from rlframe.algos.base import Progress, UpdateMetrics
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.runners import AsyncRl, MinibatchRl, Runner
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator
+from rlframe.samplers import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import WorkersConfig
 
 ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # more than any turn needs

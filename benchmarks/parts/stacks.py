@@ -30,7 +30,7 @@ class Part:
 # The first part that has any frame of a stack wins, so an inner part stands before the parts that may call it.
 PARTS: Sequence[Part] = (
     Part("snapshots", "rlframe/runners/report.py", ("save_snapshot",)),
-    Part("evaluation", "rlframe/samplers/evaluator.py"),
+    Part("evaluation", "rlframe/evaluation/evaluator.py"),
     Part("logging", "rlframe/runners/base.py", ("report", "record_episodes")),
     Part("replay: writing", "rlframe/replay/buffer.py", ("append",)),
     Part("replay: sampling", "rlframe/replay/"),

@@ -59,7 +59,7 @@ _KEYS = {  # what comes before the name of a field on the command line, by the p
     "rlframe.replay": "algo.replay.",
     "rlframe.runners": "runner.",
     "rlframe.samplers": "sampler.",
-    "rlframe.samplers.evaluator": "eval.",
+    "rlframe.evaluation": "eval.",
 }
 
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from rlframe.core import spaces as canonical
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.rollout.greedy import GreedyPolicy
+from rlframe.evaluation.policy import GreedyPolicy
 
 N_CHECKED = 1000  # observations that `compare` checks
 _BATCH = 50

@@ -18,13 +18,13 @@ from rlframe.agents import Agent
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.evaluation.policy import Policy
 from rlframe.experiment.build import choose_device, load_weights, make_agent
 from rlframe.experiment.config import Experiment, from_flat, merge
 from rlframe.experiment.objects import OF_POLICY, recorded
 from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest
-from rlframe.rollout.policy import Policy
 
 
 @dataclass(frozen=True)

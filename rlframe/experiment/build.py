@@ -20,8 +20,9 @@ from rlframe.core.errors import ConfigError, pluralize
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
+from rlframe.evaluation.evaluator import BaseEvaluator
+from rlframe.evaluation.process import make_evaluator
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.evaluator import make_evaluator
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
@@ -125,7 +126,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
                 raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
             in_spaces = envs.observation_space, envs.action_space
             algo = experiment.reward.bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
-            evaluator = make_evaluator(experiment, agent, affinity, envs)
+            evaluator = _make_evaluator(experiment, agent, in_spaces, affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
             runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks, experiment.stop)
@@ -146,6 +147,19 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, B):
         summary["samples"] = _OTHER_BITS
     return Built(runner, precision, in_spaces, summary)
+
+
+def _make_evaluator(
+    experiment: Experiment, agent: Agent, in_spaces: tuple[Space, Space], affinity: Affinity
+) -> BaseEvaluator | None:
+    """None: the run evaluates nothing."""
+    config, seed = experiment.eval, experiment.seed
+    if experiment.evaluates:
+        env = replace(experiment.eval_env_config(), gpus=affinity.gpus)
+        return make_evaluator(config, env, agent, in_spaces, seed, affinity, experiment.sampler.supervision())
+    if config.video_every:
+        raise ConfigError(f"eval.video_every={config.video_every} films evaluations, and this run makes none")
+    return None
 
 
 def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:

@@ -18,6 +18,7 @@ from rlframe.core.objects import ObjectName
 from rlframe.core.parts import module_part
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
+from rlframe.evaluation import EvalConfig
 from rlframe.experiment.objects import check_objects
 from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
 from rlframe.experiment.unknown_keys import keys_of, suggestion
@@ -29,7 +30,7 @@ from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import sync_rl
 from rlframe.runners.stop_rule import StopRule
-from rlframe.samplers import EvalConfig, no_sampler
+from rlframe.samplers import no_sampler
 from rlframe.samplers.base import SamplerConfig
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters

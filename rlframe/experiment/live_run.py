@@ -16,11 +16,11 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import read_json
+from rlframe.evaluation.policy import Policy
 from rlframe.experiment.build import Built
 from rlframe.record.context import logger_context
 from rlframe.record.directory import write_params
 from rlframe.record.snapshot import save_snapshot
-from rlframe.rollout.policy import Policy
 from rlframe.runners import Runner
 from rlframe.samplers import Sampler
 

@@ -12,8 +12,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.flat import PARTS, flatten
 from rlframe.core.parts import find_config, module_names
 from rlframe.envs import EnvOptions
+from rlframe.evaluation import EvalConfig
 from rlframe.models import ModelConfig
-from rlframe.samplers import EvalConfig
 
 _DEFAULT_PARTS = {"algo": "ppo", "sampler": "cpu", "runner": "minibatch_rl_eval"}  # of `Experiment`
 _CHOSEN = ("algo.optimizer", "algo.explore", "algo.replay", "reward.bonus")  # parts whose fields depend on the kind

@@ -28,6 +28,7 @@ from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_json, read_json, read_regular_file, write_file
 
 LOCK_FILE = "lock.json"
+FILMS = "videos"  # folder of the films of evaluations
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "safetensors")
 _SAME_START_S = 2.0  # tolerance between two readings of one process's start time
 _MAX_LOCK_BYTES = 1 << 16
@@ -230,6 +231,11 @@ class DirectoryLock:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._descriptor)
+
+
+def film_path(folder: Path, env_steps: int) -> Path:
+    """The film of the evaluation at `env_steps`. A GIF of it lies beside it."""
+    return folder / f"step_{env_steps:012d}.mp4"
 
 
 def read_lock(path: Path) -> LockHolder | None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import socket
+import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +18,14 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, RecordError, naming, qualified_name
-from rlframe.core.files import append, check_in_place, iter_csv, open_to_append
+from rlframe.core.files import append, check_in_place, iter_csv, open_to_append, read_regular_file
 from rlframe.core.objects import ObjectName, name_of
 from rlframe.core.parts import find_attribute
-from rlframe.record.directory import replace_file
-from rlframe.record.films import read_gif
+from rlframe.record.directory import FILMS, film_path, replace_file
 
 _MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
 
@@ -258,6 +258,24 @@ class TensorBoardLogger(Logger):
     def close(self) -> None:
         if not self._records.closed:
             self._records.close()
+
+
+class Gif(NamedTuple):
+    """A film as an animated GIF, smaller and shorter than its mp4 file."""
+
+    width: int
+    height: int
+    data: bytes
+
+
+def read_gif(directory: Path, env_steps: int) -> Gif | None:
+    """The GIF of the evaluation at `env_steps` of a run; None if it was not filmed."""
+    try:
+        data = read_regular_file(film_path(directory / FILMS, env_steps).with_suffix(".gif"))
+        width, height = struct.unpack_from("<HH", data, 6)
+    except (ConfigError, struct.error):  # also if it is no GIF
+        return None
+    return Gif(width, height, data)
 
 
 def _new_event_file(directory: Path) -> io.BufferedWriter:

@@ -24,6 +24,7 @@ from rlframe.record.console import (
     on_terminal,
 )
 from rlframe.record.directory import (
+    FILMS,
     DirectoryLock,
     add_choices,
     add_config,
@@ -33,7 +34,6 @@ from rlframe.record.directory import (
     replace_file,
     write_params,
 )
-from rlframe.record.films import FILMS
 from rlframe.record.loggers import (
     CsvLogger,
     JsonlLogger,

@@ -11,11 +11,11 @@ import chz
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, option, positive
+from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
 from rlframe.samplers import BackgroundSampler
-from rlframe.samplers.evaluator import BaseEvaluator
 from rlframe.system.affinity import Affinity
 from rlframe.system.process import START_METHODS
 from rlframe.system.supervision import Supervision

@@ -18,12 +18,14 @@ from rlframe.algos import Algorithm
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result
+from rlframe.evaluation.report import RETURN_MEAN
+from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import current_run
 from rlframe.record.metrics import collect_in
 from rlframe.rewards.normalize import rewards_for
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
-from rlframe.runners.evaluations import SCORE, Evaluations
 from rlframe.runners.recorded_config import config_of
 from rlframe.runners.report import (
     Diverged,
@@ -39,7 +41,6 @@ from rlframe.runners.report import (
 )
 from rlframe.runners.threads import apply_affinity, keep_threads
 from rlframe.samplers import Sampler
-from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result
 from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
@@ -84,7 +85,7 @@ class Runner(ABC):
     ) -> None:
         """Args:
             n_steps, log_interval_steps: in units of the runner's clock, over all ranks.
-            evaluator: scores the agent before training, every `interval_steps`, and at the end; None: no evaluation,
+            evaluator: evaluates the agent before training, every `interval_steps`, and at the end; None: no evaluation,
                 and the score is the mean return of the last training episodes.
             affinity: CPUs and torch threads of this process, see `apply_affinity`; not changed by default.
         Raises:
@@ -99,7 +100,7 @@ class Runner(ABC):
         self.ranks = algo.progress.ranks
         self.log, self.callbacks = TrainingLog(self.ranks, limits.stop), Callbacks(callbacks)
         self.rewards = rewards_for(sampler, agent, algo)
-        self.evaluations = Evaluations(evaluator, self.ranks, log_interval_steps)
+        self.evaluations = EvaluationSchedule(evaluator, self.ranks, log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch
         self._described = self.skips_updates = False  # the first batch was; an update was skipped since the start
         self.stop = StopRequest()
@@ -134,7 +135,7 @@ class Runner(ABC):
     @property
     def score_name(self) -> str:
         """The metric that target_score and snapshot_mode=best compare."""
-        return SCORE if self.evaluator is not None else "episode/return_mean"
+        return RETURN_MEAN if self.evaluator is not None else "episode/return_mean"
 
     def train(self) -> dict[str, float]:
         """Train to `n_steps`, to a limit, or until stopped; returns the last row of the log.
@@ -288,7 +289,7 @@ class Runner(ABC):
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""
         if self.evaluator is None:
             return {}
-        return self.evaluator.score(self.env_steps, self.stop.__bool__)
+        return self.evaluator.evaluate(self.env_steps, self.stop.__bool__)
 
     def counters(self) -> dict[str, float]:
         """Metrics of this runner since the last call."""
@@ -304,7 +305,7 @@ class Runner(ABC):
         """
         self._check_parameters()
         evaluation, late = self._evaluate_if_due()
-        row = self._log_row(self.evaluations.scored(self.env_steps, evaluation))
+        row = self._log_row(self.evaluations.with_best(self.env_steps, evaluation))
         late = self._log_late(late)
         if self.end_reason:  # which this row may have brought about: the agent is evaluated as it is now
             evaluation, more = self._evaluate_if_due()
@@ -341,7 +342,7 @@ class Runner(ABC):
 
     def _log_late(self, late: Sequence[Result]) -> list[Result]:
         """Log evaluations that were started earlier, each as a row of its own; returns them with the best score."""
-        found = [(env_steps, self.evaluations.scored(env_steps, metrics)) for env_steps, metrics in late]
+        found = [(env_steps, self.evaluations.with_best(env_steps, metrics)) for env_steps, metrics in late]
         for env_steps, metrics in found:
             current_run().log_evaluation({"env_steps": env_steps, **metrics})
             self.log.follow(metrics)

@@ -15,11 +15,11 @@ from rlframe.agents import Agent
 from rlframe.algos import Algorithm
 from rlframe.core.config import choice, count, number, positive
 from rlframe.envs import EnvConfig
+from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.report import WINDOW
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import Sampler
-from rlframe.samplers.evaluator import BaseEvaluator
 from rlframe.system.distributed import TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.envs import EnvConfig, Envs
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
+from rlframe.evaluation.population import PopulationSampler, make_single_envs
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
-from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped
-from rlframe.samplers.population import PopulationSampler, make_single_envs
 from rlframe.system.affinity import Affinity
 
 

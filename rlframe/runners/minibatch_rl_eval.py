@@ -9,11 +9,11 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.runners.callbacks import Callback
 from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
 from rlframe.runners.minibatch_rl import MinibatchRl
 from rlframe.samplers import Sampler
-from rlframe.samplers.evaluator import BaseEvaluator
 from rlframe.system.affinity import Affinity
 
 

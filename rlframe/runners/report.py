@@ -24,11 +24,11 @@ from rlframe.core.errors import PartError, ReadableError, RecordError, warn_once
 from rlframe.core.ranks import Ranks
 from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import Trajectory
+from rlframe.evaluation.report import summarize
 from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.rank_state import RankEntry, write_rank_state
 from rlframe.runners.stop_rule import StopRule
-from rlframe.samplers.evaluator import summarize
 from rlframe.system.usage import Usage
 
 if TYPE_CHECKING:

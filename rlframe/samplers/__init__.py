@@ -1,9 +1,8 @@
-"""Samplers fill [T, B] batches by stepping environments with an agent; the evaluator scores an agent."""
+"""Samplers fill [T, B] batches by stepping environments with an agent."""
 
 from rlframe.samplers.background import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import Sampler
 from rlframe.samplers.cpu import CpuSampler
-from rlframe.samplers.evaluator import EvalConfig, Evaluator
 from rlframe.samplers.gpu import GpuSampler
 from rlframe.samplers.serial import SerialSampler
 
@@ -11,8 +10,6 @@ __all__ = [
     "BackgroundProcess",
     "BackgroundSampler",
     "CpuSampler",
-    "EvalConfig",
-    "Evaluator",
     "GpuSampler",
     "Sampler",
     "SerialSampler",

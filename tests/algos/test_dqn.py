@@ -16,12 +16,13 @@ from rlframe.algos.off_policy import ReplayRatio, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig, debug_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig, NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.models.q_network import ExpectedValue
 from rlframe.optimizers import AdamConfig
 from rlframe.replay import InMemory
-from rlframe.samplers import EvalConfig, Evaluator, serial
+from rlframe.samplers import serial
 from tests.algos.q_table import inputs_at, table_agent, transitions
 from tests.algos.test_learning import blind_time_limit
 
@@ -76,7 +77,7 @@ def learn(algo: Any, samples: Samples) -> None:
 
 def score(agent: Any, env: Any, **kwargs: Any) -> float:
     evaluator = Evaluator(EnvConfig(env, kwargs, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
-    return float(np.mean([t.return_ for t in evaluator.evaluate()]))
+    return float(np.mean([t.return_ for t in evaluator.play()]))
 
 
 def test_the_replay_ratio_loses_no_fraction() -> None:

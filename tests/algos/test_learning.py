@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlframe.algos import a2c, pg, ppo
 from rlframe.core.types import AgentInputs
 from rlframe.envs import EnvConfig, debug_envs
-from rlframe.samplers import EvalConfig, Evaluator
+from rlframe.evaluation import EvalConfig, Evaluator
 from tests.samplers.made import sampler_for
 from tests.variants import variants
 
@@ -37,7 +37,7 @@ def trained(
             algo.update()
     of_env = {key: value for key, value in kwargs.items() if not key.startswith("model_")}
     evaluator = Evaluator(EnvConfig(env, of_env, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
-    return agent, float(np.mean([t.return_ for t in evaluator.evaluate()]))
+    return agent, float(np.mean([t.return_ for t in evaluator.play()]))
 
 
 ACTIONS = ["discrete", "discrete_start", "multi_discrete", "multi_binary", "box", "dict", "tuple"]

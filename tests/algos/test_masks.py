@@ -16,13 +16,14 @@ from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.distributions import Categorical, MultiCategorical
 from rlframe.envs import EnvConfig, debug_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
 from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.ops.fused import log_prob_entropy
 from rlframe.replay import InMemory, Transitions
-from rlframe.samplers import EvalConfig, Evaluator, cpu, serial
+from rlframe.samplers import cpu, serial
 from tests.variants import variants
 
 SLOW = pytest.mark.slow
@@ -268,5 +269,5 @@ def test_a_masked_grid_is_solved(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(RUNS, "quick", (module, {**settings, **quick}, model, kwargs))
     agent = run("quick", 20_480, T=32, B=8)
     evaluator = Evaluator(EnvConfig(debug_envs.masked, {}, "python"), agent, EvalConfig(n_envs=4, n_episodes=8))
-    assert np.mean([t.return_ for t in evaluator.evaluate()]) == pytest.approx(1 - 0.1 * 6)  # the shortest way
+    assert np.mean([t.return_ for t in evaluator.play()]) == pytest.approx(1 - 0.1 * 6)  # the shortest way
     assert leaves(agent.initial_state([0])) or name != "ppo_lstm"

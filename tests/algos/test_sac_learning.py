@@ -10,10 +10,11 @@ from rlframe.algos import ddpg, sac, td3
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig, debug_envs, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import GaussianConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 from tests.algos.test_learning import blind_time_limit
 
 FAST: dict[str, Any] = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "batch_size": 32, "replay_ratio": 20.0}
@@ -37,7 +38,7 @@ def trained(module: Any, settings: dict[str, Any], env: Any, n_steps: int, **kwa
             algo.update()
         sampler.refresh(agent)
     evaluator = Evaluator(EnvConfig(env, kwargs, "python"), agent, EvalConfig(n_envs=20, n_episodes=40))
-    return algo, float(np.mean([t.return_ for t in evaluator.evaluate()]))
+    return algo, float(np.mean([t.return_ for t in evaluator.play()]))
 
 
 @pytest.mark.parametrize(

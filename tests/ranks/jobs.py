@@ -19,6 +19,7 @@ from rlframe.algos import a2c, ddpg, dqn, pg, ppo, r2d1, sac, td3
 from rlframe.core.ranks import RanksDiffer, current_ranks
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import NoisyConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
@@ -27,7 +28,7 @@ from rlframe.rewards.normalize import NormalizedRewards
 from rlframe.runners import SyncRl
 from rlframe.runners.report import save_skipped_update
 from rlframe.runners.sync_rl import check_equal, learned
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 from rlframe.system import distributed
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 from tests.runners.own_callbacks import StopsRank1
@@ -118,7 +119,7 @@ def evaluated(config: EvalConfig) -> list[tuple[int, float, int]]:
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
     envs.close()
     with closing(Evaluator(CARTPOLE, agent, config, seed=9)) as evaluator:
-        return [(t.env, t.return_, t.length) for t in evaluator.evaluate()]
+        return [(t.env, t.return_, t.length) for t in evaluator.play()]
 
 
 EVALS = {

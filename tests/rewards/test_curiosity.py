@@ -21,13 +21,14 @@ from rlframe.core.spaces import FrameStack, random_action, zeros
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.experiment.config import for_ranks, from_flat
 from rlframe.models.encoders import has_images
 from rlframe.optimizers.moments import Adam
 from rlframe.rewards import ICMConfig, NoBonus, RNDConfig
 from rlframe.rewards.base import Steps
 from rlframe.runners import MinibatchRl
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 from tests.algos.test_dqn import made
 from tests.runners.resumed import assert_resumed_exactly, last_state, words
 from tests.runners.resumed_cases import CARTPOLE, EACH_STEP, ON_POLICY, PENDULUM, PICTURES, PPO, REPLAY, SHORT
@@ -275,7 +276,7 @@ def explored(bonus: Any, n_batches: int, seed: int = 0) -> tuple[float, float]:
             samples = sampler.collect()
             algo.receive(samples)
             algo.update()
-        return evaluator.evaluate()[0].return_, float(samples.observation.argmax(-1).float().mean())
+        return evaluator.play()[0].return_, float(samples.observation.argmax(-1).float().mean())
 
 
 def test_a_bonus_leads_on_where_there_are_no_rewards() -> None:

@@ -17,6 +17,7 @@ from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -24,7 +25,7 @@ from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
 from rlframe.runners import AsyncRl, MinibatchRlEval
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from rlframe.system.supervision import Supervision
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.samplers import faulty

@@ -15,12 +15,13 @@ from rlframe import launch
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import AsyncRl, Callback, MinibatchRl, MinibatchRlEval, Runner, SyncRl
 from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, EvalConfig, Evaluator, serial
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from tests.runners.own_callbacks import Counter, Failing, NotACallback, Recorder, Stopper
 from tests.runners.resumed import TRUST, assert_resumed_exactly, words
 from tests.tables import read_csv

@@ -10,6 +10,7 @@ from rlframe.agents import make_policy_agent
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.experiment.config import for_ranks, from_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -18,7 +19,7 @@ from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.runners import MinibatchRl, MinibatchRlEval, Runner
 from rlframe.runners.config import Clock
 from rlframe.runners.report import Diverged
-from rlframe.samplers import EvalConfig, Evaluator, SerialSampler
+from rlframe.samplers import SerialSampler
 from tests.tables import read_csv
 
 CONFIG = ppo.Config(minibatches=2, epochs=1)

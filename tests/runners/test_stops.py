@@ -17,13 +17,14 @@ from rlframe.algos import Algorithm, dqn, ppo
 from rlframe.core.errors import Interrupted
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
 from rlframe.runners import MinibatchRl, MinibatchRlEval
 from rlframe.runners.config import Limits
-from rlframe.samplers import EvalConfig, Evaluator, Sampler, SerialSampler
+from rlframe.samplers import Sampler, SerialSampler
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
 DQN = dqn.Config(learning_starts=16, batch_size=8, replay_ratio=16.0, replay=InMemory(size=256))
@@ -89,7 +90,7 @@ def test_updates_made_after_a_resume_give_the_same_parameters(tmp_path: Path) ->
 class Asking(Evaluator):
     """Sends SIGINT to this process during an evaluation."""
 
-    def evaluate(self, number: int = 0, stop: Callable[[], bool] = lambda: False) -> list[Trajectory]:
+    def play(self, number: int = 0, stop: Callable[[], bool] = lambda: False, **kwargs: Any) -> list[Trajectory]:
         looks = count()
 
         def stop_later() -> bool:
@@ -97,7 +98,7 @@ class Asking(Evaluator):
                 send(signal.SIGINT)
             return stop()
 
-        return super().evaluate(number, stop_later)
+        return super().play(number, stop_later, **kwargs)
 
 
 def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ def test_at_the_time_limit_a_run_ends_with_a_snapshot(tmp_path: Path) -> None:
 def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=4))
-    scores = iter([1.0, 9.0, 10.0, 11.0])
-    evaluator.score = lambda *_: {"eval/return_mean": next(scores)}  # type: ignore[method-assign]
+    returns = iter([1.0, 9.0, 10.0, 11.0])
+    evaluator.evaluate = lambda *_: {"eval/return_mean": next(returns)}  # type: ignore[method-assign]
     with logger_context(tmp_path, console=False) as run:
         MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0)).train()
     assert 64 <= algo.progress.env_steps < 96
@@ -141,7 +142,7 @@ def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) 
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
         assert again.end_reason == said
         again.train()
-    assert next(scores) == 11, "there is no further evaluation"
+    assert next(returns) == 11, "there is no further evaluation"
 
 
 def test_impossible_limits_are_refused_with_their_numbers() -> None:

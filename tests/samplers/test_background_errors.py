@@ -17,8 +17,9 @@ import torch
 
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError
+from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import PolicyModel
-from rlframe.samplers import CpuSampler, EvalConfig, Evaluator
+from rlframe.samplers import CpuSampler
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory
 from tests.samplers.faulty import Coded, Fault, Small, Unpicklable
@@ -79,7 +80,7 @@ def test_an_exception_in_evaluation_says_so() -> None:
         with pytest.raises(
             EnvError, match=r"^in evaluation, in worker \d .*environment \d raised: ValueError"
         ) as caught:
-            evaluator.evaluate()
+            evaluator.play()
     finally:
         evaluator.close()
     assert "in diverge\n" in traceback_of(caught.value)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlframe.envs import EnvConfig
-from rlframe.samplers import EvalConfig, Evaluator, GpuSampler
+from rlframe.evaluation import EvalConfig, Evaluator
+from rlframe.samplers import GpuSampler
 from tests.processes import until
 from tests.samplers import faulty
 from tests.samplers.batch_history import LENGTH, BatchHistory, without_diagnostics
@@ -79,7 +80,7 @@ def test_an_evaluation_replaces_workers_that_die_or_hang(
     evaluator = Evaluator(config, agent, EvalConfig(n_envs=3, n_episodes=7, n_workers=2), 0, (), supervision(1.0))
     try:
         for _ in range(2):
-            played = evaluator.evaluate()
+            played = evaluator.play()
             assert [each.env for each in played] == [0, 0, 0, 1, 1, 2, 2]
             assert all(LENGTH <= each.length <= length_of(LENGTH, 2) for each in played)
             assert all(each.return_ == sum(range(each.length + 1)) for each in played)
@@ -95,9 +96,9 @@ def test_a_worker_that_died_between_evaluations_is_replaced() -> None:
     config = EvalConfig(n_envs=3, n_episodes=3, n_workers=3)
     evaluator = Evaluator(EnvConfig(Coded, {}, "python"), agent, config, 0, (), supervision())
     try:
-        evaluator.evaluate()
+        evaluator.play()
         evaluator.envs.workers[1].child.kill()  # type: ignore[union-attr]
-        played = evaluator.evaluate()
+        played = evaluator.play()
     finally:
         evaluator.close()
     assert [each.env for each in played] == [0, 1, 2]

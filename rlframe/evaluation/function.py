@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,17 +14,30 @@ import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
-from rlframe.core.errors import ReadableError, warn_once
+from rlframe.core.errors import ConfigError, ReadableError, warn_once
+from rlframe.core.parts import find_attribute
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import make_env
-from rlframe.rollout.policy import Policy
-from rlframe.samplers.evaluator import BaseEvaluator, Stop, never
+from rlframe.evaluation.evaluator import BaseEvaluator, Stop, never
+from rlframe.evaluation.policy import Policy
 
 MakeEnv = Callable[[], gymnasium.Env]
 Function = Callable[[Policy, MakeEnv], Mapping[str, float]]
 _BEAT_S = 1.0
 _METRIC = re.compile(r"[^\s,/\"]+")
 _OWN = ("return_best", "since_best", "restarts")  # of the runner
+
+
+def find_function(name: str) -> Function:
+    """The function that `eval.function` names. Raises ConfigError if it is none of (policy, make_env)."""
+    function: Any = find_attribute(name, "eval.function")
+    if isinstance(function, type):
+        raise ConfigError(f"eval.function={name} is a class; it must be a function of (policy, make_env)")
+    try:
+        inspect.signature(function).bind("policy", "make_env")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"eval.function={name} must be a function of (policy, make_env): {error}") from None
+    return function
 
 
 class EvaluationError(ReadableError):
@@ -35,7 +50,7 @@ class EvaluationFunction(BaseEvaluator):
     """Calls `function(policy, make_env)`, and logs what it returns, {name: number}, as eval/<name>.
 
     `policy.act(observation)` acts greedily, and with explore=True as in training; `make_env()` makes a Gymnasium
-    environment, which the function seeds and closes. If it returns a `return_mean`, that is the score of the agent.
+    environment, which the function seeds and closes. Agents are compared by its `return_mean`, if it returns one.
     """
 
     def __init__(
@@ -43,15 +58,14 @@ class EvaluationFunction(BaseEvaluator):
         function: Function,
         env: EnvConfig,
         agent: Agent,
-        observation_space: Space,
-        action_space: Space,
+        spaces: tuple[Space, Space],
         interval_steps: float = 0.0,
     ) -> None:
         self.interval_steps = interval_steps
         self._function, self._env, self._agent = function, env, agent
-        self._spaces = observation_space, action_space
+        self._spaces = spaces
 
-    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+    def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         """Raises:
         EvaluationError: the function raised, or did not return numbers by name.
         """
@@ -76,19 +90,14 @@ class EvaluationFunction(BaseEvaluator):
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
         """Nothing shows its progress, so it counts as alive as long as the process runs."""
-        _Heartbeat(heartbeat).start()
+        threading.Thread(target=_beat, args=(heartbeat,), name="heartbeat", daemon=True).start()
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class _Heartbeat(threading.Thread):
-    """Increments a number every second."""
-
-    def __init__(self, heartbeat: np.ndarray) -> None:
-        super().__init__(name="heartbeat", daemon=True)
-        self._heartbeat, self._never = heartbeat, threading.Event()
-
-    def run(self) -> None:
-        while not self._never.wait(_BEAT_S):
-            self._heartbeat[0] += 1
+def _beat(heartbeat: np.ndarray) -> None:
+    """Increment a number every second."""
+    while True:
+        time.sleep(_BEAT_S)
+        heartbeat[0] += 1

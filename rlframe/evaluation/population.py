@@ -15,6 +15,7 @@ from rlframe.core.struct import leaves, map_tree, write
 from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import fixed_backend
+from rlframe.evaluation.evaluator import EvaluationStopped, Stop, never
 from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.population import (
     EVALUATE,
@@ -29,7 +30,6 @@ from rlframe.rollout.population import (
 from rlframe.rollout.worker_pool import WorkerPool, WorkerTask
 from rlframe.samplers import cpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig
-from rlframe.samplers.evaluator import EvaluationStopped, Stop, never
 from rlframe.system.shared import make_shared_parameters, post_parameters, share_zeros
 from rlframe.system.supervision import Supervision
 

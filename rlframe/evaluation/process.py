@@ -1,4 +1,4 @@
-"""AsyncEvaluator: evaluates in a process of its own, on a copy of the agent's parameters, while learning goes on."""
+"""Where an agent is evaluated: in this process, or on a copy of its parameters in one of its own, while it learns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from gymnasium import Space
 
 from rlframe.agents import Agent
+from rlframe.core.errors import ConfigError
+from rlframe.core.ranks import current_ranks
+from rlframe.envs import EnvConfig, make_envs
+from rlframe.evaluation.evaluator import BaseEvaluator, EvalConfig, Evaluator, NoEvaluator, Result, Stop, never
+from rlframe.evaluation.function import EvaluationFunction, find_function
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
-from rlframe.samplers.evaluator import BaseEvaluator, Result, Stop, never
+from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.shared import make_shared_parameters, post_parameters
@@ -27,11 +35,53 @@ _TRIES = 3  # of an evaluation
 _log = logging.getLogger("rlframe")
 
 
-class AsyncEvaluator(BaseEvaluator):
-    """`score` starts an evaluation, and `finished` returns its result when it is there.
+def make_evaluator(
+    config: EvalConfig,
+    env: EnvConfig,
+    agent: Agent,
+    spaces: tuple[Space, Space],
+    seed: int,
+    affinity: Affinity,
+    supervision: Supervision,
+) -> BaseEvaluator:
+    """The evaluator that a config describes.
 
-    The scores are those of `make(agent)` in this process with one torch thread. If the process dies, it is replaced and
-    makes the same evaluation again; the third time the evaluation is lost.
+    Args:
+        spaces: of observations and actions of training.    supervision: of its processes.
+    Raises:
+        ConfigError: eval.env has other spaces, there is no eval.function, or eval.video_every cannot film.
+    """
+    if config.env:
+        _check_spaces(env, spaces)
+    if config.function:
+        function = find_function(config.function)
+        make: MakeEvaluator = partial(
+            EvaluationFunction, function, env, spaces=spaces, interval_steps=config.interval_steps
+        )
+    else:
+        workers = replace(supervision, name="evaluation worker")
+        make = partial(Evaluator, env, config=config, seed=seed, cpus=affinity.workers, supervision=workers)
+    if current_ranks().rank and (config.asynchronous or config.function):
+        return NoEvaluator(config.interval_steps)  # rank 0 evaluates
+    if not config.asynchronous:
+        return make(agent)
+    supervision = replace(supervision, name="evaluation")
+    return EvaluatorProcess(make, agent, config.interval_steps, affinity.master, supervision)
+
+
+def _check_spaces(env: EnvConfig, spaces: tuple[Space, Space]) -> None:
+    with closing(make_envs(env, 1, [0])) as envs:
+        found = envs.observation_space, envs.action_space
+    for name, of_training, own in zip(("observation", "action"), spaces, found, strict=True):
+        if own != of_training:
+            raise ConfigError(f"eval.env={env.id} has the {name} space {own}, and the agent is for {of_training}")
+
+
+class EvaluatorProcess(BaseEvaluator):
+    """`evaluate` starts an evaluation, and `finished` returns its result when it is there.
+
+    The metrics are those of `make(agent)` in this process with one torch thread. If the process dies, it is replaced
+    and makes the same evaluation again; the third time the evaluation is lost.
     """
 
     def __init__(
@@ -70,7 +120,7 @@ class AsyncEvaluator(BaseEvaluator):
             raise
 
     def _start(self) -> ChildProcess:
-        method, preload = self._supervision.start_method, ("rlframe.samplers.async_evaluator",)
+        method, preload = self._supervision.start_method, ("rlframe.evaluation.process",)
         child = ChildProcess(self._supervision.name, _main, self._arguments, self._cpus, method, preload)
         child.send_memory(self._shared)
         return child
@@ -79,7 +129,7 @@ class AsyncEvaluator(BaseEvaluator):
     def busy(self) -> bool:
         return self._number >= 0
 
-    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+    def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         """Start an evaluation of the parameters as they are now; returns nothing yet."""
         if self.busy:
             raise RuntimeError(f"the evaluation of env_steps {self._number} is not finished")
@@ -101,7 +151,7 @@ class AsyncEvaluator(BaseEvaluator):
         WorkersFailed: its process died again and again.
         """
         self._waiting += self._next_result(wait=True, stop=never)  # it is for `finished`
-        self.score(number)
+        self.evaluate(number)
         found = self._next_result(wait=True, stop=never)
         if not found:
             raise WorkersFailed(f"the evaluation of env_steps {number:,} was lost, since its process died")
@@ -178,7 +228,7 @@ def _main(parent: ParentLink, make: MakeEvaluator, agent: Agent, device: str) ->
             return None
         copies.refresh()
         evaluator.film_in(parent.receive())
-        return evaluator.score(number)
+        return evaluator.evaluate(number)
 
     try:
         parent.serve(handle)

@@ -1,4 +1,4 @@
-"""Evaluations: when a runner evaluates its agent, and the scores so far. Owned by a runner and saved with it."""
+"""EvaluationSchedule: when a runner evaluates its agent, and the mean returns so far. A runner owns and saves it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlframe.core.ranks import Ranks
-from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result, Stop
+from rlframe.evaluation.report import RETURN_MEAN
 
-SCORE = "eval/return_mean"
 
-
-class Evaluations:
+class EvaluationSchedule:
     """Evaluates every `interval_steps` of the runner's clock, and at the end. Its state is equal on all ranks."""
 
     def __init__(self, evaluator: BaseEvaluator | None, ranks: Ranks, log_interval_steps: int) -> None:
@@ -21,8 +20,8 @@ class Evaluations:
         self._started = self._finished = -1  # the clock at the start of the newest evaluation, and of one with a result
         self._started_steps = -1  # env_steps at the start of the newest one
         self._late: list[Result] = []  # results of earlier evaluations that `make` has not returned yet
-        self.best, self.best_env_steps = -math.inf, 0  # the highest score
-        self.final, self.final_env_steps = math.nan, 0  # the newest score
+        self.best, self.best_env_steps = -math.inf, 0  # the highest mean return
+        self.final, self.final_env_steps = math.nan, 0  # the newest mean return
         self.since_best = 0  # evaluations
 
     def passed(self, last: int, now: int) -> bool:
@@ -77,16 +76,16 @@ class Evaluations:
         else:
             self._started = self._finished
 
-    def scored(self, env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics with those of the best score so far."""
-        score = metrics.get(SCORE, math.nan)
-        if math.isnan(score):
+    def with_best(self, env_steps: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics with those of the best mean return so far."""
+        found = metrics.get(RETURN_MEAN, math.nan)
+        if math.isnan(found):
             return dict(metrics)
-        self.final, self.final_env_steps = score, env_steps
-        better = score > self.best
+        self.final, self.final_env_steps = found, env_steps
+        better = found > self.best
         self.since_best = 0 if better else self.since_best + 1
         if better:
-            self.best, self.best_env_steps = score, env_steps
+            self.best, self.best_env_steps = found, env_steps
         return {**metrics, "eval/return_best": self.best, "eval/since_best": self.since_best}
 
     def state_dict(self) -> dict[str, Any]:

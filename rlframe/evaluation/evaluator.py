@@ -1,10 +1,9 @@
-"""Evaluator: scores an agent on separate environments, with a fixed number of episodes on each."""
+"""Evaluator: plays an agent's episodes on separate environments, with a fixed number of episodes on each."""
 
 from __future__ import annotations
 
 import logging
 import math
-import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
@@ -20,6 +19,8 @@ from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, distinct_seeds, generator, generators
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, EnvError, Envs, make_envs
+from rlframe.evaluation.film import FilmConfig, Films
+from rlframe.evaluation.report import summarize
 from rlframe.rollout.collector import local_collector, worker_collector
 from rlframe.rollout.worker_pool import WorkerPool, split
 from rlframe.system.supervision import Supervision
@@ -36,7 +37,7 @@ _logger = logging.getLogger("rlframe")
 
 @chz.chz
 class EvalConfig:
-    """How agents are scored."""
+    """How agents are evaluated."""
 
     n_envs: int = count(8, "environments, which step together")
     n_episodes: int = count(
@@ -86,7 +87,7 @@ class BaseEvaluator(ABC):
     env: EnvConfig | None = None
 
     @abstractmethod
-    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+    def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         """The metrics of the current agent; `number`, its env_steps, decides the seeds. Empty if they come later.
 
         Raises:
@@ -102,7 +103,7 @@ class BaseEvaluator(ABC):
 
     def evaluate_now(self, number: int) -> dict[str, float]:
         """The metrics of the current agent, however long they take."""
-        return self.score(number)
+        return self.evaluate(number)
 
     @property
     def busy(self) -> bool:
@@ -126,7 +127,7 @@ class NoEvaluator(BaseEvaluator):
     def __init__(self, interval_steps: float) -> None:
         self.interval_steps = interval_steps
 
-    def score(self, number: int, stop: Stop = never) -> dict[str, float]:
+    def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class Evaluator(BaseEvaluator):
     With `env_steps`, an environment starts another episode until it has played its share, env_steps / n_envs, and every
     episode that it starts is played to its end and counts, so that long episodes are not left out.
     Its seeds are never used in training. Greedy acting is acting with zero noise. Ranks share the environments, and
-    together play the same episodes as one rank would.
+    together play the same episodes as one rank would. Rank 0 films its own episode after every n-th evaluation.
     """
 
     config: EvalConfig
@@ -168,7 +169,8 @@ class Evaluator(BaseEvaluator):
         self.seed, self.rngs = seed, generators(seed, Role.EVAL_NOISE, n, self.lo)
         self.agent = agent
         with agent.exploring_at(config.epsilon):  # an agent without epsilon is an error now
-            pass
+            film = FilmConfig(1, seed, config.explore, config.max_length)
+            self.films = Films(0 if rank else config.video_every, self.env, agent, film)
         self.envs: Envs | WorkerPool
         if config.n_workers in (AUTO, 0):
             self.envs = make_envs(env, n, seeds, self.lo)
@@ -179,7 +181,7 @@ class Evaluator(BaseEvaluator):
             self.envs = WorkerPool(env, n, seeds, n_workers, pinned, supervision, first=self.lo)
             self.collector = worker_collector(self.envs, agent, _CHUNK, self.rngs, config.explore, 1, self.lo)
 
-    def evaluate(
+    def play(
         self, number: int = 0, stop: Stop = never, on_episode: Callable[[Trajectory], None] = lambda _: None
     ) -> list[Trajectory]:
         """Play the episodes with the current agent; returns those of all ranks, by environment, then by time.
@@ -232,12 +234,18 @@ class Evaluator(BaseEvaluator):
         """Whether an environment that has played these episodes starts another."""
         return sum(t.length for t in played) < self.share if self.share else len(played) < quota
 
-    def score(self, number: int = 0, stop: Stop = never) -> dict[str, float]:
-        """Evaluate; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
-        trajectories = self.evaluate(number, stop)
+    def evaluate(self, number: int = 0, stop: Stop = never) -> dict[str, float]:
+        """Play; returns metrics: mean and spread of the returns, length and number of episodes, and `counters`."""
+        trajectories = self.play(number, stop)
+        with self.agent.exploring_at(self.config.epsilon):
+            self.films.evaluated(number, stop)
         return {**summarize(trajectories, "eval"), "eval/n_episodes": len(trajectories), **self.counters()}
 
+    def film_in(self, folder: str) -> None:
+        self.films.folder = folder
+
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:
+        self.films.heartbeat = heartbeat
         for stepper in self.collector.steppers:
             stepper.set_heartbeat(heartbeat)
 
@@ -247,19 +255,3 @@ class Evaluator(BaseEvaluator):
 
     def close(self) -> None:
         self.envs.close()
-
-
-def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
-    """Mean, spread and length of episodes as metrics of `group`; empty if there are none."""
-    if not trajectories:
-        return {}
-    returns = [t.return_ for t in trajectories]
-    return {
-        f"{group}/return_mean": statistics.fmean(returns),
-        f"{group}/return_std": statistics.pstdev(returns),
-        f"{group}/return_min": min(returns),
-        f"{group}/return_max": max(returns),
-        f"{group}/length_mean": statistics.fmean(t.length for t in trajectories),
-        f"{group}/length_min": min(t.length for t in trajectories),
-        f"{group}/length_max": max(t.length for t in trajectories),
-    }

@@ -1,4 +1,4 @@
-"""FilmingEvaluator: scores as without films, films every n-th evaluation, and never fails for a film."""
+"""Films of evaluations: metrics as without them, one after every n-th, no failure for a film; and small GIFs."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chz
 import gymnasium
 import numpy as np
 import pytest
@@ -15,15 +16,16 @@ import pytest
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.record.films import film_path
-from rlframe.samplers import EvalConfig, Evaluator
-from rlframe.samplers.async_evaluator import AsyncEvaluator
-from rlframe.samplers.evaluator import BaseEvaluator
-from rlframe.samplers.filming_evaluator import FilmingEvaluator
+from rlframe.evaluation import EvalConfig, Evaluator
+from rlframe.evaluation.evaluator import BaseEvaluator
+from rlframe.evaluation.film import Animation
+from rlframe.evaluation.process import EvaluatorProcess
+from rlframe.record.directory import film_path
 from tests.samplers.made import agent_for
 
 pytest.importorskip("imageio_ffmpeg")
 pytest.importorskip("pygame")
+Image = pytest.importorskip("PIL.Image")
 
 CARTPOLE = EnvConfig("CartPole-v1")
 CONFIG = EvalConfig(n_envs=2, n_episodes=3, explore=True, video_every=2)
@@ -35,7 +37,7 @@ def cartpole_agent() -> Agent:
 
 
 def filming(env: EnvConfig, agent: Agent) -> BaseEvaluator:
-    return FilmingEvaluator(partial(Evaluator, env, agent, CONFIG, 5), env, agent, CONFIG, 5)
+    return Evaluator(env, agent, CONFIG, 5)
 
 
 @contextmanager
@@ -50,15 +52,15 @@ def films(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_scores_are_those_without_films(tmp_path: Path) -> None:
+def test_metrics_are_those_without_films(tmp_path: Path) -> None:
     agent = cartpole_agent()
     with (
-        closing(Evaluator(CARTPOLE, agent, CONFIG, 5)) as plain,
+        closing(Evaluator(CARTPOLE, agent, chz.replace(CONFIG, video_every=0), 5)) as plain,
         closing(filming(CARTPOLE, agent)) as filmed,
     ):
         filmed.film_in(str(tmp_path))
         for number in (0, 100, 200):
-            assert filmed.score(number) == plain.score(number)
+            assert filmed.evaluate(number) == plain.evaluate(number)
     assert len(films(tmp_path)) == 4
 
 
@@ -66,7 +68,7 @@ def test_the_first_and_every_second_evaluation_after_it_is_filmed(tmp_path: Path
     folder = tmp_path / "videos"
     with into(folder) as evaluator:
         for number in (0, 1000, 2_000_000):
-            evaluator.score(number)
+            evaluator.evaluate(number)
     names = [f"step_{step:012d}.{kind}" for step in (0, 2_000_000) for kind in ("gif", "mp4")]
     assert films(folder) == names
 
@@ -75,7 +77,7 @@ def test_a_film_is_a_whole_episode_with_a_picture_for_each_step(tmp_path: Path) 
     from imageio_ffmpeg import count_frames_and_secs
 
     with into(tmp_path, EnvConfig("CartPole-v1", {"max_episode_steps": 6})) as evaluator:
-        evaluator.score(0)
+        evaluator.evaluate(0)
     n_pictures, seconds = count_frames_and_secs(film_path(tmp_path, 0))
     assert n_pictures == 7
     assert seconds == pytest.approx(7 / 50, abs=0.02), "CartPole has 50 steps a second"
@@ -85,7 +87,7 @@ def test_an_evaluation_that_is_made_again_replaces_its_film(tmp_path: Path) -> N
     film_path(tmp_path, 0).write_bytes(b"old")
     (tmp_path / ".writing-1").mkdir()  # by a process that was killed
     with into(tmp_path) as evaluator:
-        evaluator.score(0)
+        evaluator.evaluate(0)
     assert film_path(tmp_path, 0).stat().st_size > 1000
     assert films(tmp_path) == ["step_000000000000.gif", "step_000000000000.mp4"]
 
@@ -94,14 +96,14 @@ def test_nothing_is_filmed_without_a_folder(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with closing(filming(CARTPOLE, cartpole_agent())) as evaluator:
         evaluator.film_in("")
-        evaluator.score(0)
+        evaluator.evaluate(0)
     assert films(tmp_path) == []
 
 
-def test_a_stop_ends_the_film_and_keeps_the_score(tmp_path: Path) -> None:
+def test_a_stop_ends_the_film_and_keeps_the_metrics(tmp_path: Path) -> None:
     env = EnvConfig("CartPole-v1", {"max_episode_steps": 5})
     with into(tmp_path, env) as evaluator:
-        assert evaluator.score(0, stop=lambda: bool(list(tmp_path.glob(".writing-*"))))["eval/n_episodes"] == 3
+        assert evaluator.evaluate(0, stop=lambda: bool(list(tmp_path.glob(".writing-*"))))["eval/n_episodes"] == 3
     assert films(tmp_path) == []
 
 
@@ -111,7 +113,7 @@ def test_a_heartbeat_counts_while_it_films(tmp_path: Path) -> None:
         for _ in range(2):  # the first one is filmed
             heartbeat = np.zeros(1, np.int64)
             evaluator.set_heartbeat(heartbeat)
-            evaluator.score(0)
+            evaluator.evaluate(0)
             beats.append(int(heartbeat[0]))
     assert beats[0] >= beats[1] + 9, "an episode has at least 8 steps, and so 9 pictures"
 
@@ -127,7 +129,7 @@ def test_a_folder_that_cannot_be_used_is_a_warning(
     elif place == "a link":
         folder.symlink_to(elsewhere)
     with into(tmp_path / "gone" / "videos" if place == "a missing run" else folder) as evaluator:
-        assert "eval/return_mean" in evaluator.score(7000)
+        assert "eval/return_mean" in evaluator.evaluate(7000)
     assert "the evaluation of env_steps 7,000 was not filmed" in caplog.text
     assert films(elsewhere) == []
 
@@ -151,7 +153,7 @@ class FailsLater(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def test_a_film_that_fails_is_a_warning_and_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with into(tmp_path, EnvConfig(FailsLater, {}, "python")) as evaluator:
-        assert "eval/return_mean" in evaluator.score(0)
+        assert "eval/return_mean" in evaluator.evaluate(0)
     assert "was not filmed: EnvError" in caplog.text
     assert "the lights went out" in caplog.text
     assert films(tmp_path) == []
@@ -170,22 +172,18 @@ def without_render_mode() -> gymnasium.Env:
 
 @pytest.mark.parametrize(("env", "why"), [(blind, "the lights went out"), (without_render_mode, "render_mode")])
 def test_an_environment_that_cannot_render_is_an_error_at_construction(env: Any, why: str) -> None:
-    def never_made() -> BaseEvaluator:
-        raise AssertionError("the environments of the evaluation have been made")
-
-    config = EnvConfig(env, {}, "python")
     with pytest.raises(ConfigError, match=why) as found:
-        FilmingEvaluator(never_made, config, cartpole_agent(), CONFIG, 5)
+        filming(EnvConfig(env, {}, "python"), cartpole_agent())
     assert "eval.video_every=2 cannot film: env" in str(found.value)
 
 
 def test_the_evaluations_own_process_films_the_parameters_that_it_evaluates(tmp_path: Path) -> None:
     agent = cartpole_agent()
     with into(tmp_path / "here") as evaluator:
-        evaluator.score(0)
-    with closing(AsyncEvaluator(partial(filming, CARTPOLE), agent, 0.0)) as evaluator:
+        evaluator.evaluate(0)
+    with closing(EvaluatorProcess(partial(filming, CARTPOLE), agent, 0.0)) as evaluator:
         evaluator.film_in(str(tmp_path / "there"))
-        evaluator.score(0)
+        evaluator.evaluate(0)
         for parameter in agent.parameters():  # learning goes on meanwhile
             parameter.data.zero_()
         assert len(evaluator.finished(wait=True)) == 1
@@ -195,10 +193,49 @@ def test_the_evaluations_own_process_films_the_parameters_that_it_evaluates(tmp_
 
 @pytest.mark.slow
 def test_a_process_that_replaces_a_killed_one_films_too(tmp_path: Path) -> None:
-    with closing(AsyncEvaluator(partial(filming, CARTPOLE), cartpole_agent(), 0.0)) as evaluator:
+    with closing(EvaluatorProcess(partial(filming, CARTPOLE), cartpole_agent(), 0.0)) as evaluator:
         evaluator.film_in(str(tmp_path / "videos"))
         os.kill(evaluator._child.pid, signal.SIGKILL)
         evaluator._child._process.join()
-        evaluator.score(0)  # to a dead process
+        evaluator.evaluate(0)  # to a dead process
         assert [number for number, _ in evaluator.finished(wait=True)] == [0], "by the process that replaces it"
     assert film_path(tmp_path / "videos", 0).exists()
+
+
+def saved(path: Path, n: int, fps: float, shape: tuple[int, int] = (40, 60)) -> list[tuple[float, int]]:
+    """Grey value and duration of each picture, of a film that gets brighter."""
+    animation = Animation(fps)
+    for number in range(n):
+        animation.add(np.full((*shape, 3), round(255 * number / (n - 1)), np.uint8))
+    animation.save(path)
+    with Image.open(path) as gif:
+        assert gif.n_frames > 1
+        found = []
+        for frame in range(gif.n_frames):
+            gif.seek(frame)
+            found.append((float(np.asarray(gif.convert("L")).mean()), gif.info["duration"]))
+        return found
+
+
+def test_a_gif_has_at_most_ten_pictures_a_second(tmp_path: Path) -> None:
+    found = saved(tmp_path / "a.gif", 51, fps=50)
+    assert [duration for _, duration in found[:-1]] == [100] * 10, "of 1 s"
+    assert found[-1][0] == 255
+
+
+def test_the_gif_of_a_slow_film_keeps_its_pace(tmp_path: Path) -> None:
+    assert [duration for _, duration in saved(tmp_path / "a.gif", 5, fps=4)][:4] == [250] * 4
+
+
+def test_the_gif_of_a_long_film_is_shown_faster_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    found = saved(tmp_path / "a.gif", 5000, fps=10)
+    assert 100 <= len(found) <= 202
+    assert found[0][0] == 0
+    assert found[-1][0] == 255
+    assert abs(found[len(found) // 2][0] - 128) < 5
+
+
+def test_pictures_of_a_gif_have_at_most_256_pixels_a_side(tmp_path: Path) -> None:
+    saved(tmp_path / "a.gif", 3, 10, shape=(400, 600))
+    with Image.open(tmp_path / "a.gif") as gif:
+        assert gif.size == (256, 171)

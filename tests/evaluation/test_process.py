@@ -1,4 +1,4 @@
-"""AsyncEvaluator: the scores of an evaluation in this process, and what it costs when its process dies or hangs."""
+"""EvaluatorProcess: the metrics of an evaluation in this process, and what it costs when its process dies or hangs."""
 
 import os
 import signal
@@ -15,10 +15,10 @@ import torch
 from rlframe.agents import Agent
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.envs.debug_envs import TimeLimit
-from rlframe.samplers import EvalConfig, Evaluator
-from rlframe.samplers.async_evaluator import AsyncEvaluator
-from rlframe.samplers.evaluation_function import EvaluationError, EvaluationFunction
-from rlframe.samplers.evaluator import BaseEvaluator, Result
+from rlframe.evaluation import EvalConfig, Evaluator
+from rlframe.evaluation.evaluator import BaseEvaluator, Result
+from rlframe.evaluation.function import EvaluationError, EvaluationFunction
+from rlframe.evaluation.process import EvaluatorProcess
 from rlframe.system.supervision import Supervision, WorkersFailed
 from tests.processes import until
 from tests.samplers.made import agent_for
@@ -40,13 +40,13 @@ def episodes(env: EnvConfig, config: EvalConfig, agent: Agent) -> BaseEvaluator:
 @contextmanager
 def started(
     make: Callable[[Agent], BaseEvaluator], agent: Agent, watched: Supervision | None = None
-) -> Iterator[AsyncEvaluator]:
-    with closing(AsyncEvaluator(make, agent, 0.0, (), watched or Supervision(name="evaluation"))) as evaluator:
+) -> Iterator[EvaluatorProcess]:
+    with closing(EvaluatorProcess(make, agent, 0.0, (), watched or Supervision(name="evaluation"))) as evaluator:
         yield evaluator
 
 
-def result(evaluator: AsyncEvaluator, number: int) -> dict[str, float]:
-    assert evaluator.score(number) == {}
+def result(evaluator: EvaluatorProcess, number: int) -> dict[str, float]:
+    assert evaluator.evaluate(number) == {}
     assert evaluator.busy
     ((of, metrics),) = evaluator.finished(wait=True)
     assert of == number
@@ -54,15 +54,15 @@ def result(evaluator: AsyncEvaluator, number: int) -> dict[str, float]:
     return metrics
 
 
-def test_its_scores_are_those_of_an_evaluation_here_of_the_parameters_at_its_start() -> None:
+def test_its_metrics_are_those_of_an_evaluation_here_of_the_parameters_at_its_start() -> None:
     agent = cartpole_agent()
     with (
         closing(Evaluator(CARTPOLE, agent, CONFIG, 5)) as here,
         started(partial(episodes, CARTPOLE, CONFIG), agent) as there,
     ):
         for number in (0, 1000, 2000):
-            expected = here.score(number)
-            there.score(number)
+            expected = here.evaluate(number)
+            there.evaluate(number)
             with torch.no_grad():
                 for parameter in agent.parameters():  # learning goes on meanwhile
                     parameter += 0.1 * torch.randn_like(parameter)
@@ -76,10 +76,10 @@ def test_it_does_not_wait_for_a_result_unless_asked_to() -> None:
     agent = cartpole_agent()
     with started(partial(episodes, CARTPOLE, EvalConfig(n_envs=1, n_episodes=300)), agent) as evaluator:
         assert evaluator.finished(wait=True) == []
-        evaluator.score(0)
+        evaluator.evaluate(0)
         assert evaluator.finished(wait=False) == []
         with pytest.raises(RuntimeError, match="evaluation of env_steps 0 is not finished"):
-            evaluator.score(1)
+            evaluator.evaluate(1)
         assert evaluator.finished(wait=True, stop=lambda: True) == []
         assert evaluator.busy
         found: list[Result] = []
@@ -90,7 +90,7 @@ def test_it_does_not_wait_for_a_result_unless_asked_to() -> None:
 def test_an_evaluation_asked_for_in_between_takes_no_result_from_the_runner() -> None:
     agent = cartpole_agent()
     with started(partial(episodes, CARTPOLE, CONFIG), agent) as evaluator:
-        evaluator.score(7)
+        evaluator.evaluate(7)
         between = evaluator.evaluate_now(9)
         ((number, metrics),) = evaluator.finished(wait=False)
         assert number == 7
@@ -102,13 +102,13 @@ def test_a_killed_process_makes_its_evaluation_again_twice(caplog: pytest.LogCap
     agent = cartpole_agent()
     with started(partial(episodes, CARTPOLE, CONFIG), agent) as evaluator:
         before = result(evaluator, 3)
-        evaluator.score(3)
+        evaluator.evaluate(3)
         for n in (1, 2):
             os.kill(evaluator._child.pid, signal.SIGKILL)
             while f"the evaluation of env_steps 3 is made again (restart {n})" not in caplog.text:
                 assert evaluator.finished(wait=False) == []
         assert evaluator.finished(wait=True) == [(3, {**before, "eval/restarts": 2})]
-        evaluator.score(3)
+        evaluator.evaluate(3)
         for n in (3, 4, 5):
             os.kill(evaluator._child.pid, signal.SIGKILL)
             while f"(restart {n})" not in caplog.text:
@@ -122,10 +122,10 @@ def test_a_hung_process_is_killed_and_replaced(caplog: pytest.LogCaptureFixture)
     env = EnvConfig(Stuck, {}, "python")
     agent = agent_for(Stuck().observation_space, Stuck().action_space)
     with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent, supervision(1.0)) as evaluator:
-        evaluator.score(0)
+        evaluator.evaluate(0)
         assert evaluator.finished(wait=True) == []
         assert "made no progress for 1 s" in caplog.text
-        evaluator.score(1)  # by the new process
+        evaluator.evaluate(1)  # by the new process
 
 
 class Stuck(TimeLimit):
@@ -140,7 +140,7 @@ def test_an_error_of_its_environment_is_raised_here() -> None:
     env = EnvConfig(Failing, {}, "python")
     agent = agent_for(Failing().observation_space, Failing().action_space)
     with started(partial(episodes, env, EvalConfig(n_envs=1, n_episodes=1)), agent) as evaluator:
-        evaluator.score(0)
+        evaluator.evaluate(0)
         with pytest.raises(EnvError, match="in evaluation, environment 0 raised: ArithmeticError: the sky fell"):
             evaluator.finished(wait=True)
 
@@ -154,7 +154,7 @@ def test_too_many_deaths_end_the_run() -> None:
     agent = cartpole_agent()
     few = Supervision(max_restarts=1, name="evaluation")
     with started(partial(episodes, CARTPOLE, EvalConfig(n_envs=1, n_episodes=100)), agent, few) as evaluator:
-        evaluator.score(0)
+        evaluator.evaluate(0)
 
         def kill_again_and_again() -> None:
             while True:
@@ -178,12 +178,12 @@ def steps_of_a_game(policy: Any, make_env: Callable[[], gymnasium.Env]) -> dict[
 
 def function_of(agent: Agent) -> BaseEvaluator:
     with closing(make_envs(CARTPOLE, 1, [0])) as envs:
-        return EvaluationFunction(steps_of_a_game, CARTPOLE, agent, envs.observation_space, envs.action_space)
+        return EvaluationFunction(steps_of_a_game, CARTPOLE, agent, (envs.observation_space, envs.action_space))
 
 
 def test_a_function_of_the_users_gives_the_same_metrics_in_either_process() -> None:
     agent = cartpole_agent()
-    here = function_of(agent).score(0)
+    here = function_of(agent).evaluate(0)
     assert here["eval/n"] >= 8
     with started(function_of, agent) as there:
         assert result(there, 0) == {**here, "eval/restarts": 0}
@@ -193,8 +193,7 @@ def test_a_function_of_the_users_gives_the_same_metrics_in_either_process() -> N
 def test_a_function_that_does_not_return_numbers_by_name_is_an_error(found: Any) -> None:
     agent = cartpole_agent()
     with closing(make_envs(CARTPOLE, 1, [0])) as envs:
-        evaluator = EvaluationFunction(
-            lambda policy, make_env: found, CARTPOLE, agent, envs.observation_space, envs.action_space
-        )
+        spaces = envs.observation_space, envs.action_space
+    evaluator = EvaluationFunction(lambda policy, make_env: found, CARTPOLE, agent, spaces)
     with pytest.raises(EvaluationError, match=r"eval\.function <lambda> (must return numbers by name|returned)"):
-        evaluator.score(0)
+        evaluator.evaluate(0)

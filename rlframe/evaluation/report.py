@@ -1,9 +1,10 @@
-"""The episodes of an evaluated run as lines of text, JSON, rows of CSV and a table; and the score that it logged."""
+"""Episodes as metrics; those of an evaluated run as lines of text, JSON, rows of CSV and a table."""
 
 from __future__ import annotations
 
 import csv
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,26 @@ from typing import Any
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import clear_output, iter_csv
 from rlframe.core.types import Trajectory
-from rlframe.deploy.load import Trained, params_of
-from rlframe.samplers.evaluator import summarize
 
-LOG, SCORE = "progress.csv", "eval/return_mean"
+RETURN_MEAN = "eval/return_mean"  # what training compares agents by
 _HEADER = ("run", "env_steps", "episodes", "return", "min", "max", "length")
 _COLUMNS = ("run", "snapshot", "env_steps", "episode", "env", "seed", "return", "length", "end")
+
+
+def summarize(trajectories: list[Trajectory], group: str) -> dict[str, Any]:
+    """Mean, spread and length of episodes as metrics of `group`; empty if there are none."""
+    if not trajectories:
+        return {}
+    returns = [t.return_ for t in trajectories]
+    return {
+        f"{group}/return_mean": statistics.fmean(returns),
+        f"{group}/return_std": statistics.pstdev(returns),
+        f"{group}/return_min": min(returns),
+        f"{group}/return_max": max(returns),
+        f"{group}/length_mean": statistics.fmean(t.length for t in trajectories),
+        f"{group}/length_min": min(t.length for t in trajectories),
+        f"{group}/length_max": max(t.length for t in trajectories),
+    }
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class Evaluation:
         ]
         summary = self.summary()
         texts.append(
-            f"{len(self.episodes)} episodes: return {summary[SCORE]:.1f} +- {summary['eval/return_std']:.1f} "
+            f"{len(self.episodes)} episodes: return {summary[RETURN_MEAN]:.1f} +- {summary['eval/return_std']:.1f} "
             f"(min {summary['eval/return_min']:.1f}, max {summary['eval/return_max']:.1f}), "
             f"length {summary['eval/length_mean']:.1f}"
         )
@@ -68,7 +83,7 @@ class Evaluation:
     def cells(self) -> tuple[str, ...]:
         """The texts below _HEADER."""
         summary = self.summary()
-        mean = f"{summary[SCORE]:.1f} +- {summary['eval/return_std']:.1f}"
+        mean = f"{summary[RETURN_MEAN]:.1f} +- {summary['eval/return_std']:.1f}"
         rest = (f"{summary[f'eval/{name}']:.1f}" for name in ("return_min", "return_max", "length_mean"))
         return (printable(self.run), f"{self.env_steps:,}", str(len(self.episodes)), mean, *rest)
 
@@ -103,20 +118,17 @@ def write(out: Path, evaluations: Sequence[Evaluation]) -> None:
         raise ConfigError(f"out={out} cannot be written: {error.strerror}") from None
 
 
-def logged_score(trained: Trained) -> float:
-    """The score of the evaluation that the run made when it wrote the snapshot.
+def logged_return(log: Path, env_steps: int) -> float:
+    """The mean return of the evaluation that a run logged in its progress.csv at `env_steps`.
 
     Raises:
-        ConfigError: it made none then, or not from episodes.
+        ConfigError: it made none then.
     """
-    if function := trained.experiment.eval.function:
-        raise ConfigError(f"replay=true plays episodes again, and the run evaluated by eval.function={function}")
-    log = params_of(trained.snapshot).with_name(LOG)
     rows = iter_csv(log)
     columns = next(rows, [])
-    at = [columns.index(name) for name in ("env_steps", SCORE) if name in columns]
-    scores = {row[at[0]]: row[at[1]] for row in rows if len(at) == 2 and row[at[1]]}
-    if found := scores.get(str(trained.env_steps)):
+    at = [columns.index(name) for name in ("env_steps", RETURN_MEAN) if name in columns]
+    logged = {row[at[0]]: row[at[1]] for row in rows if len(at) == 2 and row[at[1]]}
+    if found := logged.get(str(env_steps)):
         return float(found)
-    others = f"it did at env_steps {', '.join(list(scores)[-5:])}" if scores else "it never did"
-    raise ConfigError(f"{log}: the run did not evaluate at env_steps {trained.env_steps} of its snapshot; {others}")
+    others = f"it did at env_steps {', '.join(list(logged)[-5:])}" if logged else "it never did"
+    raise ConfigError(f"{log}: the run did not evaluate at env_steps {env_steps} of its snapshot; {others}")

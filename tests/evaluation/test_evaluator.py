@@ -12,8 +12,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, debug_envs
-from rlframe.samplers import EvalConfig, Evaluator
-from rlframe.samplers.evaluator import summarize
+from rlframe.evaluation import EvalConfig, Evaluator
+from rlframe.evaluation.report import summarize
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for
 
 
@@ -43,18 +43,18 @@ def evaluator_for(env: Any, config: EvalConfig, seed: int = 0, **kwargs: Any) ->
 def test_every_environment_plays_its_share(n_envs: int, n_episodes: int, quota: list[int]) -> None:
     evaluator = evaluator_for(Lengths, EvalConfig(n_envs=n_envs, n_episodes=n_episodes))
     for _ in range(2):
-        played = evaluator.evaluate()
+        played = evaluator.play()
         assert [t.env for t in played] == [env for env, n in enumerate(quota) for _ in range(n)]
 
 
 def test_short_episodes_get_no_more_weight_than_long_ones() -> None:
     evaluator = evaluator_for(Lengths, EvalConfig(n_envs=20, n_episodes=200))
-    share = np.mean([t.length == 40 for t in evaluator.evaluate()])
+    share = np.mean([t.length == 40 for t in evaluator.play()])
     assert share == pytest.approx(0.5, abs=0.12)  # the first 200 to end would be 40 long in 1 of 40 at most
 
 
 def test_episodes_of_a_number_of_steps_are_those_that_start_before_the_share_is_played() -> None:
-    played = evaluator_for(Lengths, EvalConfig(n_envs=20, n_episodes=1, env_steps=4000)).evaluate()
+    played = evaluator_for(Lengths, EvalConfig(n_envs=20, n_episodes=1, env_steps=4000)).play()
     for env in range(20):
         lengths = [t.length for t in played if t.env == env]
         assert sum(lengths) >= 200 > sum(lengths[:-1])
@@ -64,13 +64,13 @@ def test_episodes_of_a_number_of_steps_are_those_that_start_before_the_share_is_
 
 def test_a_cut_episode_is_the_last_of_its_environment_also_with_a_number_of_steps() -> None:
     config = EvalConfig(n_envs=2, env_steps=1000, max_length=30)
-    found = evaluator_for(debug_envs.time_limit, config, length=1000).evaluate()
+    found = evaluator_for(debug_envs.time_limit, config, length=1000).play()
     assert [each.env for each in found] == [0, 1]
 
 
 def test_every_episode_is_reported_when_it_ends() -> None:
     told: list[Trajectory] = []
-    played = evaluator_for(Lengths, EvalConfig(n_envs=3, n_episodes=7)).evaluate(on_episode=told.append)
+    played = evaluator_for(Lengths, EvalConfig(n_envs=3, n_episodes=7)).play(on_episode=told.append)
     assert sorted(map(str, told)) == sorted(map(str, played))
 
 
@@ -86,8 +86,8 @@ def test_an_epsilon_that_cannot_be_is_an_error(epsilon: float, explore: bool) ->
 
 
 def test_the_episodes_that_count_are_the_first_of_each_environment() -> None:
-    many = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=12)).evaluate()
-    few = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=4)).evaluate()
+    many = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=12)).play()
+    few = evaluator_for(Lengths, EvalConfig(n_envs=4, n_episodes=4)).play()
     assert few == [next(t for t in many if t.env == env) for env in range(4)]
 
 
@@ -100,7 +100,7 @@ def test_evaluation_does_not_disturb_sampling() -> None:
             found.append(copied(sampler.collect()))
             before = map_tree(torch.clone, dict(agent.state_dict()))
             if evaluates:
-                evaluator.evaluate()
+                evaluator.play()
             assert_equal(dict(agent.state_dict()), before)
         assert sampler.trajectories()
         return found
@@ -113,12 +113,12 @@ def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
     kwargs = {"action": "discrete", "length": 50}
     greedy = evaluator_for(debug_envs.identity, EvalConfig(n_envs=2, n_episodes=2), **kwargs)
     exploring = evaluator_for(debug_envs.identity, EvalConfig(n_envs=2, n_episodes=2, explore=True), **kwargs)
-    greedy.evaluate()
+    greedy.play()
     samples = greedy.collector.samples
     with torch.no_grad():
         params = greedy.collector.inferences[0].agent(samples.inputs[:-1], ())[0]
     assert torch.equal(samples.action, params.argmax(-1))
-    exploring.evaluate()
+    exploring.play()
     samples = exploring.collector.samples
     assert (samples.action != params.argmax(-1)).any()
 
@@ -127,13 +127,13 @@ def test_greedy_evaluation_takes_the_mode_and_exploring_does_not() -> None:
 def test_one_seed_gives_one_evaluation(explore: bool) -> None:
     config = EvalConfig(n_envs=3, n_episodes=6, explore=explore)
     one, same, other = (evaluator_for(debug_envs.identity, config, seed) for seed in (1, 1, 2))
-    first = one.evaluate()
-    assert same.evaluate() == first
-    assert other.evaluate() != first
-    second = one.evaluate(1)
+    first = one.play()
+    assert same.play() == first
+    assert other.play() != first
+    second = one.play(1)
     assert second != first, "evaluations of other numbers play other episodes"
-    assert one.evaluate() == first, "whatever was evaluated before"
-    assert other.evaluate(1) != second
+    assert one.play() == first, "whatever was evaluated before"
+    assert other.play(1) != second
 
 
 def test_every_evaluation_resets_episodes_and_memory() -> None:
@@ -141,19 +141,19 @@ def test_every_evaluation_resets_episodes_and_memory() -> None:
     agent = agent_for(env.observation_space, env.action_space, memory="gru", memory_size=4)
     config = EnvConfig(debug_envs.time_limit, {"length": 5}, "python")
     evaluator = Evaluator(config, agent, EvalConfig(n_envs=1, n_episodes=1))
-    evaluator.evaluate()
+    evaluator.play()
     values = evaluator.collector.samples.info.value[:6].clone()  # type: ignore[attr-defined]
-    evaluator.evaluate()
+    evaluator.play()
     assert_equal(evaluator.collector.samples.info.value[:6], values)  # type: ignore[attr-defined]
 
 
 def test_an_episode_without_end_is_cut_and_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     evaluator = evaluator_for(debug_envs.time_limit, EvalConfig(n_envs=2, n_episodes=4, max_length=30), length=1000)
-    found = evaluator.evaluate()
+    found = evaluator.play()
     assert [(each.env, each.terminated, each.length > 30) for each in found] == [(0, False, True), (1, False, True)]
     assert all(each.return_ == each.length for each in found), "the environment gives 1 a step"
     assert caplog.text.count("steps without an end: the episode counts as it is, and is its last") == 2
-    assert len(evaluator.evaluate(1)) == 2
+    assert len(evaluator.play(1)) == 2
 
 
 def test_an_evaluation_without_episodes_is_an_error() -> None:

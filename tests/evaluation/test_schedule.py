@@ -12,17 +12,17 @@ import pytest
 
 from rlframe import launch
 from rlframe.core.ranks import SingleRank
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
+from rlframe.evaluation.process import EvaluatorProcess
+from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
-from rlframe.runners.evaluations import Evaluations
-from rlframe.samplers.async_evaluator import AsyncEvaluator
-from rlframe.samplers.evaluator import BaseEvaluator, EvaluationStopped
 from tests.runners.resumed import TRUST, assert_runs_equal, stopped_at, words
 from tests.tables import read_csv
 
 CASE = "env=CartPole-v1 algo=ppo sampler=serial sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] "
 CASE += "runner.n_steps=480 runner.log_interval_steps=120 eval.n_episodes=2 eval.n_envs=2 eval.n_workers=0"
-HERE = "tests.runners.test_evaluations"
+HERE = "tests.evaluation.test_schedule"
 
 
 def trained(directory: Path, *changed: str) -> Path:
@@ -80,15 +80,15 @@ def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
     n_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = []
-    begin = AsyncEvaluator._begin
+    begin = EvaluatorProcess._begin
 
-    def kill(self: AsyncEvaluator) -> None:
+    def kill(self: EvaluatorProcess) -> None:
         begin(self)
         if len(killed) < n_kills:
             killed.append(self._number)
             os.kill(self._child.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(AsyncEvaluator, "_begin", kill)
+    monkeypatch.setattr(EvaluatorProcess, "_begin", kill)
     run = trained(tmp_path / "killed", "eval.asynchronous=true")
     monkeypatch.undo()
     whole = trained(tmp_path / "whole")
@@ -105,7 +105,7 @@ def test_a_result_that_came_before_a_stop_is_logged_by_the_resumed_run() -> None
 
         interval_steps, results, busy = 0.0, [(100, {"eval/return_mean": 5.0})], False
 
-        def score(self, number: int, stop: Any = None) -> dict[str, float]:
+        def evaluate(self, number: int, stop: Any = None) -> dict[str, float]:
             self.busy = True  # type: ignore[misc]
             return {}
 
@@ -115,10 +115,10 @@ def test_a_result_that_came_before_a_stop_is_logged_by_the_resumed_run() -> None
 
         def close(self) -> None: ...
 
-    evaluations = Evaluations(Slow(), SingleRank(), 100)
+    evaluations = EvaluationSchedule(Slow(), SingleRank(), 100)
     with pytest.raises(EvaluationStopped):
-        evaluations.make(200, 200, True, lambda: evaluations._evaluator.score(200), lambda: True)  # type: ignore[union-attr]
-    resumed = Evaluations(Slow(), SingleRank(), 100)
+        evaluations.make(200, 200, True, lambda: evaluations._evaluator.evaluate(200), lambda: True)  # type: ignore[union-attr]
+    resumed = EvaluationSchedule(Slow(), SingleRank(), 100)
     resumed._evaluator.results = []  # type: ignore[union-attr]
     resumed.load_state_dict(evaluations.state_dict())
     assert resumed.make(150, 150, False, dict, lambda: False)[1] == [(100, {"eval/return_mean": 5.0})]

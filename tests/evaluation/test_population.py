@@ -13,10 +13,10 @@ import pytest
 from rlframe.algos.es import Config
 from rlframe.core.struct import as_numpy, leaves
 from rlframe.envs import EnvConfig
+from rlframe.evaluation.evaluator import EvaluationStopped
+from rlframe.evaluation.population import PopulationSampler, make_single_envs
 from rlframe.models import ModelConfig
 from rlframe.rollout.population import Population, population_of
-from rlframe.samplers.evaluator import EvaluationStopped
-from rlframe.samplers.population import PopulationSampler, make_single_envs
 from rlframe.system.supervision import Supervision
 from tests.envs.deadly import Deadly
 

@@ -1,0 +1,1 @@
+"""Tests of evaluation, in this process and beside it, with films, and when a runner evaluates."""
