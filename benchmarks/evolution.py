@@ -34,8 +34,7 @@ from rlframe.algos import es
 from rlframe.core.types import BatchSpec
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
-from rlframe.runners import EvolutionRl
-from rlframe.runners.evolution import Config
+from rlframe.runners import EvolutionRl, EvolutionRlConfig, Learner
 from rlframe.samplers import cpu, serial
 from rlframe.system.machine import limit_threads
 
@@ -46,7 +45,7 @@ ASKED = 1.8  # where the bare loop gives that
 
 def evolving(env: str, n_workers: int, stack: ExitStack) -> Unit:
     """Generations of ES; 0 workers: in this process."""
-    algo_config, config = es.Config(), Config(n_steps=N_STEPS)
+    algo_config, config = es.Config(), EvolutionRlConfig(n_steps=N_STEPS)
     sampler_config: Any = cpu.Config(n_workers=n_workers) if n_workers else serial.Config()
     envs = config.make_envs(sampler_config, EnvConfig(env), 0, worker_cpus(n_workers))
     stack.callback(envs.close)
@@ -54,7 +53,7 @@ def evolving(env: str, n_workers: int, stack: ExitStack) -> Unit:
     agent = algo_config.make_agent(*spaces_, ModelConfig(hidden=(HIDDEN,)), 0)
     sampler = config.make_sampler(sampler_config, algo_config, envs, agent, 0)
     algo = algo_config.make_algorithm(agent, BatchSpec(1, 2 * algo_config.directions), N_STEPS)
-    runner = EvolutionRl(sampler, agent, algo, N_STEPS)
+    runner = EvolutionRl(sampler, Learner(agent, algo), config)
 
     def unit() -> int:
         before = runner.env_steps

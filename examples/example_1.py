@@ -16,7 +16,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 
 
@@ -39,7 +39,8 @@ def train(n_steps: int = 100_000, seed: int = 0, log_dir: str = "", run_ID: int 
     agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed)
     sampler = SerialSampler(envs, agent, batch_T=T, seed=seed)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
-    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = MinibatchRl(sampler, Learner(agent, algo), options)
 
     # params.json gets what these objects were made with, so that evaluate, plot and resume= can read this run.
     with runner, logger_context(log_dir, run_ID, "ppo_cartpole") as run:

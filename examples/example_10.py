@@ -18,7 +18,7 @@ from rlframe.envs import EnvConfig
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import AsyncRl
+from rlframe.runners import AsyncRl, AsyncRlConfig, Learner
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from rlframe.system.affinity import pin, plan, read_topology
 
@@ -39,7 +39,8 @@ def train(n_steps: int = 200_000, n_slots: int = 2, seed: int = 0, log_dir: str 
     sampler = BackgroundSampler(process, agent, n_slots)
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     evaluator = Evaluator(env, agent, evaluation, seed)
-    runner = AsyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+    options = AsyncRlConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = AsyncRl(sampler, Learner(agent, algo), options, evaluator)
 
     with runner, logger_context(log_dir, run_ID, "impala_CartPole") as run:
         runner.train()

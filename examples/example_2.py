@@ -1,4 +1,4 @@
-"""PPO on an Atari game with evaluation: MinibatchRlEval evaluates before training and at every log interval.
+"""PPO on an Atari game with evaluation: MinibatchRl evaluates before training and at every log interval.
 
     python examples/example_2.py
     python examples/example_2.py game=ALE/Breakout-v5 n_steps=10_000_000 log_dir=data/breakout
@@ -17,7 +17,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRlEval
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 
 
@@ -43,7 +43,8 @@ def train(
     sampler = SerialSampler(envs, agent, batch_T=batch_T, seed=seed)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
     evaluator = Evaluator(env, agent, evaluation, seed)
-    runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = MinibatchRl(sampler, Learner(agent, algo), options, evaluator)
 
     name = f"ppo_{game.removeprefix('ALE/')}"
     with runner, logger_context(log_dir, run_ID, name, snapshot_mode="best") as run:

@@ -23,7 +23,7 @@ from rlframe.models import PolicyModel
 from rlframe.ops.masked import masked_mean
 from rlframe.ops.returns import discounted_return
 from rlframe.record import logger_context
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 
 
@@ -108,7 +108,8 @@ def train(n_steps: int = 50_000, seed: int = 0, log_dir: str = "", run_ID: int =
     envs = make_envs(EnvConfig(Catch), 8, env_seeds(seed, Role.ENV, 8))
     agent = PolicyAgent(Network(Catch.rows * Catch.columns, 3), Categorical(3))
     sampler = SerialSampler(envs, agent, batch_T=30, seed=seed)
-    runner = MinibatchRl(sampler, agent, Reinforce(agent, 1e-2, 0.99), n_steps, max(1, n_steps // 10))
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=max(1, n_steps // 10))
+    runner = MinibatchRl(sampler, Learner(agent, Reinforce(agent, 1e-2, 0.99)), options)
     with runner, logger_context(log_dir, run_ID, "reinforce_catch", {"seed": seed}) as run:
         runner.train()
     print(f"run: {run.directory}")

@@ -21,7 +21,7 @@ from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.runners import MinibatchRlEval
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import GpuSampler, gpu
 from rlframe.system.affinity import plan, read_topology
 
@@ -49,7 +49,8 @@ def train(n_steps: int = 200_000, seed: int = 0, log_dir: str = "", run_ID: int 
     sampler = GpuSampler(envs, agent, batch_T=T, seed=seed, n_groups=sampling.n_groups)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
     evaluator = Evaluator(env, agent, evaluation, seed)
-    runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = MinibatchRl(sampler, Learner(agent, algo), options, evaluator)
 
     with runner, logger_context(log_dir, run_ID, "ppo_masked_cartpole") as run:
         runner.train()

@@ -23,7 +23,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
 from rlframe.replay import InMemory
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 
 
@@ -57,7 +57,8 @@ def train(
     )
     sampler = SerialSampler(envs, agent, batch_T=4, seed=seed)
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
-    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = MinibatchRl(sampler, Learner(agent, algo), options)
 
     name = f"dqn_{game.removeprefix('ALE/')}"
     with runner, logger_context(log_dir, run_ID, name) as run:

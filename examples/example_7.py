@@ -18,7 +18,7 @@ from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.replay import InMemory
-from rlframe.runners import MinibatchRlEval
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 
 
@@ -44,7 +44,8 @@ def train(
     sampler = SerialSampler(envs, agent, batch_T=1, seed=seed)
     algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, seed)
     evaluator = Evaluator(env_config, agent, evaluation, seed)
-    runner = MinibatchRlEval(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = MinibatchRl(sampler, Learner(agent, algo), options, evaluator)
 
     # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read this run.
     with runner, logger_context(log_dir, run_ID, f"sac_{env}") as run:

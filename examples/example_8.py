@@ -27,7 +27,7 @@ from rlframe.experiment.build import choose_device
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 from rlframe.study import QueueOptions, run_study
 from rlframe.system.affinity import plan, read_topology
@@ -67,7 +67,8 @@ def train(
     agent = make_policy_agent(envs.observation_space, envs.action_space, model, seed).to(device)
     sampler = SerialSampler(envs, agent, batch_T=T, seed=seed)
     algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
-    runner = MinibatchRl(sampler, agent, algo, n_steps, log_interval_steps)
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+    runner = MinibatchRl(sampler, Learner(agent, algo), options)
 
     with runner, logger_context(log_dir, run_ID, "ppo_cartpole", resume=resume) as run:
         if resume:

@@ -21,7 +21,7 @@ from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
-from rlframe.runners import SyncRl
+from rlframe.runners import Learner, RunnerConfig, SyncRl
 from rlframe.samplers import SerialSampler
 from rlframe.system.distributed import RankInfo, join, launch_ranks
 
@@ -41,7 +41,8 @@ def train(n_steps: int, seed: int, log_dir: str, run_ID: int, place: RankInfo) -
         sampler = SerialSampler(envs, agent, batch_T=T, seed=seed)
         algo = ppo.PPO(agent, sampler.batch_spec, n_steps, config, seed)
         evaluator = Evaluator(env, agent, evaluation, seed)
-        runner = SyncRl(sampler, agent, algo, n_steps, log_interval_steps, evaluator)
+        options = RunnerConfig(n_steps=n_steps, log_interval_steps=log_interval_steps)
+        runner = SyncRl(sampler, Learner(agent, algo), options, evaluator)
 
         # params.json gets these under the keys of the command line, so that evaluate, plot and resume= can read it.
         with runner, logger_context(log_dir, run_ID, "ppo_cartpole") as run:

@@ -19,7 +19,7 @@ from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import EnvConfig
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
-from rlframe.runners import AsyncRl, MinibatchRl, Runner
+from rlframe.runners import AsyncRl, AsyncRlConfig, Learner, MinibatchRl, Runner, RunnerConfig
 from rlframe.samplers import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import WorkersConfig
 
@@ -66,7 +66,7 @@ def in_turn(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
     stack.callback(envs.close)
     agent = make_policy_agent(envs.observation_space, envs.action_space, MODEL)
     sampler = config.make_sampler(envs, agent, 0)
-    return _unit(MinibatchRl(sampler, agent, algo(agent, sampler.batch_spec), N_STEPS))
+    return _unit(MinibatchRl(sampler, Learner(agent, algo(agent, sampler.batch_spec)), RunnerConfig(n_steps=N_STEPS)))
 
 
 def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
@@ -79,7 +79,8 @@ def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
     agent = make_policy_agent(process.observation_space, process.action_space, MODEL)
     sampler = BackgroundSampler(process, agent)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=1, n_episodes=1, n_workers=0))  # which nobody asks
-    return _unit(AsyncRl(sampler, agent, algo(agent, sampler.batch_spec), N_STEPS, N_STEPS, evaluator))
+    options = AsyncRlConfig(n_steps=N_STEPS, log_interval_steps=N_STEPS)
+    return _unit(AsyncRl(sampler, Learner(agent, algo(agent, sampler.batch_spec)), options, evaluator))
 
 
 def loop(stack: ExitStack) -> Unit:
@@ -93,7 +94,7 @@ def loop(stack: ExitStack) -> Unit:
 
 
 def _unit(runner: Runner) -> Unit:
-    runner.sampler.refresh(runner.agent)
+    runner.refresh()
 
     def unit() -> int:
         before = runner.env_steps

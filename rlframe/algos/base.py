@@ -42,7 +42,7 @@ class Progress:
 
     env_steps: int = 0  # valid rows received, over all ranks
     updates: int = 0  # gradient steps
-    scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns
+    scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns; or updates
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
     learned: list[Tensor] = field(default_factory=list, repr=False, compare=False)  # all optimized parameters
     rates: list[str] = field(default_factory=list, repr=False, compare=False)  # the key of the learning rate of each
@@ -63,11 +63,11 @@ class Progress:
         self.schedule(self.env_steps)
         self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
 
-    def schedule(self, env_steps: int) -> None:
-        """Set all schedules to their numbers at `env_steps`."""
-        self.scheduled = env_steps
+    def schedule(self, now: int) -> None:
+        """Set all schedules to their numbers at `now`: env_steps, or updates where a runner counts in them."""
+        self.scheduled = now
         for follow in self.followers:
-            follow(env_steps)
+            follow(now)
 
     def diverged(self, others: Iterable[Tensor]) -> str:
         """The key of the learning rate of a parameter that is NaN or Inf, also of `others`; empty if none is."""
@@ -131,6 +131,10 @@ class Algorithm(ABC):
         replay, makes all its gradient steps in one call.
         """
 
+    def n_rows(self) -> int:
+        """The rows that it could learn from without another batch: those of its replay; 0 without one."""
+        return 0
+
     def check_run(self, n_steps: int) -> None:  # noqa: B027
         """Raise ConfigError if nothing would be learned in a run of so many env_steps."""
 
@@ -188,6 +192,10 @@ class AlgorithmWrapper(Algorithm):
     def updates_due(self) -> int:
         due: int = self.algo.updates_due()
         return due
+
+    def n_rows(self) -> int:
+        n: int = self.algo.n_rows()
+        return n
 
     def check_run(self, n_steps: int) -> None:
         self.algo.check_run(n_steps)

@@ -74,8 +74,8 @@ class ReplayRatio:
         return due if self.ready else 0
 
     def count_update(self) -> None:
-        """An update was made."""
-        self._pending -= self._whole
+        """An update was made; one that was not due, of a run without a sampler, is not counted."""
+        self._pending -= min(self._whole, self._pending)
 
     def drop(self) -> None:
         """Drop all pending updates."""
@@ -138,6 +138,9 @@ class OffPolicy(Algorithm):
 
     def updates_due(self) -> int:
         return self.ratio.due(self.replay.n_rows)
+
+    def n_rows(self) -> int:
+        return self.replay.n_rows
 
     def check_run(self, n_steps: int) -> None:
         c: Any = self.config

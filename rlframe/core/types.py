@@ -77,3 +77,4 @@ class Trajectory:
     diagnostics: dict[str, float] = field(default_factory=dict)  # numbers of the infos, and the user's own statistics
     discounted_return: float = 0.0
     nonzero_rewards: int = 0
+    agent: str = ""  # the learner whose agent played it; empty where there is one

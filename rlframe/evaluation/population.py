@@ -117,6 +117,9 @@ class PopulationSampler(Sampler):
         """None: an episode's seed depends on its generation too."""
         return ()
 
+    def made_with(self) -> dict[str, Any]:
+        return {"max_length": self.max_length}
+
     def counters(self) -> dict[str, float]:
         return self.envs.counters() if isinstance(self.envs, WorkerPool) else {}
 

@@ -28,11 +28,12 @@ from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.replay.divided import DividedReplay
+from rlframe.rewards import rewards_for
 from rlframe.rollout.same_bits import rows_keep_their_bits
-from rlframe.runners import Runner
+from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
-from rlframe.samplers import BackgroundProcess, BackgroundSampler, Sampler
+from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
 from rlframe.system.affinity import Affinity
 
 _R = TypeVar("_R")
@@ -129,8 +130,8 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             evaluator = _make_evaluator(experiment, agent, in_spaces, affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
-            runner = experiment.runner.make_runner(sampler, agent, algo, evaluator, callbacks, experiment.stop)
-            runner.log.set_window(experiment.runner.window)
+            learner = Learner(agent, algo, rewards_for(sampler, algo))
+            runner = experiment.runner.make_runner(sampler, learner, evaluator, callbacks, experiment.stop)
             runner.log.env_seeds = sampler.env_seeds(experiment.seed)
             if threads > 1 and experiment.threads <= 0:  # a number that was asked for is kept
                 runner.adapt_threads = algo.progress.between_steps = AdaptiveThreads(threads)
@@ -173,7 +174,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     return BackgroundProcess(config, env, experiment.seed, *where)
 
 
-def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Sampler:
+def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Source:
     config = experiment.sampler_config()
     if not experiment.runner.samples_in_background:
         return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)

@@ -28,7 +28,8 @@ from rlframe.record.console import LEVELS
 from rlframe.record.loggers import DEFAULT_LOGGERS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
-from rlframe.runners import sync_rl
+from rlframe.runners import SyncRlConfig
+from rlframe.runners.config import as_kind
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import no_sampler
 from rlframe.samplers.base import SamplerConfig
@@ -299,6 +300,11 @@ def _text(value: Any) -> str:
 def check_parts(experiment: Experiment) -> None:
     """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
+    if runner.learns_from_data:
+        raise ConfigError(
+            f"runner={part_name(runner, PARTS['runner'])} learns from data, and no replay= is a data set yet; use it "
+            f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
+        )
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = part_name(algo, PARTS["algo"])
@@ -342,7 +348,7 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
         return experiment
     runner, config = experiment.runner, experiment.eval
     if runner.becomes_sync_rl:
-        runner = sync_rl.with_options_of(runner)
+        runner = as_kind(runner, SyncRlConfig)
     if not runner.trains_in_ranks:
         name = part_name(runner, PARTS["runner"])
         asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={world_size}"

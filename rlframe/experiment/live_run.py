@@ -22,7 +22,7 @@ from rlframe.record.context import logger_context
 from rlframe.record.directory import write_params
 from rlframe.record.snapshot import save_snapshot
 from rlframe.runners import Runner
-from rlframe.samplers import Sampler
+from rlframe.samplers import Source
 
 
 class LiveRun:
@@ -67,7 +67,7 @@ class LiveRun:
         return self.runner.algo
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> Source:
         return self.runner.sampler
 
     @property
@@ -151,7 +151,7 @@ class LiveRun:
         if not params.is_file():
             write_params(params, self.config)
         runner = self.runner
-        facts = {"env_steps": runner.env_steps, "updates": runner.algo.progress.updates, "score": None}
+        facts = {"env_steps": runner.env_steps, "updates": runner.updates, "score": None}
         return save_snapshot(directory / "snapshot", self._within(runner.state_dict), facts)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from rlframe.core.errors import ConfigError, describe
 from rlframe.core.files import open_regular_file, read_json
 from rlframe.record.directory import replace_file
 from rlframe.record.loggers import Logger
+from rlframe.record.metrics import step_of
 
 _ID_FILE = "tracker.json"
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -132,10 +133,11 @@ class Tracker(Logger):
             self._known = known = self.points()
             self._position = 0
         for row, position in _rows_from(self._rows, self._position):
-            env_steps = int(row.pop("env_steps"))
+            step = step_of(row)
+            del row["env_steps"]
             metrics = {self.metric_name(name): value for name, value in row.items()}
-            if missing := {name: value for name, value in metrics.items() if name not in known.get(env_steps, ())}:
-                self.send(env_steps, missing)
+            if missing := {name: value for name, value in metrics.items() if name not in known.get(step, ())}:
+                self.send(step, missing)
             self._position = position
 
 

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from rlframe.core.files import is_in_place, open_to_append
+from rlframe.record.metrics import step_of
 
 LEVELS = ("DEBUG", "INFO", "WARNING")
 _SILENCE_S = 30.0  # without a row
@@ -88,7 +89,7 @@ class PlainConsole(Console):
         self._said_s = perf_counter()
 
     def write(self, row: Mapping[str, float]) -> None:
-        self._pace.update(int(row["env_steps"]))
+        self._pace.update(step_of(row))
         self._say(row, "updates" in row)
 
     def _say(self, row: Mapping[str, float], with_pace: bool) -> None:
@@ -110,7 +111,8 @@ class PlainConsole(Console):
 
 def key_metrics(row: Mapping[str, float]) -> list[str]:
     """The names of a row's step, scores, losses and entropy, which fit on one line."""
-    first = [name for name in ("env_steps", "episode/return_mean", "eval/return_mean") if name in row]
+    step = "env_steps" if row["env_steps"] or not row.get("updates") else "updates"
+    first = [name for name in (step, "episode/return_mean", "eval/return_mean") if name in row]
     losses = [name for name in row if name.startswith("algo/") and name.endswith(("loss", "/entropy"))]
     return [name for name in first + losses if not math.isnan(row[name])]
 

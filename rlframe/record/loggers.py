@@ -26,6 +26,7 @@ from rlframe.core.files import append, check_in_place, iter_csv, open_to_append,
 from rlframe.core.objects import ObjectName, name_of
 from rlframe.core.parts import find_attribute
 from rlframe.record.directory import FILMS, film_path, replace_file
+from rlframe.record.metrics import step_of
 
 _MAX_JSONL = 1 << 28  # bytes that are copied when a run is resumed
 
@@ -113,9 +114,9 @@ class CsvLogger(Logger):
     def trim(self, env_steps: int) -> None:
         rows = iter_csv(self._path)
         columns = next(rows, [])
-        at = columns.index("env_steps") if columns else 0
-        readable = (row for row in rows if math.isfinite(_float(row[at])))
-        self._replace(columns, takewhile(lambda row: _float(row[at]) <= env_steps, readable))
+        steps = ((_step(dict(zip(columns, row, strict=True))), row) for row in rows)
+        kept = takewhile(lambda each: each[0] <= env_steps, (each for each in steps if math.isfinite(each[0])))
+        self._replace(columns, (row for _, row in kept))
         self._reopen()
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
@@ -144,6 +145,11 @@ def _cell(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return str(int(value)) if isinstance(value, int) else repr(float(value))
+
+
+def _step(cells: Mapping[str, str]) -> float:
+    """Where a row stands, as `step_of`; NaN if that cell is damaged."""
+    return _float(cells["env_steps"]) or _float(cells.get("updates") or "0")
 
 
 def _float(cell: str) -> float:
@@ -232,16 +238,16 @@ class TensorBoardLogger(Logger):
         check_in_place(self._file)
 
     def write(self, row: Mapping[str, float]) -> None:
-        env_steps = int(row["env_steps"])
+        step = step_of(row)
         values = [
             self._summary.Value(tag=name, simple_value=float(value))
             for name, value in row.items()
             if name != "env_steps"
         ]
-        if "eval/return_mean" in row and (gif := read_gif(self._directory, env_steps)):
+        if "eval/return_mean" in row and (gif := read_gif(self._directory, step)):
             image = self._summary.Image(height=gif.height, width=gif.width, colorspace=3, encoded_image_string=gif.data)
             values.append(self._summary.Value(tag="eval/video", image=image))
-        self._put(step=env_steps, summary=self._summary(value=values))
+        self._put(step=step, summary=self._summary(value=values))
 
     def trim(self, env_steps: int) -> None:
         """Write a session start at `env_steps` + 1: TensorBoard then hides later points of older files.

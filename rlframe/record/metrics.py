@@ -18,7 +18,8 @@ from rlframe.core.reduction import Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
-        "env_steps": "valid environment steps so far, over all ranks: the x-axis of everything (steps)",
+        "env_steps": "valid environment steps so far, over all ranks: the x-axis of everything (steps); of several "
+        "learners, those of the one that has most",
         "updates": "optimizer updates so far (updates)",
         "episode/return_mean": "mean return of the last 100 training episodes, with unclipped rewards",
         "episode/return_mean_greediest": "the same of the eighth of the environments that explores least, where levels "
@@ -112,14 +113,29 @@ _SUMMED = (
 _LARGEST = ("time/slowest_worker",)
 
 
+def of_learner(name: str, learner: str) -> str:
+    """The name of a metric, or of a part of a snapshot, of one of several learners: algo/red/loss, agent/red.
+
+    Of the only one, whose name is empty, it stays as it is.
+    """
+    group, _, rest = name.partition("/")
+    return "/".join(part for part in (group, learner, rest) if part)
+
+
+def step_of(row: Mapping[str, float]) -> int:
+    """Where a row, or a snapshot, stands in its run: its env_steps, or its updates where no environment is stepped."""
+    return int(row["env_steps"] or row.get("updates", 0))
+
+
 def over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """One log row from the rows of all ranks: counters summed, `algo/` metrics averaged, the rest from rank 0."""
     merged = dict(rows[0])
     for name in dict.fromkeys(name for row in rows for name in row):
         found = [row[name] for row in rows if name in row]
-        if name in _SUMMED:
+        plain = f"{name.partition('/')[0]}/{name.rpartition('/')[2]}"  # without the name of a learner
+        if plain in _SUMMED:
             merged[name] = sum(found)
-        elif name in _LARGEST:
+        elif plain in _LARGEST:
             merged[name] = max(found)
         elif name.startswith("algo/"):
             merged[name] = sum(found) / len(found)
@@ -133,6 +149,8 @@ class Metrics:
     in _sum, _last, _min or _max has that instead of the mean.
     """
 
+    learner = ""  # the name of the one of several learners whose metrics are added now, which stands in theirs
+
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}  # running sums, float64 scalars on their device
         self._floats: dict[str, float] = {}
@@ -142,6 +160,8 @@ class Metrics:
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
         """Add one number or one-element tensor per metric (else ValueError), without synchronizing with a device."""
+        if self.learner:
+            values = {of_learner(name, self.learner): value for name, value in values.items()}
         for name, value in values.items():
             if name not in self._reductions:
                 self._reductions[name] = reduction_of(name)

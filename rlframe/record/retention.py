@@ -10,7 +10,7 @@ from typing import Any
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.files import disk_error
-from rlframe.record.metrics import METRICS
+from rlframe.record.metrics import METRICS, step_of
 from rlframe.record.rank_state import env_steps_of, list_snapshots, unused_path
 from rlframe.record.snapshot import (
     OtherRanks,
@@ -115,8 +115,9 @@ class Retention:
 
         `state_fn` and `other_ranks` (see `save_snapshot`) are called only then. Raises RecordError on a disk error.
         """
-        if not self.due(env_steps, final):
-            return self._newest if self._due(env_steps, final) else None
+        step = step_of({"env_steps": env_steps, "updates": updates})
+        if not self.due(step, final):
+            return self._newest if self._due(step, final) else None
         meta = {"env_steps": env_steps, "updates": updates, "score": score if math.isfinite(score) else None}
         of = {"score_of": self._policy.best} if self._policy.best else {}
         self._newest = save_snapshot(self._directory, state_fn(), {**meta, **of}, other_ranks)

@@ -1,6 +1,7 @@
 """Snapshots: the complete training state as arrays and JSON in versioned directories, written atomically.
 
-A snapshot is `step_<env_steps>/` with a manifest and one file of arrays per rank (see `rank_state`).
+A snapshot is `step_<env_steps>/`, or `step_<updates>/` where no environment is stepped, with a manifest and one file of
+arrays per rank (see `rank_state`).
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from rlframe.core.errors import ConfigError, SnapshotError, pluralize
 from rlframe.core.errors import RecordError as RecordError
 from rlframe.core.files import disk_error, parse_json, read_regular_file, sync, write_file
 from rlframe.record.directory import replace_file
+from rlframe.record.metrics import step_of
 from rlframe.record.rank_state import MANIFEST, RankEntry, read_rank_state, unused_path, write_rank_state
 from rlframe.record.rank_state import list_snapshots as list_snapshots
 
@@ -126,7 +128,7 @@ def save_snapshot(
         temporary.mkdir()
         write_manifest(temporary, meta, [write_rank_state(temporary, 0, state), *other_ranks(temporary)])
         sync(temporary)
-        target = unused_path(directory / f"step_{int(meta['env_steps']):012d}", ".")
+        target = unused_path(directory / f"step_{step_of(meta):012d}", ".")
         temporary.rename(target)
         sync(directory)
         set_link(directory / "last", target)

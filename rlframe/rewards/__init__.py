@@ -2,7 +2,18 @@
 
 from rlframe.rewards.base import Bonus, BonusConfig, NoBonus, RewardConfig
 from rlframe.rewards.curiosity import ICMConfig, RNDConfig
+from rlframe.rewards.normalize import Rewards, rewards_for
 
 KINDS = {"icm": ICMConfig, "none": NoBonus, "rnd": RNDConfig}
 
-__all__ = ["KINDS", "Bonus", "BonusConfig", "ICMConfig", "NoBonus", "RNDConfig", "RewardConfig"]
+__all__ = [
+    "KINDS",
+    "Bonus",
+    "BonusConfig",
+    "ICMConfig",
+    "NoBonus",
+    "RNDConfig",
+    "RewardConfig",
+    "Rewards",
+    "rewards_for",
+]

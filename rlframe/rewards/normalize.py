@@ -26,7 +26,7 @@ from rlframe.core.types import Samples
 from rlframe.envs.options import EnvOptions
 from rlframe.envs.rewards import reward_transform
 from rlframe.rewards.curiosity import Curiosity
-from rlframe.samplers import Sampler
+from rlframe.samplers import Source
 
 _EPSILON = 1e-8  # of the variance
 
@@ -58,6 +58,9 @@ class UnchangedRewards(Rewards):
 
     def load_state_dict(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
         """There is none."""
+
+
+UNCHANGED = UnchangedRewards()
 
 
 class NormalizedRewards(Rewards):
@@ -114,17 +117,25 @@ class NormalizedRewards(Rewards):
         self.returns = np.where([bool(reason) for reason in reasons], 0.0, state["returns"]).astype(float)
 
 
-def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
-    """What the options of the sampler's environments ask for; the discount is that of the algorithm, in the end.
+def rewards_for(sampler: Source, algo: Algorithm) -> Rewards:
+    """What the options of the sampler's environments ask for; the discount is that of the algorithm, in the end."""
+    env, ranks = sampler.env, current_ranks()
+    if env is None or not env.options.normalize_reward:
+        return UNCHANGED
+    n_envs = sampler.batch_spec.B if ranks.rank < ranks.n_samplers else 0
+    return NormalizedRewards(n_envs, at_last(getattr(algo.unwrapped.config, "discount", 1.0)), env.options)
 
-    Raises:
-        ConfigError: the agent reads previous rewards from a replay, which would hold other ones than it acted on.
+
+def check_rewards(sampler: Source, agent: Agent, algo: Algorithm, rewards: Rewards) -> None:
+    """Raise ConfigError unless these rewards are what the sampler asks for, and the agent can act on them.
+
+    An agent that reads previous rewards from a replay would find other ones there than it acted on.
     """
-    normalized = sampler.env is not None and sampler.env.options.normalize_reward
+    normalizes = sampler.env is not None and sampler.env.options.normalize_reward
     replays = getattr(algo.unwrapped, "replay", None) is not None
     reads_replayed = replays and _reads_reward(agent)
     for key, changes, remedy in (
-        ("env.normalize_reward=true", normalized, "leave feed_back out, or use env.reward_scale"),
+        ("env.normalize_reward=true", normalizes, "leave feed_back out, or use env.reward_scale"),
         ("reward.bonus", isinstance(algo, Curiosity), "leave feed_back out, or use an algorithm without replay"),
     ):
         if changes and reads_replayed:
@@ -132,11 +143,10 @@ def rewards_for(sampler: Sampler, agent: Agent, algo: Algorithm) -> Rewards:
                 f"{key} does not work with a replay and a model that sees the previous reward (model.feed_back=true), "
                 f"which was another when it acted; {remedy}"
             )
-    if sampler.env is None or not normalized:
-        return UnchangedRewards()
-    ranks = current_ranks()
-    n_envs = sampler.batch_spec.B if ranks.rank < ranks.n_samplers else 0
-    return NormalizedRewards(n_envs, at_last(getattr(algo.unwrapped.config, "discount", 1.0)), sampler.env.options)
+    if normalizes and isinstance(rewards, UnchangedRewards):
+        raise ConfigError(
+            "env.normalize_reward=true: give the learner its rewards, Learner(agent, algo, rewards_for(sampler, algo))"
+        )
 
 
 def _reads_reward(agent: Agent) -> bool:

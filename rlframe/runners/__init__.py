@@ -1,11 +1,42 @@
 """Runners, the training loops, and callbacks."""
 
-from rlframe.runners.async_rl import AsyncRl
+from collections.abc import Mapping
+
+from rlframe.runners.async_rl import AsyncRl, AsyncRlConfig
 from rlframe.runners.base import Runner
 from rlframe.runners.callbacks import Callback
-from rlframe.runners.evolution import EvolutionRl
-from rlframe.runners.minibatch_rl import MinibatchRl
-from rlframe.runners.minibatch_rl_eval import MinibatchRlEval
-from rlframe.runners.sync_rl import SyncRl
+from rlframe.runners.config import Clock, RunnerConfig
+from rlframe.runners.evolution import EvolutionRl, EvolutionRlConfig
+from rlframe.runners.learner import Learner
+from rlframe.runners.minibatch_rl import MinibatchRl, MinibatchRlConfig, MinibatchRlEvalConfig
+from rlframe.runners.offline_rl import OfflineRl, OfflineRlConfig
+from rlframe.runners.sync_rl import SyncRl, SyncRlConfig
 
-__all__ = ["AsyncRl", "Callback", "EvolutionRl", "MinibatchRl", "MinibatchRlEval", "Runner", "SyncRl"]
+KINDS: Mapping[str, type[RunnerConfig]] = {  # by the value of runner=
+    "async_rl": AsyncRlConfig,
+    "evolution": EvolutionRlConfig,
+    "minibatch_rl": MinibatchRlConfig,
+    "minibatch_rl_eval": MinibatchRlEvalConfig,
+    "offline_rl": OfflineRlConfig,
+    "sync_rl": SyncRlConfig,
+}
+
+__all__ = [
+    "KINDS",
+    "AsyncRl",
+    "AsyncRlConfig",
+    "Callback",
+    "Clock",
+    "EvolutionRl",
+    "EvolutionRlConfig",
+    "Learner",
+    "MinibatchRl",
+    "MinibatchRlConfig",
+    "MinibatchRlEvalConfig",
+    "OfflineRl",
+    "OfflineRlConfig",
+    "Runner",
+    "RunnerConfig",
+    "SyncRl",
+    "SyncRlConfig",
+]

@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from types import MappingProxyType
 from typing import Any, Self
 
 from rlframe.agents import Agent
@@ -18,29 +17,27 @@ from rlframe.algos import Algorithm
 from rlframe.core.errors import Interrupted, ReadableError, SnapshotError
 from rlframe.core.ranks import RankLost
 from rlframe.core.types import Samples
-from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped, Result
+from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
 from rlframe.evaluation.report import RETURN_MEAN
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record import current_run
-from rlframe.record.metrics import collect_in
-from rlframe.rewards.normalize import rewards_for
+from rlframe.record.metrics import collect_in, of_learner, step_of
+from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks
-from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Clock, Limits
-from rlframe.runners.recorded_config import config_of
+from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
+from rlframe.runners.learner import Diverged, Learner, Learners, describe_tree, skip_update
 from rlframe.runners.report import (
-    Diverged,
     TrainingLog,
     describe_resumed,
-    describe_tree,
     load_torch_rng,
+    report,
     save_after_error,
     save_snapshot,
-    skip_update,
     torch_rng_states,
     write_result,
 )
 from rlframe.runners.threads import apply_affinity, keep_threads
-from rlframe.samplers import Sampler
+from rlframe.samplers import Source
 from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.signals import OUT_OF_TIME, StopRequest, stop_request
@@ -52,18 +49,12 @@ _BY_CALLBACK = 1  # stop request of a callback; above it: 1 + StopRequest.reason
 _logger = logging.getLogger("rlframe")
 
 
-class Exited(ReadableError):
-    """User code called sys.exit during a run."""
-
-    shows_cause = True
-
-
 class NothingLearned(ReadableError):
     """A training came to its end without one update."""
 
 
 class Runner(ABC):
-    """Drives sampler, agent and algorithm, and reports to the current run (see record.logger_context).
+    """Drives a sampler and learners, and reports to the current run (see record.logger_context).
 
     However training ends (complete, stopped, an error in an environment), a snapshot is written first. With several
     ranks, an error or death of one ends all of them, and the last snapshot remains.
@@ -73,39 +64,43 @@ class Runner(ABC):
 
     def __init__(
         self,
-        sampler: Sampler,
-        agent: Agent,
-        algo: Algorithm,
-        n_steps: int,
-        log_interval_steps: int = 10_000,
+        sampler: Source,
+        learners: Learner | Mapping[str, Learner],
+        options: RunnerConfig,
         evaluator: BaseEvaluator | None = None,
-        limits: Limits = NO_LIMITS,
         callbacks: Sequence[Callback] = (),
+        stop: str = "",
         affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
     ) -> None:
         """Args:
-            n_steps, log_interval_steps: in units of the runner's clock, over all ranks.
+            learners: one, or several by name, which the sampler then gives a batch each.
+            options: n_steps and log_interval_steps count in units of the runner's clock, over all ranks.
             evaluator: evaluates the agent before training, every `interval_steps`, and at the end; None: no evaluation,
-                and the score is the mean return of the last training episodes.
+                and target_score compares the mean return of the last training episodes.
+            stop: a StopRule: the training ends after the first row for which it holds; empty: none.
             affinity: CPUs and torch threads of this process, see `apply_affinity`; not changed by default.
         Raises:
-            ValueError: n_steps or log_interval_steps is below 1.
+            ConfigError: parts do not fit together.
         """
-        if n_steps < 1 or log_interval_steps < 1:
-            found = f"runner.n_steps={n_steps} and runner.log_interval_steps={log_interval_steps}"
-            raise ValueError(f"{found} must be at least 1")
-        algo.check_run(n_steps)
-        self.sampler, self.agent, self.algo, self.evaluator = sampler, agent, algo, evaluator
-        self.n_steps, self.log_interval_steps, self.limits = n_steps, log_interval_steps, limits
-        self.ranks = algo.progress.ranks
-        self.log, self.callbacks = TrainingLog(self.ranks, limits.stop), Callbacks(callbacks)
-        self.rewards = rewards_for(sampler, agent, algo)
-        self.evaluations = EvaluationSchedule(evaluator, self.ranks, log_interval_steps)
+        self.sampler, self.learners, self.options, self.evaluator = sampler, Learners(learners), options, evaluator
+        self.n_steps, self.log_interval_steps = options.n_steps, options.log_interval_steps
+        for learner in self.learners.values():
+            check_rewards(sampler, learner.agent, learner.algo, learner.rewards)
+            if self.clock is Clock.ENV_STEPS:
+                learner.algo.check_run(self.n_steps)
+        self.ranks = self.learners.first.algo.progress.ranks
+        self.log = TrainingLog(self.ranks, stop, options.window)
+        self.callbacks = Callbacks(callbacks)
+        self.evaluations = EvaluationSchedule(evaluator, self.ranks, options.log_interval_steps)
         self.updates_left = False  # a stop came between the updates of the newest batch
         self._described = self.skips_updates = False  # the first batch was; an update was skipped since the start
         self.stop = StopRequest()
+        self.prepare()
         apply_affinity(affinity)
         self.adapt_threads: Callable[[], None] = keep_threads
+
+    def prepare(self) -> None:  # noqa: B027
+        """Optional: check that sampler and learners fit this runner, and make what it needs besides."""
 
     def __enter__(self) -> Self:
         return self
@@ -118,22 +113,43 @@ class Runner(ABC):
         if self.evaluator is not None:
             self.evaluator.close()
 
-    def options(self) -> dict[str, Any]:
-        """The values of the fields of its Config that not all runners have."""
-        return {}
+    @property
+    def learner(self) -> Learner:
+        """The only learner. Raises ConfigError if there are several."""
+        return self.learners.only
+
+    @property
+    def agent(self) -> Agent:
+        """That of the only learner."""
+        return self.learner.agent
+
+    @property
+    def algo(self) -> Algorithm:
+        """That of the only learner."""
+        return self.learner.algo
 
     @property
     def env_steps(self) -> int:
-        """Valid rows trained on, over all ranks."""
-        return self.algo.progress.env_steps
+        """Valid rows trained on, over all ranks; of several learners, those of the one that has most."""
+        return self.learners.env_steps
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps; of several learners, those of the one that has most."""
+        return self.learners.updates
 
     @property
     def now(self) -> int:
         """The runner's clock, over all ranks."""
-        return self.env_steps if self.clock is Clock.ENV_STEPS else self.algo.progress.updates
+        return self.env_steps if self.clock is Clock.ENV_STEPS else self.updates
 
     @property
-    def score_name(self) -> str:
+    def step(self) -> int:
+        """Where rows and snapshots stand: see `step_of`."""
+        return step_of({"env_steps": self.env_steps, "updates": self.updates})
+
+    @property
+    def return_metric(self) -> str:
         """The metric that target_score and snapshot_mode=best compare."""
         return RETURN_MEAN if self.evaluator is not None else "episode/return_mean"
 
@@ -154,7 +170,7 @@ class Runner(ABC):
 
     def stop_request(self, used_s: float = 0.0) -> AbstractContextManager[StopRequest]:
         """Signals and the time limit, of which `used_s` seconds are over, for `stop`."""
-        limit = self.limits.max_time_s
+        limit = self.options.max_time_s
         left_s = max(limit - used_s, _LEAST_S) if limit else 0.0
         return stop_request(_GRACE_S, left_s, self.ranks.forward_signal)
 
@@ -178,10 +194,10 @@ class Runner(ABC):
         current_run().record_config(lambda: config_of(self))
         with collect_in(self.log.metrics), self.callbacks.running(self):
             try:
-                self.sampler.refresh(self.agent)  # with the exploration that the algorithm has set
+                self.refresh()  # with the exploration that the algorithms have set
                 if self.evaluator is not None:
                     self.evaluator.film_in(current_run().film_folder)
-                self.log.timers.begin(self.env_steps, self.algo.progress.updates)
+                self.log.timers.begin(self.env_steps, self.updates)
                 while self._has_work() and not (request := self.stop_requested()):
                     if self.updates_left or not self.report_due():
                         self.adapt_threads()
@@ -192,20 +208,13 @@ class Runner(ABC):
             except (Interrupted, Diverged, RankLost):  # there is no time, or nothing worth saving
                 raise
             except BaseException as error:
-                self._check_parameters(error)
-                if self.ranks.world_size == 1:  # a snapshot needs all ranks, and the others may not save now
-                    save_after_error(self)
-                if isinstance(error, SystemExit):  # which would end the run midway without a word
-                    raise Exited(
-                        f"sys.exit({error.code}) was called at env_steps {self.env_steps:,} of {self.n_steps:,}, by "
-                        f"the environment, a callback or a network; raise an exception instead"
-                    ) from error
+                save_after_error(self, error)
                 raise
-            self._check_parameters()
+            self.check_parameters()
             save_snapshot(self, final=True)
             if request:
                 return self._end_early(request)
-            if not self.algo.progress.updates and self.now >= self.n_steps:
+            if not self.updates and self.now >= self.n_steps:
                 raise NothingLearned(
                     f"nothing was learned in {self.env_steps:,} env_steps: no update was due, or replay never had rows "
                     f"to learn from; look at algo.learning_starts, and at the lengths of batches and sequences"
@@ -218,42 +227,65 @@ class Runner(ABC):
     def iterate(self) -> None:
         """Collect a batch and learn from it; after a stop between updates, make the updates that are left."""
 
-    def update(self) -> None:
+    def collect(self) -> list[tuple[Learner, Samples]]:
+        """The next batch of each learner, with the rewards that it learns from."""
+        return self.learners.batches(self.sampler.collect())
+
+    def receive(self, batches: Sequence[tuple[Learner, Samples]]) -> None:
+        """Let learners receive their batches, then the callbacks; the first is described in debug.log."""
+        with self.log.timers("learning"):
+            for learner, samples in batches:
+                self.log.metrics.learner = learner.name
+                learner.algo.receive(samples)
+            self.log.metrics.learner = ""
+        for learner, samples in batches:
+            if not self._described:
+                lines = describe_tree(samples, of_learner("samples", learner.name))
+                _logger.debug("first batch:\n%s", "\n".join(lines))
+            if samples.valid.numel():  # none where there are no environments
+                self.callbacks.call("on_batch", samples)
+        self._described = True
+
+    def update(self, learner: Learner) -> None:
         """Make one update.
 
         Raises:
-            Diverged: its loss or gradient was NaN or Inf, and `limits.nonfinite` is stop.
+            Diverged: its loss or gradient was NaN or Inf, and runner.nonfinite is stop.
         """
-        metrics = self.algo.update()
-        if self.algo.progress.skipped_updates:
-            skip_update(self, metrics)
-        self.log.metrics.add(named := {f"algo/{name}": value for name, value in metrics.items()})
+        progress = learner.algo.progress
+        if self.clock is Clock.UPDATES:
+            progress.schedule(progress.updates)
+        self.log.metrics.learner = learner.name
+        metrics = learner.algo.update()
+        self.log.metrics.learner = ""
+        if progress.skipped_updates:
+            skip_update(learner, metrics, self.options.nonfinite, first=not self.skips_updates)
+            self.skips_updates = True
+        self.log.metrics.add(named := learner.named({f"algo/{name}": value for name, value in metrics.items()}))
         self.callbacks.call("on_update", named)
 
-    def received(self, samples: Samples) -> None:
-        """Call the callbacks with a batch that the algorithm has received; the first is described in debug.log."""
-        if not self._described:
-            self._described = True
-            _logger.debug("first batch:\n%s", "\n".join(describe_tree(samples, "samples")))
-        if samples.valid.numel():  # none where there are no environments
-            self.callbacks.call("on_batch", samples)
+    def refresh(self) -> None:
+        """Let the sampler act with the agents as they are now."""
+        for learner in self.learners.values():
+            self.sampler.refresh(learner.agent)
 
     def record_episodes(self) -> None:
         """Add the episodes that ended to the log, and move the progress bar."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            self.log.add_episodes(finished, self.env_steps, self.algo.greediest() if finished else range(0))
+            least = {learner.name: learner.algo.greediest() for learner in self.learners.values()} if finished else {}
+            self.log.add_episodes(finished, self.env_steps, least)
             current_run().progress(self.now, self.n_steps)
         self.callbacks.call_each("on_episode", finished)
 
     @property
     def end_reason(self) -> str:
         """Why the training is complete; empty if it is not."""
-        score = self.log.latest.get(self.score_name, math.nan)
-        if score >= self.limits.target_score:
-            return f"{self.score_name} {score:g} is at least runner.target_score={self.limits.target_score:g}"
+        found, wanted = self.log.latest.get(self.return_metric, math.nan), self.options.target_score
+        if found >= wanted:
+            return f"{self.return_metric} {found:g} is at least runner.target_score={wanted:g}"
         if self.log.rule_holds:
-            return f"stop={self.limits.stop!r} holds"
+            return f"stop={self.log.stop!r} holds"
         if self.now >= self.n_steps:
             return f"it has {self.now:,} of {self.n_steps:,} {self.clock.value}"
         return ""
@@ -278,7 +310,7 @@ class Runner(ABC):
         if request > 1 + OUT_OF_TIME:
             raise Interrupted(request - 1 - OUT_OF_TIME, f"stopped {where}")
         if request > _BY_CALLBACK:
-            reason = f"the time is over (runner.max_time_s={self.limits.max_time_s:g})"
+            reason = f"the time is over (runner.max_time_s={self.options.max_time_s:g})"
             _logger.info(f"{reason}: stopped {where}")
             return "out_of_time", reason
         reason = f"by a callback ({next(filter(None, self.ranks.gather(self.callbacks.stop_reason)))})"
@@ -289,97 +321,46 @@ class Runner(ABC):
         """The metrics of an evaluation with the current parameters; empty without an evaluator."""
         if self.evaluator is None:
             return {}
-        return self.evaluator.evaluate(self.env_steps, self.stop.__bool__)
+        return self.evaluator.evaluate(self.step, self.stop.__bool__)
 
     def counters(self) -> dict[str, float]:
         """Metrics of this runner since the last call."""
         return {}
 
     def report(self) -> dict[str, float]:
-        """Evaluate, log a row, and write a snapshot if the run's snapshot mode wants one.
-
-        Returns the row, with the metrics of an evaluation that has ended since the one before.
+        """Evaluate, log a row, and write a snapshot if the run's snapshot mode wants one; returns the row.
 
         Raises:
             Diverged: a parameter is NaN or Inf.    EvaluationStopped: a stop request ended the evaluation.
         """
-        self._check_parameters()
-        evaluation, late = self._evaluate_if_due()
-        row = self._log_row(self.evaluations.with_best(self.env_steps, evaluation))
-        late = self._log_late(late)
-        if self.end_reason:  # which this row may have brought about: the agent is evaluated as it is now
-            evaluation, more = self._evaluate_if_due()
-            late += self._log_late([*more, *([(self.env_steps, evaluation)] if evaluation else [])])
-        with self.log.timers("recording"):
-            current_run().await_score(self.evaluations.awaited)
-            save_snapshot(self, final=False)
-            for env_steps, metrics in late:
-                current_run().score_snapshot(env_steps, metrics)
-        return {**row, **(late[-1][1] if late else {})}
+        self.check_parameters()
+        return report(self)
 
-    def _evaluate_if_due(self) -> tuple[dict[str, float], list[Result]]:
-        with self.log.timers("evaluating"):
-            ending, stop = bool(self.end_reason), self.stop.__bool__
-            return self.evaluations.make(self.now, self.env_steps, ending, self.evaluate, stop)
-
-    def _log_row(self, evaluation: Mapping[str, float]) -> dict[str, float]:
-        counters = {**self.sampler.counters(), **self.algo.counters(), **self.counters()}
-        if self.algo.progress.skipped:
-            counters["algo/refused"] = self.algo.progress.skipped
-        row = self.log.row(self.algo.progress, evaluation, counters)
-        self.log.score = row.get(self.score_name, math.nan)
-        try:
-            if evaluation:
-                self.callbacks.call("on_evaluation", MappingProxyType(evaluation))
-            self.callbacks.call("on_log", MappingProxyType(row))
-        finally:  # what was measured is logged although a callback fails
-            row |= self.log.metrics.flush()  # what on_log logged
-            with self.log.timers("recording"):
-                current_run().log(row)
-            self.log.last = self.now  # before the snapshot, which has it
-            self.log.follow(row)
-        return row
-
-    def _log_late(self, late: Sequence[Result]) -> list[Result]:
-        """Log evaluations that were started earlier, each as a row of its own; returns them with the best score."""
-        found = [(env_steps, self.evaluations.with_best(env_steps, metrics)) for env_steps, metrics in late]
-        for env_steps, metrics in found:
-            current_run().log_evaluation({"env_steps": env_steps, **metrics})
-            self.log.follow(metrics)
-            self.callbacks.call("on_evaluation", MappingProxyType(metrics))
-        return found
-
-    def _check_parameters(self, cause: BaseException | None = None) -> None:
-        if rate := self.algo.progress.diverged(self.agent.parameters()):
-            raise Diverged(
-                f"training diverged: at env_steps {self.env_steps:,} a parameter is NaN or Inf; the last "
-                f"snapshot is from before. Try a lower learning rate ({rate}) or smaller rewards"
-            ) from cause
+    def check_parameters(self, cause: BaseException | None = None) -> None:
+        """Raise Diverged if a parameter is NaN or Inf."""
+        self.learners.check_parameters(f"{self.clock.value} {self.now:,}", cause)
 
     def state_dict(self) -> dict[str, Any]:
         """The complete training state, for `load_state_dict`."""
         return {
-            "agent": self.agent.state_dict(),
-            "algo": self.algo.state_dict(),
+            **self.learners.state_dict(),
             "sampler": self.sampler.state_dict(),
-            "rewards": self.rewards.state_dict(),
             "runner": {"env_steps": self.env_steps, **self.log.state_dict()},
             "evaluations": self.evaluations.state_dict(),
-            "torch": torch_rng_states(self.agent),
+            "torch": torch_rng_states(self.learners.first.agent),
             "callbacks": self.callbacks.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restore a saved state; returns why each environment's episode starts anew, empty where it continues."""
-        self.agent.load_state_dict(state["agent"])
-        self.algo.load_state_dict(state["algo"])
-        self.updates_left = bool(self.algo.updates_due())
+        self.learners.load_state_dict(state)
+        self.updates_left = self.learners.updates_due()
         reasons = self.sampler.load_state_dict(state["sampler"])
-        self.rewards.load_state_dict(state["rewards"], reasons)
-        self.sampler.refresh(self.agent)
+        self.learners.load_rewards(state, reasons)
+        self.refresh()
         self.log.load_state_dict(state["runner"])
         self.evaluations.load_state_dict(state["evaluations"])
-        load_torch_rng(state["torch"], self.agent)
+        load_torch_rng(state["torch"], self.learners.first.agent)
         self.callbacks.load_state_dict(state["callbacks"])
         return reasons
 
@@ -395,6 +376,6 @@ class Runner(ABC):
             what = str(error).partition("\n")[0]
             saved = current_run().newest_snapshot() or "the saved state"
             raise SnapshotError(f"{saved} does not fit this run: {type(error).__name__}: {what}") from error
-        current_run().trim(self.env_steps)
+        current_run().trim(self.step)
         self.evaluations.start_again(self.now, self.evaluate)
-        _logger.info(f"resumed at env_steps {self.env_steps:,}: {describe_resumed(reasons)}")
+        _logger.info(f"resumed at {self.clock.value} {self.now:,}: {describe_resumed(reasons)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,41 +15,30 @@ from rlframe.core.config import AUTO, count
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
 from rlframe.envs import EnvConfig, Envs
-from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
+from rlframe.evaluation.evaluator import EvaluationStopped
 from rlframe.evaluation.population import PopulationSampler, make_single_envs
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.runners.base import Runner
-from rlframe.runners.callbacks import Callback
-from rlframe.runners.config import NO_AFFINITY, NO_LIMITS, Limits, RunnerConfig
-from rlframe.system.affinity import Affinity
+from rlframe.runners.config import RunnerConfig
 
 
 class EvolutionRl(Runner):
     """A stop request ends a generation at once. The resumed run plays the episodes that had not ended."""
 
     sampler: PopulationSampler
-    algo: evolution.Evolution
 
-    def __init__(
-        self,
-        sampler: PopulationSampler,
-        agent: Agent,
-        algo: evolution.Evolution,
-        n_steps: int,
-        log_interval_steps: int = 10_000,
-        evaluator: BaseEvaluator | None = None,
-        limits: Limits = NO_LIMITS,
-        callbacks: Sequence[Callback] = (),
-        affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
-    ) -> None:
-        if not isinstance(sampler, PopulationSampler) or not isinstance(algo, evolution.Evolution):
-            raise TypeError(
-                f"Evolution needs a PopulationSampler and an evolution strategy, got {type(sampler).__name__} and "
-                f"{type(algo).__name__}"
+    def prepare(self) -> None:
+        """Raises:
+        ConfigError: sampler or algorithm are not those of an evolution strategy, or there are several ranks.
+        """
+        if not isinstance(self.sampler, PopulationSampler) or not isinstance(self.algo, evolution.Evolution):
+            raise ConfigError(
+                f"EvolutionRl needs a PopulationSampler and an evolution strategy, got {type(self.sampler).__name__} "
+                f"and {type(self.algo).__name__}"
             )
-        super().__init__(sampler, agent, algo, n_steps, log_interval_steps, evaluator, limits, callbacks, affinity)
         if self.ranks.world_size > 1:
             raise ConfigError(f"world_size={self.ranks.world_size}: evolution has one rank; raise sampler.n_workers")
+        self.strategy = self.algo
 
     def iterate(self) -> None:
         with suppress(EvaluationStopped):
@@ -57,21 +46,17 @@ class EvolutionRl(Runner):
 
     def _generation(self) -> None:
         with self.log.timers("sampling"):
-            self.sampler.propose(self.algo.ask(), self.stop.__bool__)
-            samples = self.sampler.collect()
+            self.sampler.propose(self.strategy.ask(), self.stop.__bool__)
+            batches = self.collect()
+        self.receive(batches)
         with self.log.timers("learning"):
-            self.algo.receive(samples)
-            self.update()
-        self.received(samples)
+            self.update(self.learner)
         self.record_episodes()
-
-    def options(self) -> dict[str, Any]:
-        return {"max_length": self.sampler.max_length}
 
 
 @chz.chz
-class Config(RunnerConfig):
-    """How long to train, and how often to evaluate and log; eval.n_episodes=0: no evaluation."""
+class EvolutionRlConfig(RunnerConfig):
+    """EvolutionRl: play a generation of perturbed policies, learn from their returns, repeat."""
 
     runner_class = EvolutionRl
     evolves = True

@@ -1,4 +1,4 @@
-"""MinibatchRl: collect a batch, learn from it, repeat, in one process; `runner=minibatch_rl`, without evaluation."""
+"""MinibatchRl: collect a batch, learn from it, repeat, in one process; with an evaluator, runner=minibatch_rl_eval."""
 
 from __future__ import annotations
 
@@ -11,39 +11,51 @@ _CHECK_UPDATES = 8  # updates between checks for stop requests, which ranks exch
 
 
 class MinibatchRl(Runner):
-    """Collects a batch, makes all updates that are due, and repeats."""
+    """Collects a batch, makes all updates that are due, and repeats.
+
+    With an evaluator it evaluates before training, every eval.interval_steps and at the end; their time does not count
+    for steps/s.
+    """
 
     def iterate(self) -> None:
         if not self.updates_left:
             with self.log.timers("sampling"):
-                self.algo.prefetch()
-                samples = self.rewards(self.sampler.collect())
-            with self.log.timers("learning"):
-                self.algo.receive(samples)
-            self.received(samples)
+                for learner in self.learners.values():
+                    learner.algo.prefetch()
+                batches = self.collect()
+            self.receive(batches)
             self.record_episodes()
         with self.log.timers("learning"):
             self.updates_left = not self._learn()
         if not self.updates_left:
-            self.sampler.refresh(self.agent)
+            self.refresh()
 
     def _learn(self) -> bool:
         """Make the updates that are due; False if a stop request leaves some of many for later."""
         n = 0
-        while self.algo.updates_due():
-            if n and n % _CHECK_UPDATES == 0 and self.stop_requested():
-                return False
-            self.update()
-            n += 1
+        for learner in self.learners.values():
+            while learner.algo.updates_due():
+                if n and n % _CHECK_UPDATES == 0 and self.stop_requested():
+                    return False
+                self.update(learner)
+                n += 1
         return True
 
 
 @chz.chz
-class Config(RunnerConfig):
-    """How long to train and how often to log; the score is the mean return of the last 100 training episodes."""
+class MinibatchRlConfig(RunnerConfig):
+    """MinibatchRl: collect a batch, learn from it, repeat, in one process, without evaluation."""
 
     runner_class = MinibatchRl
     becomes_sync_rl = True
 
     def evaluates(self, n_episodes: int) -> bool:
         return False
+
+
+@chz.chz
+class MinibatchRlEvalConfig(RunnerConfig):
+    """MinibatchRl with evaluation before training, now and then, and at the end; the default."""
+
+    runner_class = MinibatchRl
+    becomes_sync_rl = True

@@ -10,12 +10,11 @@ import chz
 import torch
 from torch import Tensor, nn
 
-from rlframe.agents import Agent
-from rlframe.algos import Algorithm
 from rlframe.core.ranks import Ranks, RanksDiffer
 from rlframe.models.base import statistics
 from rlframe.models.normalize import RunningNorm
 from rlframe.runners.config import RunnerConfig
+from rlframe.runners.learner import Learner
 from rlframe.runners.minibatch_rl import MinibatchRl
 
 
@@ -26,53 +25,54 @@ class SyncRl(MinibatchRl):
     the episodes. At every row of the log the ranks check that they have learned the same.
     """
 
-    def update(self) -> None:
+    def update(self, learner: Learner) -> None:
         """Make one update; running statistics of users' networks are then averaged over ranks."""
-        super().update()
-        if self._statistics:
-            self.ranks.average(self._statistics, 1.0)
+        super().update(learner)
+        if found := self._statistics[learner.name]:
+            self.ranks.average(found, 1.0)
 
     @cached_property
-    def _statistics(self) -> list[Tensor]:
-        return statistics_of(self.agent, self.algo)
+    def _statistics(self) -> dict[str, list[Tensor]]:
+        return {learner.name: statistics_of(learner) for learner in self.learners.values()}
 
     def report(self) -> dict[str, float]:
         """Raises:
         RanksDiffer: the parameters of the ranks are not equal.
         """
-        check_equal(learned(self.agent, self.algo), self.ranks)
+        for learner in self.learners.values():
+            check_equal(learned(learner), self.ranks)
         return super().report()
 
 
 @chz.chz
-class Config(RunnerConfig):
-    """How long to train and how often to log; eval.n_episodes=0: no evaluation."""
+class SyncRlConfig(RunnerConfig):
+    """SyncRl: MinibatchRl in several ranks; gradients are averaged, parameters stay equal.
+
+    eval.n_episodes=0: no evaluation.
+    """
 
     runner_class = SyncRl
     trains_in_ranks = True
 
 
-def with_options_of(config: RunnerConfig) -> Config:
-    """The config of SyncRl with the options that all runners have."""
-    return Config(**{name: getattr(config, name) for name in chz.chz_fields(RunnerConfig)})
-
-
-def statistics_of(agent: Agent, algo: Algorithm) -> list[Tensor]:
+def statistics_of(learner: Learner) -> list[Tensor]:
     """Running statistics of all users' networks."""
-    networks = [agent, *(part for part in vars(algo.unwrapped).values() if isinstance(part, nn.Module))]
+    parts = vars(learner.algo.unwrapped).values()
+    networks = [learner.agent, *(part for part in parts if isinstance(part, nn.Module))]
     return [x for network in networks for x in statistics(network)]
 
 
-def learned(agent: Agent, algo: Algorithm) -> dict[str, Tensor]:
+def learned(learner: Learner) -> dict[str, Tensor]:
     """Everything that must be equal on all ranks, by name: learned parameters and running statistics."""
-    found: dict[str, Tensor] = {f"agent.{name}": parameter for name, parameter in agent.named_parameters()}
+    found: dict[str, Tensor] = {f"agent.{name}": x for name, x in learner.agent.named_parameters()}
     known = {id(parameter) for parameter in found.values()}
-    of_algo = [parameter for parameter in algo.progress.learned if id(parameter) not in known]
+    of_algo = [parameter for parameter in learner.algo.progress.learned if id(parameter) not in known]
     found |= {f"algo.parameter_{i} {tuple(x.shape)}": x for i, x in enumerate(of_algo)}
-    for name, module in agent.named_modules():
+    for name, module in learner.agent.named_modules():
         if isinstance(module, RunningNorm):
             found |= {f"agent.{name}.{field}": x for field, x in module.named_buffers()}
-    return found | {f"statistics {i} {tuple(x.shape)}": x for i, x in enumerate(statistics_of(agent, algo))}
+    found |= {f"statistics {i} {tuple(x.shape)}": x for i, x in enumerate(statistics_of(learner))}
+    return {f"{learner.name} {name}".lstrip(): x for name, x in found.items()}
 
 
 def check_equal(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:

@@ -28,7 +28,7 @@ from rlframe.models.encoders import has_images
 from rlframe.rollout.buffer import AgentOutputs, BatchBuffer
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
-from rlframe.samplers.base import Sampler, WorkersConfig
+from rlframe.samplers.base import Sampler, SourceAhead, WorkersConfig
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
 from rlframe.system.ring import FILL, BatchRing, fill_handler
@@ -170,7 +170,7 @@ class BackgroundProcess:
             shared.close()
 
 
-class BackgroundSampler(Sampler):
+class BackgroundSampler(SourceAhead):
     """Returns the batches of a BackgroundProcess in order, each sampled with one version of the parameters.
 
     That is the newest version at the start of the batch, which may be older than the last `refresh`, so a seed does not
@@ -224,8 +224,11 @@ class BackgroundSampler(Sampler):
         self.version, self.queue_length = int(slot.version[0]), queue_length
         return self._samples[index]
 
-    def check_process(self) -> None:
-        """Replace the process if it has died. Cheap enough to call at every update; raises as `collect`."""
+    def made_with(self) -> dict[str, Any]:
+        return {"n_slots": len(self.ring.slots)}
+
+    def check(self) -> None:
+        """Replace the process if it has died; raises as `collect`."""
         if self._started and not self.ready:
             try:
                 self.process.child.check(0.0, math.inf)

@@ -19,7 +19,7 @@ from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import first_env_of_rank
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec, Samples, Trajectory
-from rlframe.envs import EnvConfig, Envs
+from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.rollout.collector import Collector
 from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.inference import load_noise, noise_state
@@ -30,11 +30,8 @@ from rlframe.system.supervision import Supervision
 NOT_SAVED = "the snapshot holds no environments"  # reason for restarting episodes
 
 
-class Sampler(ABC):
-    """Owns its environments. Its `Samples` are allocated once: each `collect` overwrites them.
-
-    For one seed, all samplers give the same samples, array for array, however environments are split over workers.
-    """
+class Source(ABC):
+    """Where a runner's samples come from. One of your own needs `collect`, `trajectories`, `refresh` and `close`."""
 
     batch_spec: BatchSpec
     backend: str  # how environments are stepped, for the log
@@ -43,8 +40,8 @@ class Sampler(ABC):
     seed = 0
 
     @abstractmethod
-    def collect(self) -> Samples:
-        """Step every environment T times with the agent of the last `refresh`. Raises EnvError and WorkersFailed."""
+    def collect(self) -> Samples | Mapping[str, Samples]:
+        """The next batch; for several learners, one each by name. Valid until the next call."""
 
     @abstractmethod
     def trajectories(self) -> list[Trajectory]:
@@ -52,7 +49,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def refresh(self, agent: Agent) -> None:
-        """Act with these parameters from the next `collect` on."""
+        """Act with these parameters from the next `collect` on; called with the agent of each learner."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environments. May be called twice."""
 
     def env_seeds(self, seed: int) -> Sequence[int]:
         """The seed of each environment, from the run's, for episodes.csv; () if others decide its episodes too."""
@@ -68,27 +69,57 @@ class Sampler(ABC):
         Does nothing where another process follows them.
         """
 
-    @abstractmethod
-    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
-        """Increment `heartbeat[0]` every step: BackgroundProcess uses it to detect a sampler that hangs."""
+    def made_with(self) -> dict[str, Any]:
+        """Options of its runner's Config that it was made with, to be recorded."""
+        return {}
 
-    @abstractmethod
+    def set_heartbeat(self, heartbeat: np.ndarray) -> None:  # noqa: B027
+        """Optional: increment `heartbeat[0]` every step, by which BackgroundProcess detects a sampler that hangs.
+
+        Without it, a batch must take less than runner.timeout_s there.
+        """
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything besides the agent that determines the next batches: noise, environments, running episodes.
+        """Optional: all besides the agent that determines the next batches: noise, environments, running episodes.
 
         Only the noise generators if the last batch was interrupted; all episodes then restart.
         """
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Continue from the state of any sampler with as many environments. Call it before the first `collect`.
 
         Returns for each environment why its episode was restarted, or "". Raises EnvError if one cannot be reset.
         """
+        return [NOT_SAVED] * self.batch_spec.B
+
+
+class SourceAhead(Source, ABC):
+    """A source whose batches are collected elsewhere, ahead of the learner, with the parameters it was last sent."""
+
+    version: int  # of the parameters that sampled the last batch
+    posted_version: int  # of those of the last `refresh`
+    queue_length: int  # batches that were ready at the last `collect`
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether a batch is ready, so that `collect` does not wait."""
+
+    def check(self) -> None:
+        """Optional: look after what collects, such as a process that may have died. Called before every update."""
+
+
+class Sampler(Source, ABC):
+    """The source of one agent's samples, which steps environments of its own.
+
+    Its `Samples` are allocated once: each `collect` overwrites them. For one seed, all samplers of rlframe give the
+    same samples, array for array, however environments are split over workers.
+    """
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the environments. May be called twice."""
+    def collect(self) -> Samples:
+        """Step every environment T times with the agent of the last `refresh`. Raises EnvError and WorkersFailed."""
 
 
 @chz.chz
@@ -122,6 +153,18 @@ class SamplerConfig:
         whole, restarts = env.whole_episodes or self.complete_episodes, max(env.restarts, self.env_restarts)
         return replace(env, whole_episodes=whole, restarts=restarts)
 
+    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Any:
+        """What the sampler steps, with its `observation_space`, `action_space`, `backend` and `close`.
+
+        Here environments of this process. A sampler that finds spaces elsewhere may return `Spaces`.
+        """
+        seeds, first = env_seeds(seed, Role.ENV, self.batch_B), first_env_of_rank(self.batch_B)
+        return make_envs(self.adapted(env), self.batch_B, seeds, first)
+
+    def make_sampler(self, envs: Any, agent: Agent, seed: int) -> Any:
+        """The Sampler, or other Source, of what `make_envs` returned."""
+        raise NotImplementedError
+
     def worker_count(self) -> int:
         """Worker processes: their number, 0 without any, or AUTO."""
         return 0
@@ -134,7 +177,7 @@ class SamplerConfig:
         """What happens to workers that die or hang."""
         return Supervision()
 
-    def follow_episodes(self, sampler: Sampler) -> None:
+    def follow_episodes(self, sampler: Source) -> None:
         """Make a sampler of this config follow its episodes with these statistics and this discount.
 
         Raises:

@@ -1,4 +1,4 @@
-"""NoSampler: the sampler of a learner that has no environments of its own, and learns from replay (see learners=)."""
+"""Samplers of learners without environments: NoSampler, of one rank of several (learners=), and NoSource."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import chz
-import numpy as np
 from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.inference import empty_batch
-from rlframe.samplers.base import Sampler, SamplerConfig
+from rlframe.samplers.base import Sampler, SamplerConfig, Source
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,27 @@ class NoSampler(Sampler):
     def refresh(self, agent: Agent) -> None:
         """Nobody acts."""
 
-    def set_heartbeat(self, heartbeat: np.ndarray) -> None:
-        """There are no steps."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class NoSource(Source):
+    """The sampler of a run that learns from data: it has no batches."""
+
+    backend = "none"
+    batch_spec = BatchSpec(0, 0)
+
+    def collect(self) -> Samples:
+        raise RuntimeError("a run that learns from data collects no batches")
+
+    def trajectories(self) -> list[Trajectory]:
+        return []
+
+    def refresh(self, agent: Agent) -> None:
+        """Nobody acts."""
 
     def close(self) -> None:
         """Nothing is open."""

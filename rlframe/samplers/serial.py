@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import chz
 
 from rlframe.agents import Agent
 from rlframe.core.ranks import first_env_of_rank
-from rlframe.core.seeding import Role, env_seeds, generators
-from rlframe.envs import EnvConfig, Envs, make_envs
+from rlframe.core.seeding import Role, generators
+from rlframe.envs import Envs
 from rlframe.rollout.collector import local_collector
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig
@@ -18,10 +16,6 @@ from rlframe.samplers.base import LocalInferenceSampler, SamplerConfig
 @chz.chz
 class Config(SamplerConfig):
     """For environments that step in microseconds, native vector environments, and debugging."""
-
-    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Envs:
-        seeds, first = env_seeds(seed, Role.ENV, self.batch_B), first_env_of_rank(self.batch_B)
-        return make_envs(self.adapted(env), self.batch_B, seeds, first)
 
     def make_sampler(self, envs: Envs, agent: Agent, seed: int) -> SerialSampler:
         return SerialSampler(envs, agent, self.batch_T, seed, self.decorrelation_steps)

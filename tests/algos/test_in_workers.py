@@ -13,7 +13,7 @@ from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.rollout.worker_pool import WorkerPool
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import CpuSampler, SerialSampler
 
 COMMON: dict[str, Any] = {"replay": InMemory(size=1_000), "learning_starts": 32}
@@ -38,7 +38,7 @@ def trained(case: str, n_workers: int) -> Any:
     agent = algo_config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,), **model), 0)
     sampler = (CpuSampler if n_workers else SerialSampler)(envs, agent, 4)
     algo = algo_config.make_algorithm(agent, sampler.batch_spec, 200, 0)
-    with MinibatchRl(sampler, agent, algo, 200, 200) as runner:
+    with MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=200, log_interval_steps=200)) as runner:
         row = runner.train()
     assert row["updates"] > 10
     return agent

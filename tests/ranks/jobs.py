@@ -25,8 +25,8 @@ from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.rewards import RNDConfig
 from rlframe.rewards.normalize import NormalizedRewards
-from rlframe.runners import SyncRl
-from rlframe.runners.report import save_skipped_update
+from rlframe.runners import Learner, RunnerConfig, SyncRl
+from rlframe.runners.learner import save_skipped_update
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import SerialSampler
 from rlframe.system import distributed
@@ -98,7 +98,7 @@ def off_policy(name: str, n_batches: int = 24, B: int = 2, T: int = 4) -> dict[s
             due.append(algo.updates_due())
             while algo.updates_due():
                 algo.update()
-        check_equal(learned(agent, algo), current_ranks())
+        check_equal(learned(Learner(agent, algo)), current_ranks())
         state = sampler.collect().state
     return {
         "due": due,
@@ -136,7 +136,8 @@ def trained(n_steps: int = 200) -> dict[str, Any]:
     sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
     algo = a2c.A2C(agent, n_steps)
     evaluator = Evaluator(CARTPOLE, agent, EvalConfig(n_envs=2, n_episodes=2, n_workers=0), 1)
-    with SyncRl(sampler, agent, algo, n_steps, n_steps, evaluator) as runner:
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=n_steps)
+    with SyncRl(sampler, Learner(agent, algo), options, evaluator) as runner:
         row = runner.train()
         own = {"n_episodes": runner.log.n_episodes, "n_recent": len(runner.log.recent)}
         with torch.no_grad():
@@ -170,7 +171,7 @@ def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
         for _ in range(n_batches):
             algo.receive(sampler.collect())
             algo.update()
-        check_equal(learned(agent, algo), current_ranks())
+        check_equal(learned(Learner(agent, algo)), current_ranks())
     own = algo.state_dict()["bonus"]
     return {**own["networks"], **own["statistics"]}
 
@@ -181,7 +182,8 @@ def stopped(n_steps: int = 10_000) -> dict[str, Any]:
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 1)
     sampler = SerialSampler(envs, agent, batch_T=8, seed=1)
     algo = a2c.A2C(agent, n_steps)
-    with SyncRl(sampler, agent, algo, n_steps, n_steps, callbacks=[StopsRank1()]) as runner:
+    options = RunnerConfig(n_steps=n_steps, log_interval_steps=n_steps)
+    with SyncRl(sampler, Learner(agent, algo), options, callbacks=[StopsRank1()]) as runner:
         return {"row": runner.train(), "env_steps": runner.env_steps}
 
 
@@ -197,9 +199,9 @@ def skipped(config: Any, env: EnvConfig) -> dict[str, Any]:
         algo.receive(samples)
         before = [x.detach().clone() for x in algo.progress.learned]
         metrics = algo.update()
-        check_equal(learned(agent, algo), current_ranks())
+        check_equal(learned(Learner(agent, algo)), current_ranks())
         kept = [torch.equal(x, y) for x, y in zip(before, algo.progress.learned, strict=True)]
-        told = save_skipped_update(agent, algo, algo.progress.skipped_updates[0], metrics)
+        told = save_skipped_update(Learner(agent, algo), algo.progress.skipped_updates[0], metrics)
     return {"skipped": algo.progress.skipped, "kept": kept, "told": told}
 
 

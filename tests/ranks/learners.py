@@ -14,6 +14,7 @@ from rlframe.core.ranks import current_ranks
 from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
+from rlframe.runners import Learner
 from rlframe.runners.sync_rl import check_equal, learned
 from rlframe.samplers import no_sampler, serial
 from rlframe.system.distributed import RankInfo, join
@@ -61,9 +62,9 @@ class Training:
                 self.algo.update()
 
     def results(self) -> dict[str, Any]:
-        check_equal(learned(self.agent, self.algo), current_ranks())
+        check_equal(learned(Learner(self.agent, self.algo)), current_ranks())
         return {
-            "learned": {name: x.detach().clone() for name, x in learned(self.agent, self.algo).items()},
+            "learned": {name: x.detach().clone() for name, x in learned(Learner(self.agent, self.algo)).items()},
             "counts": self.algo.progress.state_dict(),
             "counters": self.algo.counters(),
         }

@@ -34,7 +34,7 @@ from rlframe.record.codec import ChunkedArray
 from rlframe.record.retention import Retention, SnapshotPolicy
 from rlframe.record.snapshot import load_newest
 from rlframe.replay import InMemory
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 
 OPERATIONS = ("open", "write", "fsync", "link", "symlink", "mkdir", "rename", "replace", "unlink", "rmdir")
@@ -152,7 +152,11 @@ def trained(module: Any, env: str, **settings: Any) -> Callable[[], MinibatchRl]
         config = module.Config(**settings)
         agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(16,)), 0)
         sampler = SerialSampler(envs, agent, 16)
-        return MinibatchRl(sampler, agent, config.make_algorithm(agent, sampler.batch_spec, 2_000, 0), 2_000, 10_000)
+        return MinibatchRl(
+            sampler,
+            Learner(agent, config.make_algorithm(agent, sampler.batch_spec, 2_000, 0)),
+            RunnerConfig(n_steps=2_000, log_interval_steps=10_000),
+        )
 
     return make
 

@@ -27,7 +27,7 @@ from rlframe.models.encoders import has_images
 from rlframe.optimizers.moments import Adam
 from rlframe.rewards import ICMConfig, NoBonus, RNDConfig
 from rlframe.rewards.base import Steps
-from rlframe.runners import MinibatchRl
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 from tests.algos.test_dqn import made
 from tests.runners.resumed import assert_resumed_exactly, last_state, words
@@ -248,7 +248,7 @@ def test_a_replay_with_previous_rewards_is_refused() -> None:
     sampler, agent, algo = made(debug_envs.corridor, 1000, length=4, model_feed_back=True)
     curious = RNDConfig().add_to(algo, sampler.envs.observation_space, sampler.envs.action_space, 1000)
     with closing(sampler), pytest.raises(ConfigError, match=r"reward.bonus .*model.feed_back=true"):
-        MinibatchRl(sampler, agent, curious, 1000)
+        MinibatchRl(sampler, Learner(agent, curious), RunnerConfig(n_steps=1000))
 
 
 def test_a_second_bonus_is_refused() -> None:

@@ -17,8 +17,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, make_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
-from rlframe.rewards.normalize import NormalizedRewards
-from rlframe.runners import MinibatchRl
+from rlframe.rewards.normalize import NormalizedRewards, rewards_for
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import SerialSampler
 from tests.runners.resumed import last_state
 from tests.runners.test_async_rl import runner_for
@@ -111,6 +111,16 @@ def test_the_learner_of_an_async_run_has_the_statistics() -> None:
     assert state["squares"] > 0
 
 
+def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused() -> None:
+    with closing(sampled("CartPole-v1", 1, 8, normalize_reward=True)) as sampler:
+        agent = ppo.Config().make_agent(
+            sampler.envs.observation_space, sampler.envs.action_space, ModelConfig(hidden=(8,)), 0
+        )
+        algo = ppo.Config(minibatches=1).make_algorithm(agent, sampler.batch_spec, 100, 0)
+        with pytest.raises(ConfigError, match=r"give the learner its rewards, .*rewards_for\(sampler, algo\)"):
+            MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=100))
+
+
 def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
     words = f"algo=ppo env=Pendulum-v1 env.normalize_reward=true {SMALL} eval.n_episodes=1 affinity=none"
     for sampler in ("serial", "cpu", "gpu"):
@@ -142,4 +152,4 @@ def test_a_replay_is_refused_if_the_network_sees_previous_rewards(feed_back: boo
         agent = config.make_agent(sampler.envs.observation_space, sampler.envs.action_space, model, 0)
         algo = config.make_algorithm(agent, sampler.batch_spec, 100_000, 0)
         with refused if feed_back else nullcontext():
-            MinibatchRl(sampler, agent, algo, 100_000)
+            MinibatchRl(sampler, Learner(agent, algo, rewards_for(sampler, algo)), RunnerConfig(n_steps=100_000))

@@ -76,7 +76,9 @@ def last_state(run: Path, rank: int = 0) -> Any:
     del state["runner"]["elapsed_s"]
     latest = state["runner"]["latest"]
     state["runner"]["latest"] = {name: value for name, value in latest.items() if not name.startswith(OF_TIME)}
-    state["algo"].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: not read
+    for key in state:
+        if key.partition("/")[0] == "algo":
+            state[key].get("replay", {}).get("reader", {}).pop("state", None)  # of rows before an episode: not read
     return state
 
 

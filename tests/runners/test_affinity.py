@@ -12,13 +12,12 @@ import torch
 
 import rlframe
 from rlframe.core.errors import ConfigError
-from rlframe.runners import AsyncRl, EvolutionRl, MinibatchRl, MinibatchRlEval, SyncRl
+from rlframe.runners import AsyncRl, EvolutionRl, MinibatchRl, SyncRl
 from rlframe.runners.threads import apply_affinity
 from rlframe.system.affinity import Affinity
 
 RUNNERS: dict[type, dict[str, Any]] = {
     MinibatchRl: {},
-    MinibatchRlEval: {},
     SyncRl: {},
     EvolutionRl: {"algo": "es", "runner": "evolution"},
     AsyncRl: {"runner": "async_rl"},
@@ -46,8 +45,7 @@ def test_every_runner_goes_to_its_cpus_with_its_threads(runner: Any, cpus: set[i
     with rlframe.build(settings.pop("algo"), "CartPole-v1", n_steps=1_000, **settings) as run:
         last = max(cpus)
         affinity = {"master_cpus": [last], "torch_threads": torch.get_num_threads() + 1, "workers_cpus": [0]}
-        given = {"n_steps": 1_000, "log_interval_steps": 500, "evaluator": run.runner.evaluator}
-        runner(run.sampler, run.agent, run.algo, **given, affinity=affinity)
+        runner(run.sampler, run.runner.learner, run.runner.options, run.runner.evaluator, affinity=affinity)
         assert os.sched_getaffinity(0) == {last}
         assert torch.get_num_threads() == affinity["torch_threads"]
 

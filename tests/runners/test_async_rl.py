@@ -15,6 +15,7 @@ import torch
 
 from rlframe.algos import a2c, appo, ddpg, dqn, impala, ppo, r2d1, sac, td3
 from rlframe.algos.base import Algorithm, Progress
+from rlframe.core.errors import ConfigError
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -24,7 +25,9 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
-from rlframe.runners import AsyncRl, MinibatchRlEval
+from rlframe.rewards import rewards_for
+from rlframe.runners import AsyncRl, AsyncRlConfig, Learner, MinibatchRl, RunnerConfig
+from rlframe.runners.learner import Learners
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from rlframe.system.supervision import Supervision
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
@@ -56,7 +59,8 @@ def runner_for(
         algo = config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
         eval_env = EnvConfig(env.id, {}, "python")
         evaluator = Evaluator(eval_env, agent, EVAL)
-        with AsyncRl(sampler, agent, algo, n_steps, n_steps // 2, evaluator, sampler_waits) as runner:
+        options = AsyncRlConfig(n_steps=n_steps, log_interval_steps=n_steps // 2, sampler_waits=sampler_waits)
+        with AsyncRl(sampler, Learner(agent, algo, rewards_for(sampler, algo)), options, evaluator) as runner:
             yield runner
     finally:
         process.close()
@@ -98,7 +102,7 @@ class Recorder(Algorithm):
 def recorded(algo: Recorder, n_steps: int, sampler_waits: bool = False, **env: Any) -> Iterator[AsyncRl]:
     """A runner of Recorder on Coded environments."""
     with runner_for(a2c.Config(), EnvConfig(Coded, env, "python"), n_steps, sampler_waits=sampler_waits) as runner:
-        runner.algo = algo
+        runner.learners = Learners(Learner(runner.agent, algo))
         yield runner
 
 
@@ -257,7 +261,8 @@ def test_a_run_is_resumed_and_also_by_another_runner(tmp_path: Path) -> None:
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
     sampler = SERIAL.make_sampler(envs, agent, 0)
     algo = config.make_algorithm(agent, sampler.batch_spec, 640, 0)
-    with MinibatchRlEval(sampler, agent, algo, 640, 320, Evaluator(PENDULUM, agent, EVAL)) as third:
+    options = RunnerConfig(n_steps=640, log_interval_steps=320)
+    with MinibatchRl(sampler, Learner(agent, algo), options, Evaluator(PENDULUM, agent, EVAL)) as third:
         third.load_state_dict(state)
         assert third.train()["env_steps"] >= 640
 
@@ -268,8 +273,9 @@ def test_a_sampler_of_this_process_is_refused() -> None:
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(), 0)
     sampler = SERIAL.make_sampler(envs, agent, 0)
     evaluator = Evaluator(PENDULUM, agent, EVAL)
-    with pytest.raises(TypeError, match="needs a BackgroundSampler, which has its own process, got SerialSampler"):
-        AsyncRl(sampler, agent, config.make_algorithm(agent, sampler.batch_spec, 10, 0), 10, 10, evaluator)  # type: ignore[arg-type]
+    learner = Learner(agent, config.make_algorithm(agent, sampler.batch_spec, 10, 0))
+    with pytest.raises(ConfigError, match=r"AsyncRl needs a sampler that collects ahead.*got SerialSampler"):
+        AsyncRl(sampler, learner, AsyncRlConfig(n_steps=10), evaluator)
     evaluator.close()
     sampler.close()
 

@@ -19,7 +19,7 @@ from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners import AsyncRl, Callback, MinibatchRl, MinibatchRlEval, Runner, SyncRl
+from rlframe.runners import AsyncRl, AsyncRlConfig, Callback, Learner, MinibatchRl, Runner, RunnerConfig, SyncRl
 from rlframe.runners.callbacks import CallbackError, Callbacks, load_callbacks
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
 from tests.runners.own_callbacks import Counter, Failing, NotACallback, Recorder, Stopper
@@ -29,7 +29,11 @@ from tests.tables import read_csv
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})  # then a row that is not valid
 SAMPLER = serial.Config(batch_T=8, batch_B=4)
 CONFIG = ppo.Config(minibatches=1, epochs=1)
-KINDS: dict[str, Any] = {"minibatch_rl": MinibatchRl, "minibatch_rl_eval": MinibatchRlEval, "sync_rl": SyncRl}
+KINDS: dict[str, Any] = {
+    "minibatch_rl": (MinibatchRl, RunnerConfig),
+    "sync_rl": (SyncRl, RunnerConfig),
+    "async_rl": (AsyncRl, AsyncRlConfig),
+}
 HERE = "tests.runners.own_callbacks"
 
 
@@ -42,8 +46,9 @@ def made(kind: str, evaluates: bool, callbacks: Sequence[Callback], n_steps: int
     sampler: Any = BackgroundSampler(process, agent) if process else SAMPLER.make_sampler(source, agent, 0)
     algo = CONFIG.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=2, n_episodes=2)) if evaluates else None
-    runner = AsyncRl if kind == "async_rl" else KINDS[kind]
-    with runner(sampler, agent, algo, n_steps, 32, evaluator, callbacks=callbacks) as made:
+    runner, options = KINDS[kind]
+    options = options(n_steps=n_steps, log_interval_steps=32)
+    with runner(sampler, Learner(agent, algo), options, evaluator, callbacks=callbacks) as made:
         yield made
 
 
@@ -62,14 +67,12 @@ def expected(evaluates: bool, updates_first: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
-@pytest.mark.parametrize("kind", [*KINDS, "async_rl"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_runner_calls_every_hook_in_order(kind: str, evaluates: bool, tmp_path: Path) -> None:
-    if kind == "minibatch_rl_eval" and not evaluates:
-        pytest.skip("it needs an evaluator")
     recorder = Recorder()
     with logger_context(tmp_path, console=False), made(kind, evaluates, [recorder]) as runner:
         runner.train()
-        assert runner.score_name == ("eval/return_mean" if evaluates else "episode/return_mean")
+        assert runner.return_metric == ("eval/return_mean" if evaluates else "episode/return_mean")
     assert recorder.calls == expected(evaluates, updates_first=kind == "async_rl")
 
 

@@ -20,9 +20,8 @@ from rlframe.ops import fused
 from rlframe.record import logger_context
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
-from rlframe.runners import MinibatchRl
-from rlframe.runners.config import Limits
-from rlframe.runners.report import Diverged
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
+from rlframe.runners.learner import Diverged
 from rlframe.samplers import SerialSampler
 from tests.algos.played import graphs_of, play
 from tests.variants import variants
@@ -78,7 +77,7 @@ def test_a_reward_that_is_nan_is_not_learned_from_and_ends_the_run(name: str, tm
     sampler, agent, algo = parts(name)
     wrong = pytest.raises(Diverged, match=r"loss nan.*reward|loss nan.*return_")
     with wrong as caught, logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 512, 64).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=64)).train()
     assert all_finite(agent)
     snapshot = resolve_snapshot(run.directory)
     assert str(snapshot) in str(caught.value)
@@ -96,7 +95,9 @@ def test_skipping_trains_to_the_end_with_finite_parameters_and_counts(name: str,
     sampler, agent, algo = parts(name, ModelConfig(hidden=(8,), normalize_observation=True))
     sampler.field = field
     with logger_context(tmp_path, console=False) as run:
-        row = MinibatchRl(sampler, agent, algo, 512, 128, limits=Limits(nonfinite="skip")).train()
+        row = MinibatchRl(
+            sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=128, nonfinite="skip")
+        ).train()
     assert row["env_steps"] >= 512
     assert row["algo/refused"] >= 1
     assert all_finite(agent)
@@ -118,7 +119,7 @@ def test_a_loss_that_explodes_is_handled_like_nan(name: str) -> None:
 
     algo.update = remembering  # type: ignore[method-assign]
     with pytest.raises(Diverged, match="was not applied"):
-        MinibatchRl(sampler, agent, algo, 512, 512).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=512)).train()
     assert all_finite(agent)
     if name == "ppo":  # actors of the others learn from the unchanged critics
         assert all(torch.equal(value, before[key]) for key, value in agent.state_dict().items())
@@ -129,7 +130,7 @@ def test_a_critic_that_is_not_finite_is_in_no_snapshot(tmp_path: Path) -> None:
     with torch.no_grad():
         algo.online[0].fill_(torch.nan)  # a critic, which does not act
     with pytest.raises(Diverged, match="a parameter is NaN"), logger_context(tmp_path, console=False):
-        MinibatchRl(sampler, agent, algo, 512, 16).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=16)).train()
     assert not list_snapshots(tmp_path / "run_0/snapshot")
 
 
@@ -143,7 +144,7 @@ def test_a_nonfinite_update_of_a_cuda_graph_ends_the_run_and_is_saved(
     play(algo)
     wrong = pytest.raises(Diverged, match=r"loss nan.*(reward|return_|advantage)")
     with wrong, logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 512, 64).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=64)).train()
     assert [graph.captured for graph in graphs_of(algo)] == [True]
     assert all_finite(agent)
     arrays = load_file(next(run.directory.glob("nonfinite_*.safetensors")))

@@ -16,9 +16,8 @@ from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
-from rlframe.runners import MinibatchRl, MinibatchRlEval, Runner
-from rlframe.runners.config import Clock
-from rlframe.runners.report import Diverged
+from rlframe.runners import Clock, Learner, MinibatchRl, Runner, RunnerConfig
+from rlframe.runners.learner import Diverged
 from rlframe.samplers import SerialSampler
 from tests.tables import read_csv
 
@@ -32,9 +31,14 @@ def parts(env: EnvConfig, n_steps: int = 256):
     return sampler, agent, ppo.PPO(agent, sampler.batch_spec, n_steps, CONFIG)
 
 
+def learning(parts):
+    sampler, agent, algo = parts
+    return sampler, Learner(agent, algo)
+
+
 def test_env_steps_count_valid_rows_only():
     sampler, agent, algo = parts(EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 4}))
-    row = MinibatchRl(sampler, agent, algo, n_steps=64, log_interval_steps=64).train()
+    row = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64, log_interval_steps=64)).train()
     batches = row["updates"] / CONFIG.minibatches
     assert row["env_steps"] == pytest.approx(batches * 64 * 4 / 5, abs=4)  # one row in five is an episode's end
     sampler.close()
@@ -45,7 +49,7 @@ def test_eval_runner_evaluates_before_training_and_at_every_interval(tmp_path):
     sampler, agent, algo = parts(env)
     evaluator = Evaluator(env, agent, EvalConfig(n_envs=2, n_episodes=2))
     with logger_context(tmp_path, console=False) as run:
-        MinibatchRlEval(sampler, agent, algo, 256, 128, evaluator).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=256, log_interval_steps=128), evaluator).train()
     header, *lines = (run.directory / "progress.csv").read_text().splitlines()
     column = header.split(",").index("eval/return_mean")
     assert len(lines) == 3
@@ -55,16 +59,16 @@ def test_eval_runner_evaluates_before_training_and_at_every_interval(tmp_path):
 
 def test_a_runner_without_evaluation_scores_by_training_episodes():
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
-    runner = MinibatchRl(sampler, agent, algo, 512, 512)
+    runner = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=512))
     row = runner.train()
     assert not any(name.startswith("eval/") for name in row)
-    assert runner.log.score == row["episode/return_mean"]
+    assert runner.log.return_mean == row["episode/return_mean"]
 
 
 def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
     sampler, agent, algo = parts(EnvConfig("rlframe.envs.debug_envs:faulty", {"fault": "raise", "at": 40}))
     with pytest.raises(EnvError, match="step 40"), logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 10_000, 10_000).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=10_000, log_interval_steps=10_000)).train()
     state, meta = load_snapshot(resolve_snapshot(run.directory))
     assert meta["env_steps"] == 128
     for name, value in agent.state_dict().items():
@@ -73,10 +77,10 @@ def test_an_error_in_an_environment_saves_what_was_learned_first(tmp_path):
 
 def test_a_loaded_runner_continues_counts_episodes_and_time():
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
-    runner = MinibatchRl(sampler, agent, algo, 512, 256)
+    runner = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=256))
     runner.train()
     state = runner.state_dict()
-    other = MinibatchRl(*parts(EnvConfig("CartPole-v1")), 512, 256)
+    other = MinibatchRl(*learning(parts(EnvConfig("CartPole-v1"))), RunnerConfig(n_steps=512, log_interval_steps=256))
     other.load_state_dict(state)
     assert other.env_steps == runner.env_steps
     assert other.algo.progress.state_dict() == runner.algo.progress.state_dict()
@@ -88,15 +92,15 @@ def test_a_loaded_runner_continues_counts_episodes_and_time():
 
 def test_interval_fractions_of_the_time_add_up_to_less_than_one():
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
-    row = MinibatchRl(sampler, agent, algo, 512, 512).train()
+    row = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=512, log_interval_steps=512)).train()
     fractions = [value for name, value in row.items() if name.startswith("time/fraction")]
     assert 0.5 < sum(fractions) <= 1.0
     assert row["time/env_steps_per_s"] > 0
 
 
 def test_impossible_lengths_are_refused_with_their_numbers():
-    with pytest.raises(ValueError, match="n_steps=0"):
-        MinibatchRl(*parts(EnvConfig("CartPole-v1")), n_steps=0)
+    with pytest.raises(ConfigError, match=r"runner\.n_steps=0 must be at least 1"):
+        RunnerConfig(n_steps=0)
 
 
 class Diverging(ppo.PPO):
@@ -115,7 +119,9 @@ def test_nan_parameters_end_the_run_and_are_never_saved(tmp_path, env, interval)
     sampler, agent, _ = parts(EnvConfig(env))
     diverging = Diverging(agent, sampler.batch_spec, 1_000, CONFIG)
     with pytest.raises(Diverged, match="learning rate"), logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, diverging, 100_000, interval).train()
+        MinibatchRl(
+            sampler, Learner(agent, diverging), RunnerConfig(n_steps=100_000, log_interval_steps=interval)
+        ).train()
     state, meta = load_snapshot(resolve_snapshot(run.directory))
     assert meta["env_steps"] < 128
     assert all(value.isfinite().all() for value in state["agent"].values())
@@ -123,10 +129,10 @@ def test_nan_parameters_end_the_run_and_are_never_saved(tmp_path, env, interval)
 
 def test_a_run_without_a_score_is_saved_with_snapshot_mode_best(tmp_path):
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
-    runner = MinibatchRl(sampler, agent, algo, 16, 16)
+    runner = MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=16, log_interval_steps=16))
     with logger_context(tmp_path, snapshot_mode="best", console=False) as run:
         runner.train()
-    assert math.isnan(runner.log.score)
+    assert math.isnan(runner.log.return_mean)
     assert resolve_snapshot(run.directory).exists()
 
 
@@ -138,15 +144,15 @@ class FromOneBatch(Runner):
     def iterate(self):
         if not self.env_steps:
             self.samples = self.sampler.collect()
-        self.algo.receive(self.samples)
-        self.update()
+        self.receive([(self.learner, self.samples)])
+        self.update(self.learner)
         self.record_episodes()
 
 
 def test_a_runner_whose_clock_is_updates_counts_lengths_and_intervals_in_them(tmp_path):
     sampler, agent, algo = parts(EnvConfig("CartPole-v1"))
     with logger_context(tmp_path, snapshot_mode="none", console=False) as run:
-        row = FromOneBatch(sampler, agent, algo, n_steps=12, log_interval_steps=6).train()
+        row = FromOneBatch(sampler, Learner(agent, algo), RunnerConfig(n_steps=12, log_interval_steps=6)).train()
     assert row["updates"] == 12
     assert [int(each["updates"]) for each in read_csv(run.directory / "progress.csv")[1]] == [0, 6, 12]
 

@@ -14,7 +14,7 @@ import torch
 from rlframe import launch
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm, dqn, ppo
-from rlframe.core.errors import Interrupted
+from rlframe.core.errors import ConfigError, Interrupted
 from rlframe.core.types import Trajectory
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
@@ -22,8 +22,7 @@ from rlframe.models import ModelConfig
 from rlframe.record import logger_context
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot
 from rlframe.replay import InMemory
-from rlframe.runners import MinibatchRl, MinibatchRlEval
-from rlframe.runners.config import Limits
+from rlframe.runners import Learner, MinibatchRl, RunnerConfig
 from rlframe.samplers import Sampler, SerialSampler
 
 ENV = EnvConfig("rlframe.envs.debug_envs:time_limit", {"length": 5})
@@ -35,6 +34,11 @@ def parts(config: Any = DQN, n_steps: int = 64) -> tuple[Sampler, Agent, Algorit
     agent = config.make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 0)
     sampler = SerialSampler(envs, agent, batch_T=8)
     return sampler, agent, config.make_algorithm(agent, sampler.batch_spec, n_steps, 0)
+
+
+def learning(parts: tuple[Sampler, Agent, Algorithm]) -> tuple[Sampler, Learner]:
+    sampler, agent, algo = parts
+    return sampler, Learner(agent, algo)
 
 
 def send(signum: int) -> None:
@@ -57,11 +61,11 @@ def test_a_stop_between_updates_leaves_the_rest_for_the_resumed_run(tmp_path: Pa
     sampler, agent, algo = parts()
     sending_at_update(algo, 9)
     with pytest.raises(Interrupted, match="snapshot written"), logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 64, 64).train()
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=64, log_interval_steps=64)).train()
     assert algo.progress.updates < 9 + 9
     assert algo.updates_due() > 0
     state, _ = load_snapshot(resolve_snapshot(run.directory))
-    again = MinibatchRl(*parts(), 64, 64)
+    again = MinibatchRl(*learning(parts()), RunnerConfig(n_steps=64, log_interval_steps=64))
     with logger_context(run.directory, resume=True, console=False):
         again.resume(state)
         assert again.updates_left
@@ -73,12 +77,12 @@ def test_a_stop_between_updates_leaves_the_rest_for_the_resumed_run(tmp_path: Pa
 
 def test_updates_made_after_a_resume_give_the_same_parameters(tmp_path: Path) -> None:
     whole = parts()
-    MinibatchRl(*whole, 28, 28).train()
+    MinibatchRl(*learning(whole), RunnerConfig(n_steps=28, log_interval_steps=28)).train()
     sampler, agent, algo = parts()
     sending_at_update(algo, 9)
     with pytest.raises(Interrupted), logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 28, 28).train()
-    again = MinibatchRl(*parts(), 28, 28)
+        MinibatchRl(sampler, Learner(agent, algo), RunnerConfig(n_steps=28, log_interval_steps=28)).train()
+    again = MinibatchRl(*learning(parts()), RunnerConfig(n_steps=28, log_interval_steps=28))
     again.load_state_dict(load_snapshot(resolve_snapshot(run.directory))[0])
     again.train()
     assert again.env_steps == whole[2].progress.env_steps
@@ -105,11 +109,15 @@ def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> 
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1))
     config = EvalConfig(n_envs=2, n_episodes=40)  # several chunks
     with pytest.raises(Interrupted) as caught, logger_context(tmp_path, console=False) as run:
-        MinibatchRlEval(sampler, agent, algo, 64, 32, Asking(ENV, agent, config)).train()
+        MinibatchRl(
+            sampler, Learner(agent, algo), RunnerConfig(n_steps=64, log_interval_steps=32), Asking(ENV, agent, config)
+        ).train()
     assert caught.value.exit_status == 130
     assert not (run.directory / "progress.csv").exists() or not (run.directory / "progress.csv").read_text()
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1))
-    again = MinibatchRlEval(sampler, agent, algo, 64, 32, Evaluator(ENV, agent, config))
+    again = MinibatchRl(
+        sampler, Learner(agent, algo), RunnerConfig(n_steps=64, log_interval_steps=32), Evaluator(ENV, agent, config)
+    )
     with logger_context(run.directory, resume=True, console=False):
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
         again.train()
@@ -120,7 +128,9 @@ def test_a_stopped_evaluation_is_repeated_by_the_resumed_run(tmp_path: Path) -> 
 def test_at_the_time_limit_a_run_ends_with_a_snapshot(tmp_path: Path) -> None:
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
     with logger_context(tmp_path, console=False) as run:
-        MinibatchRl(sampler, agent, algo, 10**9, 10**9, limits=Limits(max_time_s=0.3)).train()
+        MinibatchRl(
+            sampler, Learner(agent, algo), RunnerConfig(n_steps=10**9, log_interval_steps=10**9, max_time_s=0.3)
+        ).train()
     assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps > 0
     assert "the time is over (runner.max_time_s=0.3)" in (run.directory / "debug.log").read_text()
 
@@ -131,13 +141,20 @@ def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) 
     returns = iter([1.0, 9.0, 10.0, 11.0])
     evaluator.evaluate = lambda *_: {"eval/return_mean": next(returns)}  # type: ignore[method-assign]
     with logger_context(tmp_path, console=False) as run:
-        MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0)).train()
+        MinibatchRl(
+            sampler,
+            Learner(agent, algo),
+            RunnerConfig(n_steps=10**9, log_interval_steps=32, target_score=10.0),
+            evaluator,
+        ).train()
     assert 64 <= algo.progress.env_steps < 96
     assert load_snapshot(resolve_snapshot(run.directory))[1]["env_steps"] == algo.progress.env_steps
     said = "eval/return_mean 10 is at least runner.target_score=10"
     assert f"ended at env_steps {algo.progress.env_steps}: {said}" in (run.directory / "debug.log").read_text()
     sampler, agent, algo = parts(ppo.Config(minibatches=1, epochs=1), 10**9)
-    again = MinibatchRlEval(sampler, agent, algo, 10**9, 32, evaluator, Limits(target_score=10.0))
+    again = MinibatchRl(
+        sampler, Learner(agent, algo), RunnerConfig(n_steps=10**9, log_interval_steps=32, target_score=10.0), evaluator
+    )
     with logger_context(run.directory, resume=True, console=False):
         again.resume(load_snapshot(resolve_snapshot(run.directory))[0])
         assert again.end_reason == said
@@ -146,12 +163,12 @@ def test_a_run_ends_after_the_first_row_that_reaches_the_target(tmp_path: Path) 
 
 
 def test_impossible_limits_are_refused_with_their_numbers() -> None:
-    with pytest.raises(ValueError, match=r"runner.target_score=nan"):
-        Limits(target_score=math.nan)
-    with pytest.raises(ValueError, match=r"runner.max_time_s=-1"):
-        Limits(max_time_s=-1)
-    with pytest.raises(ValueError, match=r"runner.nonfinite='ignore' one of stop, skip"):
-        Limits(nonfinite="ignore")
+    with pytest.raises(ConfigError, match=r"runner.target_score=nan"):
+        RunnerConfig(target_score=math.nan)
+    with pytest.raises(ConfigError, match=r"runner.max_time_s=-1"):
+        RunnerConfig(max_time_s=-1)
+    with pytest.raises(ConfigError, match=r"runner.nonfinite='ignore' is not one of stop, skip"):
+        RunnerConfig(nonfinite="ignore")
 
 
 def test_sys_exit_in_an_environment_is_an_error_and_a_snapshot_is_left(

@@ -135,12 +135,12 @@ def test_a_killed_process_is_replaced_and_its_episodes_restart(kind: str, caplog
     assert "was killed by SIGKILL" in line
 
 
-def test_check_process_notices_a_death_between_batches() -> None:
+def test_check_notices_a_death_between_batches() -> None:
     with remote(n_slots=1) as (sampler, _):
         sampler.collect()
         os.kill(sampler.process.child.pid, signal.SIGKILL)
         start = time.monotonic()
-        until(lambda: sampler.check_process() or restarts(sampler) == 1, 30.0)
+        until(lambda: sampler.check() or restarts(sampler) == 1, 30.0)
         assert time.monotonic() - start < 30.0
         assert sampler.collect().inputs.first[0].all()
 

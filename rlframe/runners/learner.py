@@ -1,0 +1,248 @@
+"""What a runner drives: a Learner, which is an agent with the algorithm that trains it, or several by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from rlframe.agents import Agent
+from rlframe.algos import Algorithm
+from rlframe.algos.base import SkippedUpdate, UpdateMetrics
+from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.struct import Struct, Tree
+from rlframe.core.types import Samples
+from rlframe.record import current_run
+from rlframe.record.metrics import of_learner
+from rlframe.rewards.normalize import UNCHANGED, Rewards
+
+_logger = logging.getLogger("rlframe")
+
+_V = TypeVar("_V")
+_ONLY = "agent"  # the name of a learner that is given without one
+
+
+@dataclass(frozen=True)
+class Learner:
+    """An agent, the algorithm that trains it, and what becomes of a batch's rewards before they are learned from.
+
+    Replay, critics and targets are the algorithm's. Of several learners, the name of each stands in those of its
+    metrics and of its state in snapshots, after the group: algo/red/loss, agent/red. The only one of a run needs none.
+    """
+
+    agent: Agent
+    algo: Algorithm
+    rewards: Rewards = UNCHANGED
+    name: str = ""  # of one among several; set by their runner
+
+    @property
+    def of(self) -> str:
+        """` of red`, for messages; empty for the only one."""
+        return f" of {self.name}" if self.name else ""
+
+    def named(self, values: Mapping[str, _V]) -> dict[str, _V]:
+        """Metrics, or parts of a snapshot, with this learner's name in theirs."""
+        return {of_learner(key, self.name): value for key, value in values.items()}
+
+
+class Diverged(ReadableError):
+    """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
+
+
+class Learners(Mapping[str, Learner]):
+    """The learners of a run, by name. Each of several knows its name."""
+
+    def __init__(self, given: Learner | Mapping[str, Learner]) -> None:
+        """Raises:
+        ConfigError: there is none, or a name does not fit into the name of a metric.
+        """
+        learners = {_ONLY: given} if isinstance(given, Learner) else dict(given)
+        if not learners or any(not name or set(name) & set("/. \t\n") for name in learners):
+            names = ", ".join(map(repr, learners)) or "none"
+            raise ConfigError(f"learners need names without spaces, dots and slashes, such as red; got {names}")
+        several = len(learners) > 1
+        self._all = {name: replace(each, name=name if several else "") for name, each in learners.items()}
+
+    def __getitem__(self, name: str) -> Learner:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def first(self) -> Learner:
+        return next(iter(self._all.values()))
+
+    @property
+    def only(self) -> Learner:
+        """The only one. Raises ConfigError if there are several."""
+        if len(self) > 1:
+            raise ConfigError(f"this run has the learners {', '.join(self)}: use runner.learners[NAME]")
+        return self.first
+
+    def _name_of_only(self) -> str:
+        if len(self) > 1:
+            raise ConfigError(f"the sampler has one batch, and this run has the learners {', '.join(self)}")
+        return next(iter(self))
+
+    @property
+    def env_steps(self) -> int:
+        """Valid rows trained on, over all ranks; of several, those of the one that has most."""
+        return max(learner.algo.progress.env_steps for learner in self._all.values())
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps; of several, those of the one that has most."""
+        return max(learner.algo.progress.updates for learner in self._all.values())
+
+    def updates_due(self) -> bool:
+        return any(learner.algo.updates_due() for learner in self._all.values())
+
+    def batches(self, found: Samples | Mapping[str, Samples]) -> list[tuple[Learner, Samples]]:
+        """What a source has collected, by learner, with the rewards that each learns from.
+
+        Raises:
+            ConfigError: the source has batches for other learners.
+        """
+        given = {self._name_of_only(): found} if isinstance(found, Samples) else found
+        if others := given.keys() - self.keys():
+            raise ConfigError(
+                f"the sampler has batches of {', '.join(sorted(others))}, and the learners of this run are "
+                f"{', '.join(self)}"
+            )
+        return [(self[name], self[name].rewards(samples)) for name, samples in given.items()]
+
+    def counters(self) -> dict[str, float]:
+        """The metrics of the algorithms' states."""
+        found: dict[str, float] = {}
+        for learner in self._all.values():
+            skipped = learner.algo.progress.skipped
+            found |= learner.named({**learner.algo.counters(), **({"algo/refused": skipped} if skipped else {})})
+        return found
+
+    def check_parameters(self, place: str, cause: BaseException | None) -> None:
+        """Raise Diverged if a parameter is NaN or Inf; `place`: where the run is."""
+        for learner in self._all.values():
+            if rate := learner.algo.progress.diverged(learner.agent.parameters()):
+                raise Diverged(
+                    f"training diverged: at {place} a parameter{learner.of} is NaN or Inf; the last snapshot is from "
+                    f"before. Try a lower learning rate ({rate}) or smaller rewards"
+                ) from cause
+
+    def state_dict(self) -> dict[str, Any]:
+        """Agent, algorithm and rewards, each under a key of its own, so that one can be read without the others."""
+        found: dict[str, Any] = {}
+        for each in self._all.values():
+            own = {"agent": each.agent.state_dict(), "algo": each.algo.state_dict()}
+            found |= each.named({**own, "rewards": each.rewards.state_dict()})
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, but for the rewards, which `load_rewards` loads."""
+        for learner in self._all.values():
+            learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
+            learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
+
+    def load_rewards(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
+        """`reasons`: of each environment, why its episode starts anew, empty where it continues."""
+        for learner in self._all.values():
+            learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)], reasons)
+
+
+def skip_update(learner: Learner, metrics: UpdateMetrics, nonfinite: str, first: bool) -> None:
+    """Save the update that was skipped, if it is the first one, and warn.
+
+    Raises:
+        Diverged: `nonfinite` is stop.
+    """
+    skipped = learner.algo.progress.skipped_updates.pop()
+    if nonfinite == "stop":
+        newest = current_run().newest_snapshot()
+        raise Diverged(
+            f"{save_skipped_update(learner, skipped, metrics)}. "
+            f"The last good snapshot is {newest or 'none'}. Try a lower learning rate ({skipped.rate}) or "
+            f"smaller rewards; runner.nonfinite=skip skips such updates"
+        )
+    if first:
+        _logger.warning("%s; runner.nonfinite=skip continues", save_skipped_update(learner, skipped, metrics))
+
+
+def save_skipped_update(learner: Learner, skipped: SkippedUpdate, metrics: UpdateMetrics) -> str:
+    """Save its batch, the agent and the generators in the run directory; returns a sentence that describes it."""
+    agent, algo = learner.agent, learner.algo
+    batch = _plain(skipped.batch)
+    nonfinite = _not_finite(batch, "")
+    names = {id(parameter): name for name, parameter in agent.named_parameters()}
+    facts = {
+        "updates": skipped.updates,
+        "env_steps": algo.progress.env_steps,
+        **skipped.facts,
+        "not_finite_in_batch": nonfinite,
+        "not_finite_gradients": [
+            names.get(id(x), f"a parameter of the algorithm, of shape {list(x.shape)}") for x in skipped.parameters
+        ],
+        "metrics": {name: float(value) for name, value in metrics.items()},
+    }
+    state = {"batch": batch, "agent": agent.state_dict(), "generators": _generators(algo)}
+    ranks = algo.progress.ranks
+    whose = f"_{learner.name}" if learner.name else ""
+    name = f"nonfinite{whose}_{skipped.updates}" + (f"_rank_{ranks.rank}" if ranks.rank else "")
+    path = current_run().dump(name, state, facts)
+    in_batch = ", ".join(f"{place} ({n} values)" for place, n in nonfinite.items()) or "no value of the batch"
+    return (
+        f"update {skipped.updates:,}{learner.of} at env_steps {algo.progress.env_steps:,} was not applied: loss "
+        f"{skipped.facts['loss']:g}, gradient norm {skipped.facts['grad_norm']:g}; NaN or Inf in {in_batch}"
+        + (f"; its batch is in {path}" if path else "")
+    )
+
+
+def _plain(tree: Tree) -> Any:
+    """A tree with Structs as dicts and tuples as lists."""
+    if isinstance(tree, Struct):
+        return {field.name: _plain(getattr(tree, field.name)) for field in fields(tree)}
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return [_plain(value) for value in tree]
+    return tree
+
+
+def _not_finite(tree: Any, path: str) -> dict[str, int]:
+    """The number of values that are not finite, by the path of their array; arrays without any are left out."""
+    if isinstance(tree, dict | list):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {
+            place: n for key, value in items for place, n in _not_finite(value, f"{path}.{key}".lstrip(".")).items()
+        }
+    n = int((~torch.as_tensor(tree).isfinite()).sum())
+    return {path: n} if n else {}
+
+
+def _generators(algo: Algorithm) -> dict[str, Any]:
+    """The states of the algorithm's own generators after the update, by attribute name."""
+    found: dict[str, Any] = {}
+    for name, value in vars(algo).items():
+        if isinstance(value, torch.Generator):
+            found[name] = value.get_state()
+        elif isinstance(value, np.random.Generator):
+            found[name] = value.bit_generator.state
+    return found
+
+
+def describe_tree(tree: Tree, name: str) -> list[str]:
+    """A line for each array: its name, shape, type and range."""
+    plain = _plain(tree)
+    if isinstance(plain, dict | list):
+        items = plain.items() if isinstance(plain, dict) else enumerate(plain)
+        return [line for key, value in items for line in describe_tree(value, f"{name}.{key}")]
+    x = torch.as_tensor(plain)
+    values = x.double() if x.numel() else x.new_zeros(1, dtype=torch.float64)
+    of = f"{values.min():.4g} to {values.max():.4g}, mean {values.mean():.4g}"
+    return [f"  {name} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}: {of}"]

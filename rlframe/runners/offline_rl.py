@@ -1,0 +1,63 @@
+"""OfflineRl: learn from data alone, without a sampler; n_steps and all intervals are in updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import chz
+
+from rlframe.core.config import count
+from rlframe.core.errors import ConfigError
+from rlframe.evaluation.evaluator import BaseEvaluator
+from rlframe.runners.base import Runner
+from rlframe.runners.callbacks import Callback
+from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig
+from rlframe.runners.learner import Learner
+from rlframe.samplers.no_sampler import NoSource
+from rlframe.system.affinity import Affinity
+
+
+class OfflineRl(Runner):
+    """Makes one update of each learner, from data that it has, and repeats; schedules go over updates too."""
+
+    clock = Clock.UPDATES
+
+    def __init__(
+        self,
+        learners: Learner | Mapping[str, Learner],
+        options: RunnerConfig,
+        evaluator: BaseEvaluator | None = None,
+        callbacks: Sequence[Callback] = (),
+        stop: str = "",
+        affinity: Affinity | Mapping[str, Any] = NO_AFFINITY,
+    ) -> None:
+        super().__init__(NoSource(), learners, options, evaluator, callbacks, stop, affinity)
+
+    def prepare(self) -> None:
+        """Raises:
+        ConfigError: an algorithm has no rows to learn from.
+        """
+        for learner in self.learners.values():
+            if not learner.algo.n_rows():
+                raise ConfigError(
+                    f"{type(learner.algo.unwrapped).__name__} has no rows to learn from: OfflineRl is for algorithms "
+                    f"with replay, such as DQN and SAC, that is filled before (algo.replay.append)"
+                )
+
+    def iterate(self) -> None:
+        with self.log.timers("learning"):
+            for learner in self.learners.values():
+                self.update(learner)
+        self.record_episodes()
+
+
+@chz.chz
+class OfflineRlConfig(RunnerConfig):
+    """OfflineRl: learn from data alone, without a sampler; n_steps and all intervals are in updates."""
+
+    runner_class = OfflineRl
+    learns_from_data = True
+
+    n_steps: int = count(1_000_000, "updates to make")
+    log_interval_steps: int = count(10_000, "updates between rows of the log, evaluations and snapshots")
