@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"ops", "kernels", "distributions", "optimizers", "system", "record"},
     {"envs", "models", "replay", "integrations"},
-    {"exploration"},
+    {"critics", "exploration"},
     {"agents"},
     {"rollout"},
     {"algos", "samplers"},

@@ -22,9 +22,9 @@ from rlframe.exploration import POLICY_KINDS, ExploreConfig, check_features, con
 from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
+from rlframe.models.heads import policy_layer
 from rlframe.models.make import make_policy_model
 from rlframe.models.masks import MaskedPolicy
-from rlframe.models.mlp import policy_layer
 
 
 @dataclass(frozen=True, eq=False)

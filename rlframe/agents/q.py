@@ -18,12 +18,13 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts, without_mask
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array
+from rlframe.critics import Value
 from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
 from rlframe.models.make import make_q_model
 from rlframe.models.masks import MaskedQ, allowed, best_allowed
-from rlframe.models.q_network import QModel, QValue
+from rlframe.models.q_network import QModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ class QAgent(ModelAgent):
     def __init__(
         self,
         model: QModel,
-        kind: QValue,
+        kind: Value,
         exploration: QExploration,
         observation_space: Space,
         action_space: spaces.Discrete,
@@ -117,7 +118,7 @@ def make_q_agent(
     observation_space: Space,
     action_space: Space,
     config: ModelConfig,
-    kind: QValue,
+    kind: Value,
     explore: ExploreConfig | str,
     seed: int = 0,
     dueling: bool = False,

@@ -15,15 +15,16 @@ from typing import Any
 import chz
 import torch
 from gymnasium import Space
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
-from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     OffPolicy,
-    ReplayRatio,
+    OffPolicyConfig,
+    check_categorical,
     n_step_replay,
     priorities,
     random_until,
@@ -33,31 +34,26 @@ from rlframe.algos.off_policy import (
     turns,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.critics import Critic, make_critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
-from rlframe.models.base import averaged, with_modes
-from rlframe.models.critics import first, make_critics, with_target
-from rlframe.ops.fused import squared_error
-from rlframe.ops.q_learning import clip_target
-from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, ReplayConfig, Transitions, replay
+from rlframe.models.base import averaged
+from rlframe.replay import Replay, Transitions
 
 
 @chz.chz
-class Config:
+class Config(OffPolicyConfig):
     """Defaults are those of the paper (section 7), but for its noise, correlated in time, which is uncorrelated here
     (Fujimoto et al. 2018 found no difference), and its weight decay of the critic, which is left out.
     """
 
-    learns_from = "replay"
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # those of TD3's authors for their DDPG, with an earlier start
         for_images.model,
@@ -72,15 +68,11 @@ class Config:
         },
     )
 
-    replay: ReplayConfig | str = replay()
     learning_rate: Scheduled = scheduled(1e-4, "of the actor")
     critic_learning_rate: Scheduled = scheduled(1e-3, "of the critic")
-    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     max_grad_norm: Scheduled = scheduled(
         math.inf, "norm at which the gradient of either loss is clipped; inf: never", above=True
     )
-    discount: float = fraction(0.99, "gamma, per env step")
-    n_step: int = count(1, "rewards of a return before the critic takes over")
     tau: Scheduled = scheduled(0.001, "how far targets move to the online networks at each of their moves", high=1)
     n_critics: int = count(1, "critics; the target takes the least of their values (2 in TD3)", high=10_000)
     policy_interval: int = count(1, "updates of the critic for each of the actor")
@@ -104,6 +96,7 @@ class Config:
     def _check(self) -> None:
         if self.initial_priority == "td" and not self.prioritized:
             raise ConfigError("algo.initial_priority=td needs algo.prioritized=true; set both, or use max")
+        check_categorical(self)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -119,22 +112,23 @@ class Config:
 
     def parts(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int) -> tuple[Any, ...]:
         """The arguments of DDPG."""
-        critics = make_critics(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
+        critic = make_critic(
+            agent.observation_space, agent.action_space, self.kind(), agent.network, self.n_critics, seed
+        )
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
-        return agent, critics, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
+        return agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
 
 
 class DDPG(OffPolicy):
     """Q-learning with the actor's action for the best one, and the actor following the gradient of Q."""
 
-    networks = ("critics", "target_critics", "target_actor")
-    saved = (*OffPolicy.saved, *networks, "optimizer", "critic_optimizer", "generator")
+    saved = (*OffPolicy.saved, "critic", "target_actor", "optimizer", "critic_optimizer", "generator")
     agent: ActorAgent
 
     def __init__(
         self,
         agent: ActorAgent,
-        critics: nn.Module,
+        critic: Critic,
         replay: Replay[Transitions],
         exploration: ExplorationSchedule,
         n_steps: int,
@@ -142,15 +136,14 @@ class DDPG(OffPolicy):
         seed: int = 0,
     ) -> None:
         """Args:
-            critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n].
+            critic: of (observation [n, *obs], action [n, *act]).
             n_steps: env_steps of the run, over which schedules go.
         Raises:
             TypeError: the agent's policy is not deterministic.
             ConfigError: initial_priority=td with a replay of your own.
             ValueError: a number of `config` is out of range.
         """
-        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
-        c, self.device = self.config, agent.random.device
+        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), agent.random.device)
         if not isinstance(agent.policy, Deterministic):
             raise TypeError(
                 f"{type(self).__name__} needs an agent with a deterministic policy, got {type(agent.policy).__name__}"
@@ -161,19 +154,12 @@ class DDPG(OffPolicy):
             else None
         )
         self.policy = agent.policy
-        self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts)
-        self.critics = with_modes(critics).to(self.device)
-        self.target_critics = copy.deepcopy(critics).requires_grad_(False)
+        self.critic = critic.to(self.device)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
-        self.online = averaged(agent.model, critics)
-        self.targets = averaged(self.target_actor, self.target_critics)
-        self.schedules = Schedules(c, n_steps, self.progress, self.device)
-        self.now = self.schedules.now
-        self.optimizer, self.critic_optimizer = (
-            make_optimizer_step(module.parameters(), self.schedules, rate)
-            for module, rate in ((agent, "learning_rate"), (critics, "critic_learning_rate"))
-        )
+        targets, online = critic.follow()
+        self.targets, self.online = averaged(self.target_actor) + targets, averaged(agent.model) + online
+        self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
+        self.critic_optimizer = make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate")
         self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         steps = self.critic_optimizer, [self.optimizer]
@@ -192,8 +178,8 @@ class DDPG(OffPolicy):
     @torch.no_grad()
     def _priorities(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
-        q, target_q = self._q_and_target(batch, *self._observations(batch))
-        return priorities((q - target_q).abs().mean(0))
+        values, target = self._values_and_target(batch, *self._observations(batch))
+        return priorities(self._error(batch, values, target))
 
     def update(self) -> UpdateMetrics:
         batch = self.replay.sample(
@@ -202,12 +188,12 @@ class DDPG(OffPolicy):
         metrics, error = self.learn(batch, *turns(self.progress.updates, self.config))
         self.progress.updates += 1
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(error.abs().mean(0)))
+            self.replay.update_priorities(batch.index, priorities(error))
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> tuple[dict[str, Tensor], Tensor]:
-        """One step of the critics, and those that are due of the actor and the targets; also Q_i - y [critics, n]."""
+        """One step of the critics, and those that are due of the actor and the targets; also the error [n]."""
         observation, next_observation = self._observations(batch)
         metrics, error = self._update_critics(batch, observation, next_observation)
         if policy:
@@ -221,23 +207,27 @@ class DDPG(OffPolicy):
         normalized = self.agent.model.normalized
         return normalized(batch.inputs.observation), normalized(batch.next_inputs.observation)
 
-    def _q_and_target(self, batch: Transitions, observation: Tree, next_observation: Tree) -> tuple[Tensor, Tensor]:
-        """Q_i(s, a) [critics, n] and y = r + γ min_i Q'_i(s', a') [n]."""
+    def _values_and_target(
+        self, batch: Transitions, observation: Tree, next_observation: Tree
+    ) -> tuple[Tensor, Tensor]:
+        """Z_i(s, a) [critics, n, n_atoms] and Z'(s', a') [n, n_atoms] of the least of the target critics."""
         next_action = self._next_action(next_observation)
-        q, next_q = with_target(
-            self.critics, self.target_critics, observation, batch.action, next_observation, next_action
-        )
-        return q, clip_target(batch.return_ + batch.bootstrap * next_q.amin(0), self.now.target_clip)
+        return self.critic.with_target(observation, batch.action, next_observation, next_action)
 
     def _update_critics(
         self, batch: Transitions, observation: Tree, next_observation: Tree
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Descend Σ_i mean w (Q_i(s, a) - y)²,  w from replay   (algorithm 1)."""
-        q, target_q = self._q_and_target(batch, observation, next_observation)
-        loss = 2 * squared_error(q, target_q, batch.weight)[0]
+        """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1)."""
+        values, target = self._values_and_target(batch, observation, next_observation)
+        loss = 2 * self.critic.loss(values, target, batch.return_, batch, self.now.target_clip)
         self.critic_optimizer.minimize(loss, batch)
-        q = q.detach()
-        return {"loss": loss.detach(), "q": q.mean()}, q - target_q
+        values = values.detach()
+        return {"loss": loss.detach(), "q": self.critic.value.q(values).mean()}, self._error(batch, values, target)
+
+    def _error(self, batch: Transitions, values: Tensor, target: Tensor) -> Tensor:
+        """|Q - y| [n], or what stands for it of another kind of value, a mean over the critics."""
+        clip = self.now.target_clip
+        return self.critic.value.loss(values, target, batch.return_, batch.bootstrap, clip)[1].mean(0)
 
     @torch.no_grad()
     def _next_action(self, next_observation: Tree) -> Tensor:
@@ -251,6 +241,6 @@ class DDPG(OffPolicy):
         """Ascend mean Q_1(s, μ(s)), along mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""
         action = self.policy.action(self.agent.model.params(observation))
         with frozen(self.critic_optimizer.parameters):
-            loss = -first(self.critics, observation, action).mean()
+            loss = -self.critic.first_q(observation, action).mean()
         self.optimizer.minimize(loss, observation)
         return {"policy_loss": loss.detach()}

@@ -8,7 +8,6 @@ and the value as a categorical distribution (C51, Bellemare et al. 2017) or as q
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 
 import chz
@@ -17,33 +16,38 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
-from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
+from rlframe.algos.base import Algorithm, UpdateMetrics
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, check_feedforward, copy_into, n_step_replay, priorities
+from rlframe.algos.off_policy import (
+    OffPolicy,
+    OffPolicyConfig,
+    check_feedforward,
+    copy_into,
+    n_step_replay,
+    priorities,
+)
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.prefetch import Prefetch
-from rlframe.algos.schedules import Schedules
-from rlframe.core.config import choice, count, fraction, number, option, positive
+from rlframe.core.config import choice, count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.types import BatchSpec
+from rlframe.critics.values import of_actions
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
 from rlframe.models.base import has_modes
 from rlframe.models.encoders import has_images
-from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue, QValue, of_actions
 from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, ReplayConfig, Transitions, is_stored, replay
+from rlframe.replay import Replay, Transitions, is_stored
 
 
 @chz.chz
-class Config:
+class Config(OffPolicyConfig):
     """Defaults are those of the paper's Atari runs, with Adam for RMSProp; the presets have tuned ones."""
 
-    learns_from = "replay"
     for_images = Defaults(ModelConfig(activation="relu"), BatchSpec(T=4, B=8))
     for_vectors = Defaults(
         ModelConfig(hidden=(128, 128), activation="relu"),
@@ -66,22 +70,15 @@ class Config:
     max_grad_norm: Scheduled = scheduled(
         10.0, "global norm at which gradients are clipped; inf: never", above=True, infinite=True
     )
-    discount: float = fraction(0.99, "gamma, per env step")
     batch_size: int = count(32, "rows an update")
-    replay: ReplayConfig | str = replay()
     replay_ratio: float = positive(8.0, "rows learned from for each row sampled: batch_size / env_steps an update")
     learning_starts: int = count(50_000, "env_steps before the first update", low=0)
     huber_delta: float = positive(1.0, "|TD error| above which the loss is linear; inf: squared", infinite=True)
     target_interval: int = count(10_000, "updates between moves of the target network")
     target_tau: Scheduled = scheduled(1.0, "how far it moves to the online network; 1: a copy", high=1)
     explore: ExploreConfig | str = explore("epsilon", Q_KINDS, {"epsilon": "linear(1,0.1,0.02)"})
-    n_step: int = count(1, "rewards a return sums before it bootstraps")
     double: bool = option(False, "the online network chooses the next action, the target network values it")
     dueling: bool = option(False, "a stream for the state's value and one for the advantages")
-    value: str = choice("expected", ("expected", "categorical", "quantile"), "what is learned of the return")
-    n_atoms: int = count(51, "atoms of categorical, or quantiles")
-    v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)
-    v_max: float = number(10.0, "largest return that categorical knows", low=-math.inf)
     prioritized: bool = option(False, "replay chooses by TD error")
     alpha: float = fraction(0.5, "exponent of the priorities")
     beta: Scheduled = scheduled("linear(0.4,1)", "exponent of the importance weights", high=1)
@@ -96,15 +93,6 @@ class Config:
                 "algo.initial_priority=td needs algo.prioritized=true and algo.value=expected or quantile, whose "
                 "priorities are TD errors; use max"
             )
-
-    def kind(self) -> QValue:
-        """What the network's head says."""
-        match self.value:
-            case "categorical":
-                return CategoricalValue(self.n_atoms, self.v_min, self.v_max)
-            case "quantile":
-                return QuantileValue(self.n_atoms, self.huber_delta)
-        return ExpectedValue(self.huber_delta)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -154,18 +142,13 @@ class DQN(OffPolicy):
         Raises:
             ConfigError, ValueError: a number of `config` is out of range.
         """
-        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
-        c = self.config
-        self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts)
-        unused = () if c.prioritized else ("beta",)
-        self.schedules = Schedules(c, n_steps, self.progress, agent.exploration.level.device, unused)
-        self.now = self.schedules.now
+        c, device = config or Config(), agent.exploration.level.device
+        super().__init__(agent, replay, exploration, n_steps, c, device, () if c.prioritized else ("beta",))
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
-        self.learn = graphed(self._learn, agent.exploration.level.device, [self.optimizer])
+        self.learn = graphed(self._learn, device, [self.optimizer])
         self.start_exploring()
 
     def update(self) -> UpdateMetrics:
@@ -189,7 +172,7 @@ class DQN(OffPolicy):
     def loss(self, values: Tensor, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, error (by which replay may prioritize) and Q [n] of the head's numbers [n, A, n_atoms]."""
         ends = batch.return_, batch.bootstrap
-        return self.agent.kind.loss(values, batch.action, self.next_values(batch), *ends)
+        return self.agent.kind.loss_of_actions(values, batch.action, self.next_values(batch), *ends)
 
     @torch.no_grad()
     def next_values(self, batch: Transitions) -> Tensor:

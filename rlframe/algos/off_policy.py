@@ -1,29 +1,70 @@
-"""Shared by the algorithms that learn from replay: the replay ratio, priorities and target networks."""
+"""Shared by the algorithms that learn from replay: their keys, the replay ratio, priorities and target networks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import chz
 import torch
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
 from rlframe.algos.base import Algorithm, Progress
 from rlframe.algos.schedules import Schedules
-from rlframe.core.config import AUTO
+from rlframe.core.config import AUTO, choice, count, fraction, number, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.critics import Value
+from rlframe.critics.values import KINDS, make_value
 from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
-from rlframe.replay import NStep, Replay, StoredReplay, Transitions, is_stored, make_replay
+from rlframe.optimizers import OptimizerConfig, optimizer
+from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, is_stored, make_replay, replay
 from rlframe.replay.readers import Batch
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending
 _MOST_UPDATES = 1_000  # for each env_step; more would hardly ever end
+
+
+@chz.chz
+class OffPolicyConfig:
+    """The keys that DQN, DDPG, TD3 and SAC share."""
+
+    learns_from = "replay"
+
+    replay: ReplayConfig | str = replay()
+    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
+    discount: float = fraction(0.99, "gamma, per env step")
+    n_step: int = count(1, "rewards a return sums before it bootstraps")
+    value: str = choice("expected", KINDS, "what is learned of the return: its mean, its distribution, its quantiles")
+    n_atoms: int = count(51, "atoms of categorical, or quantiles")
+    v_min: float = number(-10.0, "least return that categorical knows", low=-math.inf)
+    v_max: float = number(10.0, "largest return that categorical knows", low=-math.inf)
+    huber_delta: float = positive(
+        math.nan, "|TD error| from which the loss is linear; inf: squared; nan: 1 for quantile, else inf", infinite=True
+    )
+
+    def kind(self) -> Value:
+        """What the networks say of the return."""
+        by_default = 1.0 if self.value == "quantile" else math.inf
+        huber_delta = by_default if math.isnan(self.huber_delta) else self.huber_delta
+        return make_value(self.value, self.n_atoms, self.v_min, self.v_max, huber_delta)
+
+
+def check_categorical(config: Any) -> None:
+    """Raise ConfigError if a categorical value is given options of other losses."""
+    given = {"huber_delta": not math.isnan(config.huber_delta), "target_clip": config.target_clip != math.inf}
+    for name, is_given in given.items():
+        if config.value == "categorical" and is_given:
+            raise ConfigError(
+                f"algo.{name}={getattr(config, name)} is not for algo.value=categorical, whose returns are clipped to "
+                f"algo.v_min and algo.v_max; leave it out"
+            )
 
 
 class ReplayRatio:
@@ -107,7 +148,7 @@ class ReplayRatio:
 
 
 class OffPolicy(Algorithm):
-    """Base class of algorithms that learn from replay; subclasses add `update`."""
+    """Base class of algorithms that learn from replay; subclasses add `update`, and `start_exploring` once made."""
 
     agent: QAgent | ActorAgent
     exploration: ExplorationSchedule
@@ -116,6 +157,28 @@ class OffPolicy(Algorithm):
     config: Any
     schedules: Schedules
     saved: Sequence[str] = ("progress", "ratio", "replay")
+
+    def __init__(
+        self,
+        agent: Any,
+        replay: Replay,
+        exploration: ExplorationSchedule,
+        n_steps: int,
+        config: Any,
+        device: torch.device,
+        unused: Sequence[str] = (),
+    ) -> None:
+        """`n_steps`: env_steps of the run, over which schedules go.    unused: schedules that are not logged."""
+        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config
+        self.device, self.progress = device, Progress()
+        self.ratio = ReplayRatio(config.replay_ratio, self.rows_of_update(), config.learning_starts)
+        self.schedules = Schedules(config, n_steps, self.progress, device, unused)
+        self.now = self.schedules.now
+
+    def rows_of_update(self) -> int:
+        """Rows that an update learns from."""
+        rows: int = self.config.batch_size
+        return rows
 
     def start_exploring(self) -> None:
         """Set the agent's exploration at first. Raises ConfigError if it was made by another config."""

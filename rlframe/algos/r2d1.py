@@ -17,19 +17,18 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
-from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, copy_into, priorities, reading_back
+from rlframe.algos.off_policy import OffPolicy, copy_into, priorities, reading_back
 from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import count, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.critics import ExpectedValue
 from rlframe.exploration import Q_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import ExpectedValue
 from rlframe.ops.q_learning import rescale, td_loss, unscale
 from rlframe.ops.returns import n_step_return
 from rlframe.optimizers import OptimizerConfig, optimizer
@@ -142,17 +141,16 @@ class R2D1(OffPolicy):
         """Raises:
         ConfigError, ValueError: a number of `config` is out of range; prioritized, with a replay of your own.
         """
-        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
-        c = self.config
+        numbers = torch.device("cpu")  # its schedules are not read by a CUDA graph
+        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), numbers)
         self.new_rows = reading_back(replay, "algo.prioritized=true", "prioritized=false") if c.prioritized else None
-        self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size * c.learn_T, c.learning_starts)
-        self.schedules = Schedules(c, n_steps, self.progress)
-        self.now = self.schedules.now
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.start_exploring()
+
+    def rows_of_update(self) -> int:
+        return int(self.config.batch_size * self.config.learn_T)
 
     def receive(self, samples: Samples) -> None:
         super().receive(samples)

@@ -7,7 +7,6 @@ Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou,
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -19,12 +18,19 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
-from rlframe.algos.base import Progress, UpdateMetrics
+from rlframe.algos.base import UpdateMetrics
 from rlframe.algos.cuda_graph import graphed_by_turn
 from rlframe.algos.defaults import Defaults, default_model
-from rlframe.algos.off_policy import OffPolicy, ReplayRatio, n_step_replay, random_until, soft_update, turns
+from rlframe.algos.off_policy import (
+    OffPolicy,
+    OffPolicyConfig,
+    check_categorical,
+    n_step_replay,
+    random_until,
+    soft_update,
+    turns,
+)
 from rlframe.algos.optimizer_step import make_optimizer_step
-from rlframe.algos.schedules import Schedules
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, Scheduled, scheduled
@@ -32,37 +38,29 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
+from rlframe.critics import Critic, make_critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
-from rlframe.models.base import averaged, with_modes
-from rlframe.models.critics import make_critics, make_discrete_critics, with_target
 from rlframe.models.masks import FORBIDDEN
-from rlframe.ops.fused import soft_objective, squared_error
-from rlframe.ops.q_learning import clip_target
-from rlframe.optimizers import OptimizerConfig, optimizer
-from rlframe.replay import Replay, ReplayConfig, Transitions, replay
+from rlframe.ops.fused import soft_objective
+from rlframe.replay import Replay, Transitions
 
 
 @chz.chz
-class Config:
+class Config(OffPolicyConfig):
     """Defaults are those of the second paper (appendix D)."""
 
-    learns_from = "replay"
     for_images = Defaults(ModelConfig(hidden=(256, 256), activation="relu"), BatchSpec(T=1, B=1))
     for_vectors = Defaults(  # the critics' learning rate and the start: CleanRL's, with an earlier start
         for_images.model, for_images.batch, {"critic_learning_rate": 1e-3, "learning_starts": 1_000}
     )
 
-    replay: ReplayConfig | str = replay()
     learning_rate: Scheduled = scheduled(3e-4, "of the actor and the temperature")
     critic_learning_rate: Scheduled = scheduled(3e-4, "of the critics")
-    optimizer: OptimizerConfig | str = optimizer("adam", epsilon=1e-8)
     max_grad_norm: Scheduled = scheduled(
         math.inf, "norm at which the gradient of each loss is clipped; inf: never", above=True
     )
-    discount: float = fraction(0.99, "gamma, per env step")
-    n_step: int = count(1, "rewards of a return before the critics take over")
     tau: Scheduled = scheduled(0.005, "how far the target critics move to the online ones at each move", high=1)
     n_critics: int = count(2, "critics; targets and policy take the least of their values", high=10_000)
     policy_interval: int = count(1, "updates of the critics for each of the policy and the temperature")
@@ -88,6 +86,7 @@ class Config:
                 f"algo.temperature={self.temperature} changes what is learned; add algo.learn_temperature=false, or "
                 f"give the temperature at first"
             )
+        check_categorical(self)
 
     def make_agent(
         self, observation_space: Space, action_space: Space, model: ModelConfig | None = None, seed: int = 0
@@ -95,6 +94,8 @@ class Config:
         is_choice = isinstance(action_space, spaces.Discrete)
         if is_choice and self.action_prior == "gaussian":
             raise ConfigError("algo.action_prior=gaussian is for Box actions, and these are Discrete; use uniform")
+        if is_choice and self.value != "expected":
+            raise ConfigError(f"algo.value={self.value} is for Box actions, and these are Discrete; use expected")
         masked = bool(mask_parts(observation_space, action_space))
         model = model or default_model(self, observation_space)
         policy = Choice(action_space, masked) if is_choice else SquashedGaussian(action_space)
@@ -104,10 +105,11 @@ class Config:
         return n_step_replay(self, agent, batch_spec, seed)
 
     def make_algorithm(self, agent: ActorAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> SAC:
-        make = make_discrete_critics if isinstance(agent.policy, Choice) else make_critics
-        critics = make(agent.observation_space, agent.action_space, agent.network, self.n_critics, seed)
+        critic = make_critic(
+            agent.observation_space, agent.action_space, self.kind(), agent.network, self.n_critics, seed
+        )
         exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
-        return SAC(agent, critics, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
+        return SAC(agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed)
 
 
 Pair = tuple[Any, Any]
@@ -116,10 +118,9 @@ Pair = tuple[Any, Any]
 class SoftValue(ABC):
     """V(s) = E_a~π[min_i Q_i(s, a) - α log π(a|s)], whose expectation depends on the kind of actions."""
 
-    def __init__(self, critics: nn.Module, config: Any) -> None:
+    def __init__(self, critic: Critic, config: Any) -> None:
         """`config` has the numbers now: see Schedules."""
-        self.critics, self.parameters, self.config = critics, list(critics.parameters()), config
-        self.target_critics = copy.deepcopy(critics).requires_grad_(False)
+        self.critic, self.parameters, self.config = critic, critic.learned, config
 
     @abstractmethod
     def draw(self, params: Tensor, next_params: Tensor) -> Pair:
@@ -137,8 +138,8 @@ class SoftValue(ABC):
 class Continuous(SoftValue):
     """The expectation is one sample, a function of the policy by its noise (Haarnoja et al. 2018, eq. 11-13)."""
 
-    def __init__(self, critics: nn.Module, config: Any, policy: SquashedGaussian, generator: torch.Generator) -> None:
-        super().__init__(critics, config)
+    def __init__(self, critic: Critic, config: Any, policy: SquashedGaussian, generator: torch.Generator) -> None:
+        super().__init__(critic, config)
         self.policy, self.generator = policy, generator
 
     def draw(self, params: Tensor, next_params: Tensor) -> Pair:
@@ -147,16 +148,15 @@ class Continuous(SoftValue):
 
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Pair:
         next_action, next_log_prob = next_drawn
-        q, next_q = with_target(
-            self.critics, self.target_critics, observations[0], batch.action, observations[1], next_action
-        )
-        target_q = batch.return_ + batch.bootstrap * (next_q.amin(0) - temperature * next_log_prob)
-        return squared_error(q, clip_target(target_q, self.config.target_clip), batch.weight)[0], q
+        values, target = self.critic.with_target(observations[0], batch.action, observations[1], next_action)
+        soft_return = batch.return_ - batch.bootstrap * temperature * next_log_prob
+        loss = self.critic.loss(values, target, soft_return, batch, self.config.target_clip)
+        return loss, self.critic.value.q(values.detach())
 
     def policy_loss(self, observation: Tree, drawn: Pair, temperature: Tensor) -> tuple[Tensor, Tensor]:
         action, log_prob = drawn
         with frozen(self.parameters):
-            q = self.critics(observation, action)
+            q = self.critic.q(observation, action)
         loss, mean_log_prob = soft_objective(q, log_prob, temperature)
         if self.config.action_prior == "gaussian":  # - log p(a), of a standard normal p
             loss = loss + 0.5 * (action.flatten(1).square().sum(-1).mean() + self.policy.size * math.log(2 * math.pi))
@@ -170,17 +170,16 @@ class Discrete(SoftValue):
         return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
 
     def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Pair:
-        with torch.no_grad():
-            next_q = self.target_critics(observations[1]).amin(0)
-            next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1)
-        q_all = self.critics(observations[0])  # [2, n, A]
-        q = q_all.gather(-1, batch.action.expand(len(q_all), -1).unsqueeze(-1)).squeeze(-1)
-        target_q = clip_target(batch.return_ + batch.bootstrap * next_value, self.config.target_clip)
-        return squared_error(q, target_q, batch.weight)[0], q
+        next_q = self.critic.target_q(observations[1]).amin(0)
+        next_value = (log_prob.exp() * (next_q - temperature * log_prob)).sum(-1, keepdim=True).detach()
+        of_all = self.critic(observations[0])  # [2, n, A, 1]
+        values = of_all.gather(-2, batch.action.expand(len(of_all), -1)[..., None, None]).squeeze(-2)
+        loss = self.critic.loss(values, next_value, batch.return_, batch, self.config.target_clip)
+        return loss, self.critic.value.q(values.detach())
 
     def policy_loss(self, observation: Tree, log_prob: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         with frozen(self.parameters):
-            q = self.critics(observation).amin(0)
+            q = self.critic.q(observation).amin(0)
         prob = log_prob.exp()
         return (prob * (temperature * log_prob - q)).sum(-1).mean(), (prob * log_prob).sum(-1).mean()
 
@@ -196,14 +195,16 @@ class Temperature(nn.Module):
 class SAC(OffPolicy):
     """Twin critics of the soft value, a policy that ascends it, and a temperature that holds the policy's entropy."""
 
-    networks = ("critics", "target_critics", "temperature")
-    saved = (*OffPolicy.saved, *networks, "critic_optimizer", "optimizer", "temperature_optimizer", "generator")
+    saved = (
+        *OffPolicy.saved,
+        *("critic", "temperature", "critic_optimizer", "optimizer", "temperature_optimizer", "generator"),
+    )
     agent: ActorAgent
 
     def __init__(
         self,
         agent: ActorAgent,
-        critics: nn.Module,
+        critic: Critic,
         replay: Replay[Transitions],
         exploration: ExplorationSchedule,
         n_steps: int,
@@ -211,40 +212,35 @@ class SAC(OffPolicy):
         seed: int = 0,
     ) -> None:
         """Args:
-            critics: map (observation [n, *obs], action [n, *act]) to Q_i [critics, n]; for Discrete actions
-                observation to Q_i(s, .) [critics, n, A].
+            critic: of (observation [n, *obs], action [n, *act]); for Discrete actions of the observation.
             n_steps: env_steps of the run, over which schedules go.
         Raises:
             TypeError: the agent's policy is not stochastic.    ValueError: a number of `config` is out of range.
         """
-        self.agent, self.replay, self.exploration, self.config = agent, replay, exploration, config or Config()
-        c, self.device = self.config, agent.random.device
-        self.progress = Progress()
-        self.ratio = ReplayRatio(c.replay_ratio, c.batch_size, c.learning_starts)
+        super().__init__(agent, replay, exploration, n_steps, c := config or Config(), agent.random.device)
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        self.schedules = Schedules(c, n_steps, self.progress, self.device)
-        self.now = self.schedules.now
-        self.soft_value, default_entropy = self._soft_value(with_modes(critics).to(self.device))
-        self.critics, self.target_critics = critics, self.soft_value.target_critics
-        self.online, self.targets = averaged(critics), averaged(self.target_critics)
+        self.critic = critic.to(self.device)
+        self.soft_value, default_entropy = self._soft_value()
+        self.targets, self.online = critic.follow()
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
         self.default_entropy = default_entropy
-        rates = ((critics, "critic_learning_rate"), (agent, "learning_rate"), (self.temperature, "learning_rate"))
         masked = isinstance(agent.policy, Choice) and agent.policy.masked
         self.by_mask = masked and c.target_entropy != c.target_entropy  # NaN: the target entropy is that of each batch
         self.critic_optimizer, self.optimizer, self.temperature_optimizer = steps = [
-            make_optimizer_step(module.parameters(), self.schedules, rate) for module, rate in rates
+            make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate"),
+            make_optimizer_step(agent.parameters(), self.schedules),
+            make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
         self.learn = graphed_by_turn(self._learn, self.device, steps[0], steps[1:], [self.generator])
         self.start_exploring()
 
-    def _soft_value(self, critics: nn.Module) -> tuple[SoftValue, float]:
+    def _soft_value(self) -> tuple[SoftValue, float]:
         """The soft value of the agent's actions, and the default target entropy in nats."""
         policy = self.agent.policy
         if isinstance(policy, SquashedGaussian):
-            return Continuous(critics, self.now, policy, self.generator), -float(policy.size)
+            return Continuous(self.critic, self.now, policy, self.generator), -float(policy.size)
         if isinstance(policy, Choice):
-            return Discrete(critics, self.now), self.config.target_entropy_fraction * math.log(policy.param_size)
+            return Discrete(self.critic, self.now), self.config.target_entropy_fraction * math.log(policy.param_size)
         raise TypeError(f"SAC needs an agent with a stochastic policy, got {type(policy).__name__}")
 
     @property

@@ -55,6 +55,7 @@ _KEYS = {  # what comes before the name of a field on the command line, by the p
     "rlframe.envs.options": "env.",
     "rlframe.exploration": "algo.explore.",
     "rlframe.models": "model.",
+    "rlframe.models.base.CriticConfig": "model.critic.",
     "rlframe.optimizers": "algo.optimizer.",
     "rlframe.replay": "algo.replay.",
     "rlframe.runners": "runner.",
@@ -66,7 +67,8 @@ _KEYS = {  # what comes before the name of a field on the command line, by the p
 def key_of(config: Any, name: str) -> str:
     """The key of a field on the command line; its name alone in a config of the user's own."""
     module = type(config).__module__
-    return _KEYS.get(module, _KEYS.get(module.rpartition(".")[0], "")) + name.removeprefix("X_")  # chz adds X_
+    places = f"{module}.{type(config).__name__}", module, module.rpartition(".")[0]
+    return next((_KEYS[place] for place in places if place in _KEYS), "") + name.removeprefix("X_")  # chz adds X_
 
 
 def entries_of(text: str) -> list[str]:
@@ -159,8 +161,8 @@ def number(default: float, doc: str, low: float = 0.0, infinite: bool = False, h
 
 
 def positive(default: float, doc: str, infinite: bool = False) -> Any:
-    """A field for a number above 0; `infinite`, or with such a default, also inf."""
-    check = within(0.0, math.inf, above=True, infinite=infinite or default == math.inf)
+    """A field for a number above 0; `infinite`, or with such a default, also inf; with a default of nan also nan."""
+    check = within(0.0, math.inf, above=True, infinite=infinite or default == math.inf, nan=math.isnan(default))
     return chz.field(meta_factory=plain_value(), default=default, doc=doc, validator=check)
 
 

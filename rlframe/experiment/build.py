@@ -193,10 +193,10 @@ def make_agent(experiment: Experiment, observation_space: Any, action_space: Any
         agent: Agent = experiment.algo.make_agent(observation_space, action_space, model, experiment.seed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if model.layer_norm and not any("norms." in name for name, _ in agent.named_parameters()):
+    if model.norm != "none" and not any("norms." in name for name, _ in agent.named_parameters()):
         raise ConfigError(
-            "model.layer_norm=true: this network has no hidden fully connected layer to normalise; give it some "
-            "(model.hidden, or model.image_hidden for images), or leave layer_norm out"
+            f"model.norm={model.norm}: this network has no hidden fully connected layer to normalise; give it some "
+            f"(model.hidden, or model.image_hidden for images), or leave norm out"
         )
     if experiment.init and not Path(experiment.init).exists():
         raise ConfigError(f"init={experiment.init}: there is no such run directory or snapshot")

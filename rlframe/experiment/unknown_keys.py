@@ -39,6 +39,7 @@ _OTHER_WORDS = {  # of other frameworks, and the last word of what they are call
     "kl_target": "kl_coef_target",
     "lambda_": "gae_lambda",
     "learn_from": "learning_starts",
+    "layer_norm": "norm",
     "lr": "learning_rate",
     "n_epochs": "epochs",
     "net_arch": "hidden",

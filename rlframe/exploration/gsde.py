@@ -28,7 +28,7 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
-from rlframe.models.state_dependent import StateDependentHead
+from rlframe.models.heads import StateDependentHead
 
 _LOG_STD, _SIGMA = -2.0, 0.05  # where none is given
 

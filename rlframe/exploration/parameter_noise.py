@@ -3,7 +3,7 @@
 The acting policy has normal noise in the weights and biases of its linear layers, the same one for some time, and the
 learned parameters stay clean. The scale of the noise adapts until the actions differ by a distance that is given in
 action space. The paper has layer norm between perturbed layers, so that one scale suits them all, which here is
-model.layer_norm=true; without it layers with larger inputs are moved more, and adaptation alone keeps actions in range.
+model.norm=layer; without it layers with larger inputs are moved more, and adaptation alone keeps actions in range.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ParameterNoiseConfig(ExploreConfig):
     adaptation: float = number(1.01, "factor of its change after each batch; 1: it never changes", low=1.0, high=10.0)
 
     def make_for(self, model: Any, size: int, seed: int) -> ParameterNoise:
-        if model.mlp.linears[-1].out_features != size:
+        if model.mlp.size != size:
             raise ConfigError("algo.explore=parameter_noise is for deterministic policies of Box actions: ddpg, td3")
         return ParameterNoise(model, size, self, seed)
 

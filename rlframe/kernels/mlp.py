@@ -9,7 +9,7 @@ numpy_mlp), and tanh always is: 128 x 64 numbers take 2 us on one core of an AMD
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ from rlframe.kernels.matmul import (
 
 Parts = tuple[tuple[Any, ...], tuple[Any, ...]]  # indices into rows [..., n, size] or networks [k, n, size]
 Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
+Learning = list[Tensor | None]  # weight and bias of each layer in turn, None where it is constant
+Place = Mapping[str, Any]  # where the weight and the bias of a layer are, by these names: the parameters of a module
 
 _plain: ContextVar[bool] = ContextVar("rlframe_plain_networks", default=False)
 
@@ -172,43 +174,54 @@ def backward(gradient: Tensor, activations: Sequence[str], trace: Trace) -> Iter
 
 
 class Layers:
-    """Callable linear layers with an activation after each: the parameters of modules, without the modules.
+    """Callable linear layers with an activation after each, whose parameters are looked up in modules at each call.
 
-    For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch. `norms` are gain
-    and shift [out] or [k, out] of the first layers' normalisation (Ba et al. 2016), before their activations; with them
-    ordinary torch operations are used.
+    For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch. `norms`
+    normalise the first layers' outputs before their activations; with them ordinary torch operations are used.
     """
 
-    def __init__(self, parameters: Parameters, activations: Sequence[str], norms: Parameters = ()) -> None:
-        self.parameters, self.activations, self.norms = list(parameters), tuple(activations), list(norms)
-        self.flat = list(itertools.chain(*self.parameters))  # weight and bias of each layer in turn
+    def __init__(
+        self, places: Sequence[Place], activations: Sequence[str], norms: Sequence[Callable[[Tensor], Tensor]] = ()
+    ) -> None:
+        """`places`: the `_parameters` of a module for each layer, in which torch.func replaces parameters too."""
+        self.places, self.activations, self.norms = list(places), tuple(activations), list(norms)
         self._views: tuple[list[int], numpy_mlp.Views] = [], []
         self._gradients: list[tuple[Tensor, np.ndarray]] = []  # memory for the gradient of each parameter
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # So that copies share parameters with copies of their modules:
-        return Layers, (self.parameters, self.activations, self.norms)
+        # So that copies look into copies of the modules:
+        return Layers, (self.places, self.activations, self.norms)
+
+    @property
+    def parameters(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of each layer now."""
+        return [(place["weight"], place["bias"]) for place in self.places]
+
+    @property
+    def flat(self) -> list[Tensor]:
+        """The same in turn."""
+        return [place[name] for place in self.places for name in ("weight", "bias")]
 
     def then(self, other: Layers) -> Layers:
         """These layers, followed by the others."""
-        assert not other.norms or len(self.norms) == len(self.parameters)
+        assert not other.norms or len(self.norms) == len(self.places)
         activations, norms = (*self.activations, *other.activations), [*self.norms, *other.norms]
-        return Layers([*self.parameters, *other.parameters], activations, norms)
+        return Layers([*self.places, *other.places], activations, norms)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
-        return together(x, self)[0] if self.parameters else x
+        return together(x, self)[0] if self.places else x
 
     def plain(self, x: Tensor) -> Tensor:
         """The same with ordinary torch operations."""
         for (weight, bias), norm, name in itertools.zip_longest(self.parameters, self.norms, self.activations):
             x = linear(x, weight, bias)
-            x = ACTIVATIONS[name].plain(normalized(x, *norm) if norm else x)
+            x = ACTIVATIONS[name].plain(norm(x) if norm else x)
         return x
 
-    def learning(self) -> list[bool]:
-        """Which parameters require a gradient now."""
-        return [parameter.requires_grad for parameter in self.flat]
+    def learning(self) -> Learning:
+        """The parameters that require a gradient now, None in the place of the others."""
+        return [parameter if parameter.requires_grad else None for parameter in self.flat]
 
     def partly(self, x: Tensor, parts: Parts, learned: Layers) -> tuple[Tensor, Tensor]:
         """Evaluate x once; return the output at the first part with gradient, at the second part without.
@@ -216,7 +229,10 @@ class Layers:
         `learned`: the layers of the first part, which are these, or the first networks of these.
         """
         learning = learned.learning() if torch.is_grad_enabled() else []
-        anchor = learned.flat[learning.index(True)] if True in learning else None
+        anchor = next(filter(_is_some, learning), None)
+        if not _are_leaves(learning):
+            y = self.plain(x)
+            return y[parts[0]], y[parts[1]].detach()
         if anchor is None and not (x.requires_grad and torch.is_grad_enabled()):
             y = self.evaluate(x)[0]
             return y[parts[0]], y[parts[1]]
@@ -225,24 +241,25 @@ class Layers:
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Trace | numpy_mlp.NumpyTrace]:
         """Output and trace, without autograd; in NumPy if every product is small."""
-        if not (on_cpu(x) and x.dtype == torch.float32 and x.dim() == 2 and self.flat[0].dim() == 2):
-            return forward(x, self.parameters, self.activations)
-        if len(x) * max(weight.numel() for weight, _ in self.parameters) >= numpy_mlp.LARGE:
-            return forward(x, self.parameters, self.activations)
-        y, trace = numpy_mlp.forward(x.detach().numpy(), self._arrays(), self.activations)
+        parameters = self.parameters
+        if not (on_cpu(x) and x.dtype == torch.float32 and x.dim() == 2 and parameters[0][0].dim() == 2):
+            return forward(x, parameters, self.activations)
+        if len(x) * max(weight.numel() for weight, _ in parameters) >= numpy_mlp.LARGE:
+            return forward(x, parameters, self.activations)
+        y, trace = numpy_mlp.forward(x.detach().numpy(), self._arrays(parameters), self.activations)
         return torch.from_numpy(y), trace
 
-    def _arrays(self) -> numpy_mlp.Views:
+    def _arrays(self, parameters: Parameters) -> numpy_mlp.Views:
         """The parameters as arrays of the same memory, made anew after a parameter has moved."""
-        places, views = self._views
-        now = [parameter.data_ptr() for parameter in self.flat]
-        if places != now:
-            views = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self.parameters]
+        pointers, views = self._views
+        now = [x.data_ptr() for pair in parameters for x in pair]
+        if pointers != now:
+            views = [(weight.detach().numpy(), bias.detach().numpy()) for weight, bias in parameters]
             self._views = now, views
         return views
 
     def backward(
-        self, gradient: Tensor, trace: Trace | numpy_mlp.NumpyTrace, learning: list[bool], with_input: bool
+        self, gradient: Tensor, trace: Trace | numpy_mlp.NumpyTrace, learning: Learning, with_input: bool
     ) -> Any:
         """Add the gradients of the `learning` parameters to `.grad`; returns dL/d input if `with_input`, else None."""
         if self.activations[-1] != "none":
@@ -250,26 +267,27 @@ class Layers:
         if isinstance(trace, numpy_mlp.NumpyTrace):
             return self._backward_in_numpy(gradient.numpy(), trace, learning, with_input)
         for i, of_affine in backward(gradient, self.activations, trace):
-            weight, bias = self.parameters[i]
-            if learning[2 * i]:
+            weight, bias = learning[2 * i : 2 * i + 2]
+            if weight is not None:
                 _accumulate(weight, from_bf16(weight_gradient(of_affine, trace.seen[i])))
-            if learning[2 * i + 1]:
+            if bias is not None:
                 _accumulate(bias, bias_gradient(of_affine))
         return from_bf16(product(of_affine, trace.weights[0])) if with_input else None
 
     def _backward_in_numpy(
-        self, gradient: np.ndarray, trace: numpy_mlp.NumpyTrace, learning: list[bool], with_input: bool
+        self, gradient: np.ndarray, trace: numpy_mlp.NumpyTrace, learning: Learning, with_input: bool
     ) -> Any:
         if not self._gradients:  # in one piece, so that its norm is one call (see algos.optimizer_step)
-            memory = torch.empty(sum(each.numel() for each in self.flat)).split([each.numel() for each in self.flat])
-            views = [part.view(each.shape) for part, each in zip(memory, self.flat, strict=True)]
+            flat = self.flat
+            memory = torch.empty(sum(each.numel() for each in flat)).split([each.numel() for each in flat])
+            views = [part.view(each.shape) for part, each in zip(memory, flat, strict=True)]
             self._gradients = [(view, view.numpy()) for view in views]
         for i, of_affine in numpy_mlp.backward(gradient, self.activations, trace):
             ones = np.ones(len(of_affine), np.float32)  # times rows it is their sum, in two thirds of the time
             for j, left, right in ((2 * i, of_affine.T, trace.seen[i]), (2 * i + 1, ones, of_affine)):
-                if not learning[j]:
+                if (parameter := learning[j]) is None:
                     continue
-                parameter, (tensor, array) = self.flat[j], self._gradients[j]
+                tensor, array = self._gradients[j]
                 if parameter.grad is None:
                     np.dot(left, right, out=array)
                     parameter.grad = tensor
@@ -285,43 +303,30 @@ def together(x: Tensor, *networks: Layers) -> tuple[Tensor, ...]:
     """
     if torch.is_inference_mode_enabled() or is_plain() or networks[0].norms:
         return tuple(network.plain(x) for network in networks)
-    if x.dim() == 2 or networks[0].flat[0].dim() == 3:
+    if x.dim() == 2 or networks[0].places[0]["weight"].dim() == 3:
         return _together(x, networks)
-    found = _together(x.reshape(-1, x.shape[-1]), networks)
-    return tuple(y.view(*x.shape[:-1], -1) for y in found)
+    return tuple(y.view(*x.shape[:-1], -1) for y in _together(x.reshape(-1, x.shape[-1]), networks))
 
 
 def _together(x: Tensor, networks: tuple[Layers, ...]) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled():
         learning = [network.learning() for network in networks]
-        anchor = next(
-            (
-                network.flat[flags.index(True)]
-                for network, flags in zip(networks, learning, strict=True)
-                if True in flags
-            ),
-            None,
-        )
+        if not _are_leaves(every := list(itertools.chain(*learning))):
+            return tuple(network.plain(x) for network in networks)
+        anchor = next(filter(_is_some, every), None)
         if anchor is not None or x.requires_grad:
             found: tuple[Tensor, ...] = _networks(x, anchor, networks, learning)
             return found
     return tuple(network.evaluate(x)[0] for network in networks)
 
 
-def normalized(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    """Layer normalisation of [..., out] by gain and shift [out], or of [k, n, out] by those of k networks [k, out]."""
-    if gain.dim() == 1:
-        return F.layer_norm(x, gain.shape, gain, shift)
-    return F.layer_norm(x, gain.shape[1:]) * gain.unsqueeze(1) + shift.unsqueeze(1)
+def _is_some(x: Tensor | None) -> bool:
+    return x is not None
 
 
-def layers_of(modules: Iterable[nn.Module], activations: Sequence[str], norms: Iterable[nn.Module] = ()) -> Layers:
-    """Layers of nn.Linear modules, and of nn.LayerNorm modules of the first of them.
-
-    Attribute lookup in modules would take longer than evaluating a few rows.
-    """
-    linears, pairs = ([(module.weight, module.bias) for module in each] for each in (modules, norms))
-    return Layers(linears, activations, pairs)  # type: ignore[arg-type]
+def _are_leaves(learning: Iterable[Tensor | None]) -> bool:
+    """Whether all are leaves of the graph, which have a `.grad`; functional_call may be given others."""
+    return all(x is None or x.is_leaf for x in learning)
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
@@ -340,7 +345,7 @@ class _Networks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor | None, networks: tuple[Layers, ...], learning: list[list[bool]]
+        ctx: Any, x: Tensor, anchor: Tensor | None, networks: tuple[Layers, ...], learning: list[Learning]
     ) -> tuple[Tensor, ...]:
         found = [network.evaluate(x) for network in networks]
         ctx.set_materialize_grads(False)
@@ -363,7 +368,7 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor | None, layers: Layers, parts: Parts, learned: Layers, learning: list[bool]
+        ctx: Any, x: Tensor, anchor: Tensor | None, layers: Layers, parts: Parts, learned: Layers, learning: Learning
     ) -> tuple[Tensor, Tensor]:
         part, rest = parts
         y, trace = forward(x, layers.parameters, layers.activations)

@@ -17,10 +17,9 @@ from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.masks import masked_logits, masked_logits_numpy, split_mask
-from rlframe.models.mlp import Mlp
+from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perturbed import Perturbation
-from rlframe.models.state_dependent import FeatureMlp
 
 
 class Actor(nn.Module):
@@ -45,12 +44,12 @@ class Actor(nn.Module):
         observation_space = without_mask(observation_space) if masked else observation_space
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.encoder = make_features(observation_space, config)
-        sizes = feature_size(self.encoder), config.hidden
-        self.mlp: Mlp | FeatureMlp
+        sizes = [feature_size(self.encoder), *config.hidden]
         if make_head is None:
-            self.mlp = Mlp(*sizes, param_size, config.activation, config.layer_norm)
+            self.mlp = Network([*sizes, param_size], config.activation, norm=config.norm)
         else:
-            self.mlp = FeatureMlp(*sizes, config.activation, make_head, config.layer_norm)
+            self.mlp = Network(sizes, config.activation, config.activation, config.norm)
+        self.head = make_head(self.mlp.size) if make_head else nn.Identity()
 
     def normalized(self, observation: Tree) -> Tree:
         """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
@@ -64,7 +63,7 @@ class Actor(nn.Module):
         if self.masked:
             rest, mask = split_mask(normalized)
             return masked_logits(self.mlp(self.encoder(rest)), mask)
-        return self.mlp(self.encoder(normalized))
+        return self.head(self.mlp(self.encoder(normalized)))
 
     def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
         """Parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
@@ -75,21 +74,18 @@ class Actor(nn.Module):
         features = self.encoder(normalized)
         with torch.no_grad():
             next_features = self.encoder(next_normalized)
-        return self.mlp.first_with_rest(torch.cat([features, next_features]), len(features))
+        params, next_params = self.mlp.first_with_rest(torch.cat([features, next_features]), len(features))
+        with torch.no_grad():
+            next_params = self.head(next_params)
+        return self.head(params), next_params
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
-    @property
-    def head(self) -> nn.Module:
-        """What maps features to the parameters, where exploration needs the features."""
-        assert isinstance(self.mlp, FeatureMlp)
-        return self.mlp.head
-
     def with_features(self, observation: Tree) -> tuple[Tensor, Tensor]:
         """The parameters, and the features [n, F] that the head maps to them."""
-        assert isinstance(self.mlp, FeatureMlp)
-        return self.mlp.with_features(self.encoder(self.normalized(observation)))
+        features = self.mlp(self.encoder(self.normalized(observation)))
+        return self.head(features), features
 
     def perturbed(self, observation: Tree, perturbation: Perturbation, scale: Tensor) -> Tensor:
         """The parameters of rows whose linear layers are perturbed by the scales [n, 1]."""
@@ -105,10 +101,10 @@ class Actor(nn.Module):
         encode = self._numpy_encoder(n)
         if encode is None:
             return None
-        body = numpy_inference.mlp(self.mlp.layers)
+        body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.head)
 
         def forward(observation: Tree) -> np.ndarray:
-            return body(encode(observation)).reshape(n, -1)
+            return head(body(encode(observation))).reshape(n, -1)
 
         def masked(observation: Tree) -> np.ndarray:
             rest, mask = split_mask(observation)
@@ -118,11 +114,10 @@ class Actor(nn.Module):
 
     def numpy_with_features(self, n: int) -> Callable[[Tree], tuple[np.ndarray, np.ndarray]] | None:
         """`with_features` in NumPy, as `numpy_forward`."""
-        assert isinstance(self.mlp, FeatureMlp)
         encode = self._numpy_encoder(n)
         if encode is None:
             return None
-        body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.mlp.head)
+        body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.head)
 
         def forward(observation: Tree) -> tuple[np.ndarray, np.ndarray]:
             features = body(encode(observation))

@@ -13,12 +13,12 @@ from rlframe.core.spaces import action_parts
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Distribution
-from rlframe.kernels.mlp import Layers, layers_of, together
+from rlframe.kernels.mlp import Layers, together
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
 from rlframe.models.encoders import Encoder, Vector, feature_size, has_images, make_encoder
+from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
-from rlframe.models.mlp import GaussianHead, policy_head, value_head
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.transformer import Transformer
 
@@ -91,7 +91,7 @@ def make_memory(config: ModelConfig, in_size: int) -> Memory | Transformer | Non
 
 
 class ActorCritic(PolicyModel):
-    """Policy and value on a shared trunk or on two of the same shape, with one normaliser."""
+    """Policy and value on a shared trunk or on two, with one normaliser."""
 
     def __init__(
         self,
@@ -107,10 +107,12 @@ class ActorCritic(PolicyModel):
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         self.actor = Trunk(observation_space, action_space, config)
         shared = config.shared or has_images(observation_space)
-        self.critic = None if shared else Trunk(observation_space, action_space, config)
+        if shared:
+            config.check_no_critic("policy and value share theirs (model.shared=true, or images)")
+        self.critic = None if shared else Trunk(observation_space, action_space, config.of_critic())
         size, std = self.actor.size, (config.log_std, config.state_dependent_std)
         self.policy_head = make_head(size) if make_head else policy_head(distribution, size, *std)
-        self.value_head = value_head(size)
+        self.value_head = value_head(self.critic.size if self.critic else size)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
         self._policy, self._value = (
             _linear_network(self.actor, self.policy_head),
@@ -212,4 +214,4 @@ def _linear_network(trunk: Trunk | None, head: nn.Module) -> Layers | None:
     last = head.mean if isinstance(head, GaussianHead) else head
     if trunk is None or trunk.layers is None or not isinstance(last, nn.Linear):
         return None
-    return trunk.layers.then(layers_of([last], ("none",)))
+    return trunk.layers.then(Layers([last._parameters], ("none",)))

@@ -16,15 +16,17 @@ from rlframe.core.config import choice, count, number, option, sizes
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
+from rlframe.models.network import NORMS, batch_statistics
 
-Network = TypeVar("Network", bound=nn.Module)
+Module = TypeVar("Module", bound=nn.Module)
+ACTIVATIONS = ("tanh", "relu", "elu", "silu")
 NumpyForward = Callable[[AgentInputs, Tree], tuple[np.ndarray, np.ndarray, Tree]]
 
 
-def with_modes(network: Network) -> Network:
-    """The network, from now on in train mode where its gradient is recorded, and in eval mode elsewhere.
+def with_modes(network: Module) -> Module:
+    """A user's network, from now on in train mode where its gradient is recorded, and in eval mode elsewhere.
 
-    So dropout is not active in acting, targets, exports, and where parameters are frozen.
+    So dropout is not active in acting, targets, exports, and where parameters are frozen. rlframe's need no mode.
     """
     if not (type(network).__module__.startswith("rlframe.") or _has_hook(network)):
         network.eval().register_forward_pre_hook(_follow_gradient)
@@ -36,8 +38,8 @@ def _has_hook(network: nn.Module) -> bool:
 
 
 def has_modes(network: nn.Module) -> bool:
-    """Whether some of it is a user's network, which may differ in train and eval mode."""
-    return any(map(_has_hook, network.modules()))
+    """Whether it may compute something else when it learns: a user's network, or batch normalisation."""
+    return any(map(_has_hook, network.modules())) or bool(batch_statistics(network))
 
 
 def _follow_gradient(network: nn.Module, _: object) -> None:
@@ -49,8 +51,9 @@ def _follow_gradient(network: nn.Module, _: object) -> None:
 
 
 def statistics(network: nn.Module) -> list[Tensor]:
-    """Running statistics of the users' networks in it, as those of batch normalisation."""
-    buffers = {id(x): x for module in network.modules() if _has_hook(module) for x in module.buffers()}
+    """Running statistics of batch normalisation, and all buffers of the users' networks in it."""
+    of_users = [x for module in network.modules() if _has_hook(module) for x in module.buffers()]
+    buffers = {id(x): x for x in (*batch_statistics(network), *of_users)}
     return [buffer for buffer in buffers.values() if buffer.is_floating_point()]
 
 
@@ -103,6 +106,15 @@ class PolicyModel(Model):
 
 
 @chz.chz
+class CriticConfig:
+    """What the networks of critics, or of the state value beside a policy, have of their own."""
+
+    hidden: tuple[int, ...] = sizes((), "widths of the fully connected layers; []: those of the policy")
+    activation: str = choice("auto", ("auto", *ACTIVATIONS), "auto: that of the policy")
+    norm: str = choice("auto", ("auto", *NORMS), "normalisation; auto: that of the policy")
+
+
+@chz.chz
 class ModelConfig:
     """A network: encoder, memory, normalisation. Heads follow from the agent and the action space."""
 
@@ -113,8 +125,9 @@ class ModelConfig:
     pools: tuple[int, ...] = sizes((), "sides of the squares of max pooling after each convolution; []: none")
     hidden: tuple[int, ...] = sizes((64, 64), "widths of the fully connected layers of vectors")
     image_hidden: tuple[int, ...] = sizes((512,), "widths of the fully connected layers after an image encoder")
-    activation: str = choice("tanh", ("tanh", "relu", "elu", "silu"), "between fully connected layers")
-    layer_norm: bool = option(False, "layer normalisation before the activations of fully connected layers")
+    activation: str = choice("tanh", ACTIVATIONS, "between fully connected layers")
+    norm: str = choice("none", NORMS, "normalisation of each row, or over the batch, before these activations")
+    critic: CriticConfig = chz.field(default=CriticConfig(), doc="networks of critics or state values, if separate")
     memory: str = choice("none", ("none", "lstm", "gru", "transformer"), "what follows the encoder")
     memory_size: int = count(64, "width of the memory")
     memory_window: int = count(32, "rows that a transformer attends to: a row and those before it", low=2, high=2**16)
@@ -133,6 +146,21 @@ class ModelConfig:
     log_std: float = number(
         0.0, "initial log standard deviation of Gaussian policies, not of td3, ddpg", low=-20.0, high=10.0
     )
+
+    def of_critic(self) -> ModelConfig:
+        """This config with what critics, or the network of the state's value, have of their own."""
+        own = self.critic
+        return chz.replace(
+            self,
+            hidden=own.hidden or self.hidden,
+            activation=self.activation if own.activation == "auto" else own.activation,
+            norm=self.norm if own.norm == "auto" else own.norm,
+        )
+
+    def check_no_critic(self, why: str) -> None:
+        """Raise ConfigError if networks of critics have something of their own, where there are none."""
+        if self.critic != CriticConfig():
+            raise ConfigError(f"model.critic is for separate networks of critics or values, but {why}; leave it out")
 
     @chz.validate
     def _check(self) -> None:

@@ -18,34 +18,10 @@ from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels import convolutions
 from rlframe.kernels.device import in_bf16
-from rlframe.kernels.mlp import layers_of
 from rlframe.models.base import ModelConfig, with_modes
+from rlframe.models.network import Network, orthogonal
 
 _NATURE_MINIMUM = 36  # pixels per side, below which the Nature CNN has no output
-
-
-def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
-    """Orthogonal weights and zero bias (Saxe et al. 2014; sqrt(2) as in Schulman et al.'s PPO code)."""
-    assert isinstance(layer.weight, Tensor) and isinstance(layer.bias, Tensor)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class HiddenLayers(nn.Module):
-    """Linear layers with the activation after each."""
-
-    def __init__(self, in_size: int, hidden: Sequence[int], activation: str, layer_norm: bool = False) -> None:
-        super().__init__()
-        self.linears = nn.ModuleList()
-        for size in hidden:
-            self.linears.append(orthogonal(nn.Linear(in_size, size)))
-            in_size = size
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden if layer_norm)
-        self.layers = layers_of(self.linears, (activation,) * len(hidden), self.norms)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
 
 
 class Vector(nn.Module):
@@ -219,8 +195,9 @@ class Encoder(nn.Module):
         size = sum(leaf.size for leaf in self.leaves if isinstance(leaf, Vector))
         size += sum(_n_features(leaf) for leaf in self.image_leaves)
         hidden = config.image_hidden if any(self.order) else config.hidden
-        self.mlp = HiddenLayers(size, hidden, "relu" if any(self.order) else config.activation, config.layer_norm)
-        self.size = hidden[-1] if hidden else size
+        activation = "relu" if any(self.order) else config.activation
+        self.mlp = Network([size, *hidden], activation, activation, config.norm, gain=math.sqrt(2))
+        self.size = self.mlp.size
         self._only = list(self.leaves) if self.order == [False] else []  # in a list: not registered twice
 
     def _add(self, space: Space, config: ModelConfig) -> None:
@@ -240,7 +217,7 @@ class Encoder(nn.Module):
 
     def forward(self, observation: Tree) -> Tensor:
         features = self.features(observation)
-        return self.mlp(features) if self.mlp.linears else features
+        return self.mlp(features)
 
     def features(self, observation: Tree) -> Tensor:
         """The input of the MLP."""

@@ -12,7 +12,7 @@ from rlframe.core.spaces import AVAILABLE_ACTIONS, action_features, without
 from rlframe.distributions import Categorical, Distribution
 from rlframe.models.actor_critic import ActorCritic
 from rlframe.models.base import ModelConfig, PolicyModel
-from rlframe.models.mlp import Mlp
+from rlframe.models.network import Network
 from rlframe.models.parametric import ParametricPolicy, ParametricQ
 from rlframe.models.q_network import QModel, QNetwork
 
@@ -62,6 +62,6 @@ def _action_features(observation_space: Space, action_space: Space, config: Mode
     return action_features(observation_space, action_space)
 
 
-def _embedding(d: int, config: ModelConfig) -> Mlp:
+def _embedding(d: int, config: ModelConfig) -> Network:
     """w(a) [..., E] of actions [..., d], with one hidden layer of the same width."""
-    return Mlp(d, (config.action_embedding,), config.action_embedding, config.activation, config.layer_norm)
+    return Network([d, config.action_embedding, config.action_embedding], config.activation, norm=config.norm)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -19,12 +20,11 @@ from rlframe.core.types import AgentInputs
 from rlframe.kernels.mlp import Layers
 from rlframe.kernels.numpy_mlp import ACTIVATIONS, sigmoid
 from rlframe.models.encoders import ConvNet, Encoder, FirstConv2d, Image, Vector
+from rlframe.models.heads import VARIANCE, GaussianHead, JointHead, StateDependentHead
 from rlframe.models.memory import Memory
-from rlframe.models.mlp import GaussianHead, JointHead
+from rlframe.models.network import BATCH_EPSILON, LAYER_EPSILON, Linear, Norm
 from rlframe.models.normalize import CLIP, EPSILON, ObservationNorm, RunningNorm
-from rlframe.models.state_dependent import VARIANCE, StateDependentHead
 
-LAYER_NORM_EPSILON = np.float32(1e-5)  # torch's
 BLOCK = 4  # rows per matrix product; 8 x 256 by 256 x 256 takes 12 us, in one block or in two
 
 Array = np.ndarray
@@ -66,7 +66,7 @@ def mlp(layers: Layers) -> Map:
         (affine(*pair), ACTIVATIONS[name].forward)
         for pair, name in zip(layers.parameters, layers.activations, strict=True)
     ]
-    norms = [layer_norm(*pair) for pair in layers.norms]
+    norms = [normalization(norm) for norm in layers.norms]
 
     def forward(x: Array) -> Array:
         for linear, activation in parts:
@@ -82,16 +82,21 @@ def mlp(layers: Layers) -> Map:
     return with_norms if norms else forward
 
 
-def layer_norm(gain: Tensor, shift: Tensor) -> Map:
-    """Rows to mean 0 and variance 1, times gain, plus shift, as nn.LayerNorm."""
-    g, s = as_numpy(gain), as_numpy(shift)
+def normalization(module: Any) -> Map:
+    """Rows normalised as `Norm` does where it does not learn."""
+    assert isinstance(module, Norm)
+    g, s, batch = as_numpy(module.weight), as_numpy(module.bias), module.kind == "batch"
+    mean, variance = (as_numpy(module.mean), as_numpy(module.variance)) if batch else (g, g)
 
-    def forward(x: Array) -> Array:
+    def by_running_statistics(x: Array) -> Array:
+        return (x - mean) / np.sqrt(variance + np.float32(BATCH_EPSILON)) * g + s
+
+    def by_row(x: Array) -> Array:
         centred = x - x.mean(-1, keepdims=True)
-        variance = np.square(centred).mean(-1, keepdims=True)
-        return centred / np.sqrt(variance + LAYER_NORM_EPSILON) * g + s
+        squares = np.square(centred).mean(-1, keepdims=True)
+        return centred / np.sqrt(squares + np.float32(LAYER_EPSILON)) * g + s
 
-    return forward
+    return by_running_statistics if batch else by_row
 
 
 def vector(module: nn.Module) -> Map:
@@ -191,8 +196,10 @@ def head(module: nn.Module) -> Map:
         case JointHead():
             parts = [head(part) for part in module.heads]
             return lambda x: _side_by_side(parts, [x] * len(parts))
-        case nn.Linear():
+        case nn.Linear() | Linear():
             return affine(module.weight, module.bias)
+        case nn.Identity():
+            return lambda x: x
     raise TypeError(f"{type(module).__name__} is not a known head")
 
 

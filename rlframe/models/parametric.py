@@ -20,11 +20,11 @@ from rlframe.core.types import AgentInputs
 from rlframe.models import numpy_inference
 from rlframe.models.base import NumpyForward, PolicyModel
 from rlframe.models.masks import split, split_inputs
-from rlframe.models.mlp import Mlp
+from rlframe.models.network import Network
 from rlframe.models.q_network import NumpyQ, QModel
 
 
-def _products(actions: Mlp) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _products(actions: Network) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Inner products [n, A, k] in NumPy, of the embeddings of actions [n, A, d] and of states [n, E, k]."""
     embed = numpy_inference.mlp(actions.layers)
     return lambda available, state: np.matmul(embed(available.astype(np.float32, copy=False)), state)
@@ -33,7 +33,7 @@ def _products(actions: Mlp) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
 class ParametricPolicy(PolicyModel):
     """The logits are inner products of the parameters that `model` gives, and of the embeddings of actions."""
 
-    def __init__(self, model: PolicyModel, actions: Mlp) -> None:
+    def __init__(self, model: PolicyModel, actions: Network) -> None:
         super().__init__()
         self.model, self.actions, self.uses_previous = model, actions, model.uses_previous
 
@@ -64,7 +64,7 @@ class ParametricPolicy(PolicyModel):
 class ParametricQ(QModel):
     """The values [..., A, n_atoms] are inner products of those that `model` gives [..., E, n_atoms], and of actions."""
 
-    def __init__(self, model: QModel, actions: Mlp) -> None:
+    def __init__(self, model: QModel, actions: Network) -> None:
         super().__init__()
         self.model, self.actions, self.uses_previous = model, actions, model.uses_previous
 

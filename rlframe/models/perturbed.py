@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
-from rlframe.kernels.mlp import ACTIVATIONS, Layers, normalized
+from rlframe.kernels.mlp import ACTIVATIONS, Layers
 from rlframe.kernels.numpy_mlp import ACTIVATIONS as NUMPY_ACTIVATIONS
-from rlframe.models.numpy_inference import affine, layer_norm
+from rlframe.models.numpy_inference import affine, normalization
 
 
 class Perturbation(nn.Module):
     """Standard normal noise ξ for each parameter θ of some layers; a row of scale s is evaluated with θ + s ξ.
 
-    It is kept apart from the parameters, so that these stay clean and may be learned while it lasts. Layer
-    normalisation has no noise.
+    It is kept apart from the parameters, so that these stay clean and may be learned while it lasts. Normalisation has
+    no noise.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -44,13 +44,13 @@ class Perturbation(nn.Module):
         parts = zip_longest(layers.parameters, noises[::2], noises[1::2], self.activations, layers.norms)
         for (weight, bias), of_weight, of_bias, name, norm in parts:
             x = linear(x, weight, bias) + scale * linear(x, of_weight, of_bias)
-            x = ACTIVATIONS[name].plain(normalized(x, *norm) if norm else x)
+            x = ACTIVATIONS[name].plain(norm(x) if norm else x)
         return x
 
     def numpy_forward(self, layers: Layers) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for rows and scales in blocks, on views of all parameters."""
         noises = list(self.buffers())
-        norms = [layer_norm(*pair) for pair in layers.norms]
+        norms = [normalization(norm) for norm in layers.norms]
         parts = [
             (affine(*pair), affine(of_weight, of_bias), norm, NUMPY_ACTIVATIONS[name].forward)
             for pair, of_weight, of_bias, norm, name in zip_longest(

@@ -1,14 +1,12 @@
-"""Q-networks of the DQN family, for agents.q: a trunk with a plain, dueling or noisy head, and value kinds.
-
-A value kind says how the head's numbers become a Q-value: expected, categorical or quantile.
-"""
+"""Q-networks of the DQN family, for agents.q: a trunk with a plain, dueling or noisy head."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import chz
 import numpy as np
@@ -21,135 +19,19 @@ from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
-from rlframe.kernels.mlp import layers_of
 from rlframe.models import numpy_inference
 from rlframe.models.actor_critic import Trunk
 from rlframe.models.base import Model, ModelConfig
-from rlframe.models.encoders import has_images, orthogonal
+from rlframe.models.encoders import has_images
+from rlframe.models.network import Network, Norm
 from rlframe.models.normalize import ObservationNorm
-from rlframe.ops.q_learning import categorical_loss, expected_loss, quantile_loss
-
-
-class QValue(ABC):
-    """How `n_atoms` numbers for each action become its Q-value; stateless."""
-
-    n_atoms: int
-
-    @abstractmethod
-    def q(self, values: Tensor) -> Tensor:
-        """Q [..., A] from the head's output [..., A, n_atoms]."""
-
-    @abstractmethod
-    def q_numpy(self, values: np.ndarray) -> np.ndarray:
-        """The same in NumPy."""
-
-    def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
-        """Values [n, n_atoms] of the action that is best in `chooser`; both [n, A, n_atoms]."""
-        return of_actions(values, self.q(chooser).argmax(-1))
-
-    @abstractmethod
-    def loss(
-        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, error and Q-value [n] of the actions taken; only the loss has a gradient (see ops.q_learning).
-
-        Args:
-            values: [n, A, n_atoms].    action: [n] int64.    target: [n, n_atoms] of the next action.
-            return_, bootstrap: [n].
-        """
-
-
-def of_actions(values: Tensor, action: Tensor) -> Tensor:
-    """Values [n, n_atoms] of one action [n] per row, from the values of all actions [n, A, n_atoms]."""
-    index = action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
-    return values.gather(1, index).squeeze(1)
-
-
-class ExpectedValue(QValue):
-    """The expected return itself (Mnih et al. 2015)."""
-
-    n_atoms = 1
-
-    def __init__(self, huber_delta: float = 1.0) -> None:
-        """`huber_delta`: |error| above which the loss is linear."""
-        self.huber_delta = huber_delta
-
-    def q(self, values: Tensor) -> Tensor:
-        return values.squeeze(-1)
-
-    def q_numpy(self, values: np.ndarray) -> np.ndarray:
-        return values[..., 0]
-
-    def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
-        return values.amax(1) if chooser is values else super().of_best(values, chooser)
-
-    def loss(
-        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return expected_loss(values, action, target.squeeze(-1), return_, bootstrap, self.huber_delta)
-
-
-class CategoricalValue(QValue):
-    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017).
-
-    Raises:
-        ValueError: fewer than two atoms, or an empty range.
-    """
-
-    def __init__(self, n_atoms: int, v_min: float, v_max: float) -> None:
-        if n_atoms < 2 or not v_min < v_max:
-            raise ValueError(
-                f"algo.n_atoms={n_atoms} must be at least 2 and algo.v_min={v_min} below algo.v_max={v_max}"
-            )
-        self.n_atoms, self.v_min, self.v_max = n_atoms, v_min, v_max
-        self.support = torch.linspace(v_min, v_max, n_atoms)  # z
-
-    def q(self, values: Tensor) -> Tensor:
-        if values.is_cpu:
-            return values.softmax(-1) @ self.support
-        # Made on the GPU: a copy would make each update wait.
-        return values.softmax(-1) @ torch.linspace(self.v_min, self.v_max, self.n_atoms, device=values.device)
-
-    def q_numpy(self, values: np.ndarray) -> np.ndarray:
-        weights = np.exp(values - values.max(-1, keepdims=True))
-        return (weights * self.support.numpy()).sum(-1) / weights.sum(-1)
-
-    def loss(
-        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        taken = of_actions(values, action)
-        losses = categorical_loss(taken, target, return_, bootstrap, self.v_min, self.v_max)
-        return *losses, self.q(taken.detach())
-
-
-class QuantileValue(QValue):
-    """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
-
-    def __init__(self, n_atoms: int, huber_delta: float = 1.0) -> None:
-        if n_atoms < 1:
-            raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
-        self.n_atoms, self.huber_delta = n_atoms, huber_delta
-
-    def q(self, values: Tensor) -> Tensor:
-        return values.mean(-1)
-
-    def q_numpy(self, values: np.ndarray) -> np.ndarray:
-        return values.mean(-1)
-
-    def loss(
-        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        taken = of_actions(values, action)
-        losses = quantile_loss(taken, target, return_, bootstrap, self.huber_delta)
-        return *losses, self.q(taken.detach())
-
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
 
 
 class QModel(Model):
-    """Maps agent inputs to `n_atoms` numbers for each action (see QValue)."""
+    """Maps agent inputs to `n_atoms` numbers for each action (see critics.values)."""
 
     @abstractmethod
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
@@ -194,30 +76,24 @@ class NoisyLinear(nn.Module):
         return linear(x, self.weight, self.bias) + noisy * noise
 
 
-class Stream(nn.Module):
-    """The layers from features to the values or advantages, with or without hidden layers."""
+class NoisyLayers(nn.Module):
+    """The layers from features to values or advantages, all noisy, with relu between them."""
 
-    def __init__(self, n_in: int, hidden: tuple[int, ...], n_out: int, noisy: bool, layer_norm: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int], norm: str) -> None:
         super().__init__()
-        pairs = itertools.pairwise([n_in, *hidden, n_out])
-        self.layers = nn.ModuleList(
-            NoisyLinear(*pair) if noisy else orthogonal(nn.Linear(*pair), 1.0) for pair in pairs
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden if layer_norm)
-        self.linears_only = None if noisy else layers_of(self.layers, (*["relu"] * len(hidden), "none"), self.norms)
+        self.linears = nn.ModuleList(NoisyLinear(*pair) for pair in itertools.pairwise(sizes))
+        self.norms = nn.ModuleList(Norm(norm, size, 0) for size in sizes[1:-1] if norm != "none")
 
     def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
-        if self.linears_only:
-            return self.linears_only(x)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.linears):
             x = self.norms[index - 1](x) if index and self.norms else x
             x = layer(F.relu(x) if index else x, noisy)
         return x
 
     def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """`forward` in NumPy, for blocks of rows."""
-        layers = [_layer_on_numpy(layer) for layer in self.layers]
-        norms = [numpy_inference.layer_norm(norm.weight, norm.bias) for norm in self.norms]  # type: ignore[arg-type]
+        layers = [_noisy_on_numpy(layer) for layer in self.linears]
+        norms = [numpy_inference.normalization(norm) for norm in self.norms]
 
         def forward(x: np.ndarray, noisy: np.ndarray) -> np.ndarray:
             for index, layer in enumerate(layers):
@@ -228,14 +104,29 @@ class Stream(nn.Module):
         return forward
 
 
-def _layer_on_numpy(layer: nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    if not isinstance(layer, NoisyLinear):
-        affine = numpy_inference.head(layer)
-        return lambda x, noisy: affine(x)
+def _noisy_on_numpy(layer: Any) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     mean = numpy_inference.affine(layer.weight, layer.bias)
     sigma = numpy_inference.affine(layer.weight_sigma, layer.bias_sigma)
     noise_in, noise_out = as_numpy(layer.noise_in), as_numpy(layer.noise_out)
     return lambda x, noisy: mean(x) + noisy * (sigma(x * noise_in) * noise_out)
+
+
+class Stream(nn.Module):
+    """What maps features to the values or advantages: linear layers, noisy or not."""
+
+    def __init__(self, sizes: Sequence[int], noisy: bool, norm: str) -> None:
+        super().__init__()
+        self.network = NoisyLayers(sizes, norm) if noisy else Network(sizes, "relu", norm=norm, gain=1.0)
+
+    def forward(self, x: Tensor, noisy: Tensor | float) -> Tensor:
+        return self.network(x) if isinstance(self.network, Network) else self.network(x, noisy)
+
+    def numpy_forward(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """`forward` in NumPy, for blocks of rows."""
+        if isinstance(self.network, NoisyLayers):
+            return self.network.numpy_forward()
+        forward = numpy_inference.mlp(self.network.layers)
+        return lambda x, noisy: forward(x)
 
 
 class QNetwork(QModel):
@@ -251,6 +142,7 @@ class QNetwork(QModel):
         noisy: bool = False,
     ) -> None:
         super().__init__()
+        config.check_no_critic("a Q-network is the one that acts")
         self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
         name = "image_hidden" if has_images(observation_space) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
@@ -260,11 +152,12 @@ class QNetwork(QModel):
         self.trunk = Trunk(observation_space, action_space, config)
         self.uses_previous = config.feed_back or config.memory != "none"
         self.n_actions, self.n_atoms = int(action_space.n), n_atoms
-        self.advantage = Stream(self.trunk.size, hidden, self.n_actions * n_atoms, noisy, config.layer_norm)
-        self.value = Stream(self.trunk.size, hidden, n_atoms, noisy, config.layer_norm) if dueling else None
-        trunk, head = self.trunk.layers, self.advantage.linears_only
+        sizes = [self.trunk.size, *hidden]
+        self.advantage = Stream([*sizes, self.n_actions * n_atoms], noisy, config.norm)
+        self.value = Stream([*sizes, n_atoms], noisy, config.norm) if dueling else None
+        trunk, head = self.trunk.layers, self.advantage.network
         # A network of linear layers alone is evaluated as one autograd node:
-        self._linear_network = trunk.then(head) if trunk and head and not dueling else None
+        self._linear_network = trunk.then(head.layers) if trunk and isinstance(head, Network) and not dueling else None
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:

@@ -47,7 +47,7 @@ def categorical_loss(
     (Bellemare, Dabney & Munos 2017, arXiv 1707.06887, algorithm 1; the KL as priority: Hessel et al. 2018)
 
     Args:
-        logits, target_logits: [n, N], for N returns spaced evenly from v_min to v_max.
+        logits, target_logits: [..., n, N] and [n, N], for N returns spaced evenly from v_min to v_max.
     """
     target = project(target_logits.detach().softmax(-1), return_, bootstrap, v_min, v_max)
     cross_entropy = -(target * logits.log_softmax(-1)).sum(-1)
@@ -79,7 +79,12 @@ def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: floa
 
 
 def quantile_loss(
-    theta: Tensor, target_theta: Tensor, return_: Tensor, bootstrap: Tensor, huber_delta: float = 1.0
+    theta: Tensor,
+    target_theta: Tensor,
+    return_: Tensor,
+    bootstrap: Tensor,
+    huber_delta: float = 1.0,
+    clip: Any = math.inf,
 ) -> tuple[Tensor, Tensor]:
     """Quantile Huber loss, summed over quantiles, averaged over target samples; the error is |mean δ|.
 
@@ -87,9 +92,10 @@ def quantile_loss(
     (Dabney et al. 2018, arXiv 1710.10044, eq. 10 and algorithm 1)
 
     Args:
-        theta, target_theta: [n, N] quantiles.    huber_delta: κ; inf: half the squared error.
+        theta, target_theta: [..., n, N] and [n, N] quantiles.    huber_delta: κ; inf: half the squared error.
+        clip: of the targets (see clip_target).
     """
-    target = return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach()
+    target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
     (loss,) = quantile_huber(theta, target, huber_delta)
     return loss, (target.mean(-1) - theta.detach().mean(-1)).abs()
 

@@ -26,8 +26,8 @@ from rlframe.core.spaces import zeros
 from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.distributions import make_distribution
-from rlframe.models.encoders import HiddenLayers, orthogonal
-from rlframe.models.mlp import GaussianHead, policy_head
+from rlframe.models.heads import GaussianHead, policy_head
+from rlframe.models.network import Network, orthogonal
 from rlframe.models.normalize import RunningNorm
 from rlframe.ops.masked import mean_weights
 from rlframe.optimizers.moments import Adam
@@ -210,7 +210,7 @@ class RND(Bonus):
         size = config.embedding
         target, predictor = encoder_of(space, config.hidden), encoder_of(space, config.hidden)
         self.target = nn.Sequential(target, orthogonal(nn.Linear(target.size, size))).requires_grad_(False)
-        layers = HiddenLayers(predictor.size, (size, size), "relu")
+        layers = _hidden(predictor.size, size, size)
         self.predictor = nn.Sequential(predictor, layers, orthogonal(nn.Linear(size, size)))
 
     def steps(self, samples: Samples) -> Steps:
@@ -264,9 +264,9 @@ class ICM(Bonus):
         for part in head.modules():
             if isinstance(part, GaussianHead):
                 part.log_std.requires_grad_(False)
-        self.inverse = nn.Sequential(HiddenLayers(2 * size, (width,), "relu"), head)
+        self.inverse = nn.Sequential(_hidden(2 * size, width), head)
         last = orthogonal(nn.Linear(width, size))
-        self.forward_model = nn.Sequential(HiddenLayers(size + self.action.size, (width,), "relu"), last)
+        self.forward_model = nn.Sequential(_hidden(size + self.action.size, width), last)
 
     def steps(self, samples: Samples) -> Steps:
         after = samples.inputs[1:].observation
@@ -288,3 +288,8 @@ class ICM(Bonus):
     def _surprise(self, steps: Steps, before: Tensor, after: Tensor) -> Tensor:
         predicted = self.forward_model(torch.cat([before, self.action(steps.action)], -1))
         return 0.5 * (predicted - after).square().sum(-1)
+
+
+def _hidden(*sizes: int) -> Network:
+    """Layers with relu after each."""
+    return Network(sizes, "relu", "relu", gain=math.sqrt(2))

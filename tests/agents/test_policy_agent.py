@@ -24,7 +24,7 @@ MODELS: list[dict[str, Any]] = [
     {"model_memory": "lstm", "model_feed_back": True},
     {"model_memory": "gru", "model_shared": True, "model_normalize_observation": True},
     {"model_memory": "transformer", "model_memory_window": 4, "model_memory_layers": 2},
-    {"model_layer_norm": True, "model_state_dependent_std": True},
+    {"model_norm": "layer", "model_state_dependent_std": True},
 ]
 
 

@@ -12,10 +12,12 @@ from gymnasium import spaces
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
+from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.exploration import EpsilonConfig, NoisyConfig
 from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import CategoricalValue, ExpectedValue, NoisyLinear, QuantileValue
+from rlframe.models.network import Linear
+from rlframe.models.q_network import NoisyLinear
 from tests.models.test_numpy_inference import MIXED, VECTOR, inputs_for
 
 ACTION = spaces.Discrete(3)
@@ -151,8 +153,8 @@ def test_a_dueling_head_subtracts_the_mean_advantage() -> None:
 
 def test_dueling_and_plain_heads_are_equally_deep() -> None:
     plain, dueling = agent_for(), agent_for(dueling=True)
-    assert len([m for m in plain.modules() if isinstance(m, torch.nn.Linear)]) == 3
-    assert len([m for m in dueling.modules() if isinstance(m, torch.nn.Linear)]) == 1 + 2 + 2
+    assert len([m for m in plain.modules() if isinstance(m, Linear)]) == 3
+    assert len([m for m in dueling.modules() if isinstance(m, Linear)]) == 1 + 2 + 2
 
 
 def test_q_values_of_a_distribution_by_hand() -> None:

@@ -10,14 +10,12 @@ import pytest
 import torch
 from gymnasium import Space, spaces
 
-from rlframe.algos import ddpg
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.kernels.mlp import Layers
 from rlframe.models import ModelConfig
-from rlframe.models.critics import with_target
-from rlframe.models.mlp import Mlp
+from rlframe.models.network import Network
 from rlframe.optimizers.moments import Moments
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import SerialSampler
@@ -47,9 +45,9 @@ def learner(
     return config.make_algorithm(agent, BatchSpec(*spec), n_steps, seed)
 
 
-def write_linear(network: Mlp | Layers, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
+def write_linear(network: Network | Layers, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
     """Make a network without hidden layers compute W x + b."""
-    weight, own_bias = network.layers.flat if isinstance(network, Mlp) else network.flat
+    weight, own_bias = network.layers.flat if isinstance(network, Network) else network.flat
     with torch.no_grad():
         weight.copy_(torch.tensor(weights))
         own_bias.copy_(torch.tensor(bias))
@@ -57,7 +55,8 @@ def write_linear(network: Mlp | Layers, weights: Sequence[Sequence[float]], bias
 
 def write_critic(critics: Any, i: int, weights: Sequence[Sequence[float]], bias: Sequence[float]) -> None:
     """The same for one of several critics."""
-    write_linear(Layers([(weight[i], b[i]) for weight, b in critics.mlps.layers.parameters], ("none",)), weights, bias)
+    places = [{"weight": weight[i], "bias": b[i]} for weight, b in critics.network.layers.parameters]
+    write_linear(Layers(places, ("none",)), weights, bias)
 
 
 def inputs_at(observation: Tree) -> AgentInputs:
@@ -123,18 +122,10 @@ def kept_gradients() -> Iterator[None]:
 
 def target_q(algo: Any, batch: Transitions) -> torch.Tensor:
     """What the critics of TD3 or DDPG are to come to for these rows [n]."""
-    seen = []
-
-    def spy(critics: Any, target: Any, observation: Any, action: Any, next_observation: Any, next_action: Any) -> Any:
-        q, next_q = with_target(critics, target, observation, action, next_observation, next_action)
-        seen.append(batch.return_ + batch.bootstrap * next_q.amin(0))
-        return q, next_q
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ddpg, "with_target", spy)
-        with torch.enable_grad():
-            copy.deepcopy(algo)._learn(batch)
-    return seen[0]
+    other = copy.deepcopy(algo)
+    target = other._values_and_target(batch, *other._observations(batch))[1]
+    found: torch.Tensor = batch.return_ + batch.bootstrap * target.squeeze(-1)
+    return found
 
 
 def collected(

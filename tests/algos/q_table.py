@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from rlframe.agents import QAgent
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs
+from rlframe.critics import ExpectedValue, Value
 from rlframe.exploration.q import Epsilon
-from rlframe.models.q_network import ExpectedValue, QModel, QValue
+from rlframe.models.q_network import QModel
 from rlframe.replay import Transitions
 
 
@@ -26,7 +27,7 @@ class QTable(QModel):
         return self.table[inputs.observation], state
 
 
-def table_agent(n: int, kind: QValue | None = None) -> QAgent:
+def table_agent(n: int, kind: Value | None = None) -> QAgent:
     kind = kind or ExpectedValue()
     return QAgent(QTable(n, kind.n_atoms), kind, Epsilon(2, False), spaces.Discrete(n), spaces.Discrete(2))
 

@@ -30,8 +30,8 @@ def by_hand(**settings: Any) -> ddpg.DDPG:
     algo = learner(ddpg, **{"discount": 0.9, "tau": 0.25, "critic_learning_rate": 0.0} | settings)
     write_linear(algo.agent.model.mlp, [[0.5]], [0.0])
     write_linear(algo.target_actor.mlp, [[-0.5]], [0.0])
-    write_critic(algo.critics, 0, [[1.0, 2.0]], [0.5])
-    write_critic(algo.target_critics, 0, [[0.0, 1.0]], [10.0])
+    write_critic(algo.critic.networks, 0, [[1.0, 2.0]], [0.5])
+    write_critic(algo.critic.target, 0, [[0.0, 1.0]], [10.0])
     return algo
 
 
@@ -54,7 +54,7 @@ def test_the_critic_descends_the_squared_error() -> None:
     one, two = 2.5 - TARGETS[0], 0.5 - TARGETS[1]
     assert metrics["loss"] == pytest.approx((one**2 + two**2) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx(1.5, rel=1e-5)
-    weight, bias = algo.critics.mlps.layers.parameters[0]
+    weight, bias = algo.critic.networks.network.layers.parameters[0]
     assert weight.grad[0].tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
     assert bias.grad.item() == pytest.approx(one + two, rel=1e-5)
 
@@ -63,7 +63,7 @@ def test_importance_weights_scale_a_rows_part_of_the_critics_gradient() -> None:
     algo = by_hand()
     updated(algo, replace(two_rows(), weight=torch.tensor([0.5, 0.0])))
     one = 2.5 - TARGETS[0]
-    bias = algo.critics.mlps.joined[1]
+    bias = algo.critic.networks.network.layers.flat[1]
     assert bias.grad.item() == pytest.approx(0.5 * one, rel=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_first_priorities_need_a_replay_that_reads_its_rows_back() -> None:
     config = ddpg.Config(prioritized=True, initial_priority="td")
     algo = by_hand()
     with pytest.raises(ConfigError, match="which a OneBatch does not offer; use initial_priority=max"):
-        ddpg.DDPG(algo.agent, algo.critics, OneBatch(two_rows()), algo.exploration, 1000, config)
+        ddpg.DDPG(algo.agent, algo.critic, OneBatch(two_rows()), algo.exploration, 1000, config)
 
 
 def test_the_actor_ascends_the_critic_and_targets_follow() -> None:
@@ -104,13 +104,13 @@ def test_the_actor_ascends_the_critic_and_targets_follow() -> None:
     assert weight.grad.item() == pytest.approx(-(2 * (1 - a * a) + 4 * (1 - b * b)) / 2, rel=1e-5)
     assert weight.item() == pytest.approx(0.5 + 1e-4, abs=1e-6)
     assert algo.target_actor.mlp.layers.flat[0].item() == pytest.approx(-0.5 + 0.25 * 1.0001, abs=1e-6)
-    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx(10 - 0.25 * 9.5)
+    assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx(10 - 0.25 * 9.5)
 
 
 def test_gradients_are_clipped_by_their_norm() -> None:
     algo = by_hand(max_grad_norm=1e-6, critic_learning_rate=1e-3)
     updated(algo, two_rows())
-    norm = torch.cat([p.grad.flatten() for p in algo.critics.parameters()]).norm().item()
+    norm = torch.cat([p.grad.flatten() for p in algo.critic.learned]).norm().item()
     assert norm == pytest.approx(1e-6, rel=1e-3)
 
 
@@ -124,4 +124,4 @@ def test_learning_rates_fall_linearly_if_asked() -> None:
 def test_a_stochastic_agent_is_refused() -> None:
     agent = learner(sac).agent
     with pytest.raises(TypeError, match="DDPG needs an agent with a deterministic policy, got SquashedGaussian"):
-        ddpg.DDPG(agent, learner(ddpg).critics, learner(ddpg).replay, learner(ddpg).exploration, 100)
+        ddpg.DDPG(agent, learner(ddpg).critic, learner(ddpg).replay, learner(ddpg).exploration, 100)

@@ -15,11 +15,11 @@ from rlframe.algos.base import Progress
 from rlframe.algos.off_policy import ReplayRatio, copy_into
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec, Samples
+from rlframe.critics import ExpectedValue
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig, NoisyConfig
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import ExpectedValue
 from rlframe.optimizers import AdamConfig
 from rlframe.replay import InMemory
 from rlframe.samplers import serial

@@ -14,13 +14,13 @@ from rlframe.agents import Agent, make_policy_agent, make_q_agent
 from rlframe.algos import dqn, ppo, r2d1, sac
 from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs, BatchSpec
+from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.distributions import Categorical, MultiCategorical
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
 from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
-from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.ops.fused import log_prob_entropy
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import cpu, serial
@@ -189,7 +189,7 @@ def test_the_nth_allowed_counts_only_those_and_no_mask_at_all_allows_everything(
 
 def write_table(model: Any, table: list[list[float]]) -> None:
     """Make the Q-network Q(s, a) = table[s][a]."""
-    layer = model.model.advantage.layers[0]
+    layer = model.model.advantage.network.linears[0]
     with torch.no_grad():
         layer.weight.copy_(torch.tensor(table).T)
         layer.bias.zero_()
@@ -230,7 +230,7 @@ def sac_with(q: list[float], logits: list[float], **settings: Any) -> tuple[Any,
     agent = config.make_agent(MASKED, ACTIONS, ModelConfig(hidden=()), 0)
     algo = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     with torch.no_grad():
-        for network in (*algo.critics.networks, *algo.target_critics.networks):
+        for network in (*algo.critic.networks.networks, *algo.critic.target.networks):
             network[1].layers.flat[0].zero_()
             network[1].layers.flat[1].copy_(torch.tensor(q))
         agent.model.mlp.layers.flat[0].zero_()

@@ -144,8 +144,8 @@ def test_what_means_nothing_is_refused_in_one_line(
 def two_critics(**settings: Any) -> ddpg.DDPG:
     """That of test_ddpg with a second critic Q2 = 2s + a - 1, Q2' = 9 + 3a."""
     algo = test_ddpg.by_hand(n_critics=2, **settings)
-    write_critic(algo.critics, 1, [[2.0, 1.0]], [-1.0])
-    write_critic(algo.target_critics, 1, [[0.0, 3.0]], [9.0])
+    write_critic(algo.critic.networks, 1, [[2.0, 1.0]], [-1.0])
+    write_critic(algo.critic.target, 1, [[0.0, 3.0]], [9.0])
     return algo
 
 
@@ -156,7 +156,7 @@ def test_two_critics_of_ddpg_descend_the_sum_of_their_errors_towards_the_least_t
     errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
     assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert algo.replay.told.tolist() == pytest.approx(np.abs(errors).mean(0).tolist(), rel=1e-4)
-    bias = algo.critics.mlps.layers.parameters[0][1]
+    bias = algo.critic.networks.network.layers.parameters[0][1]
     assert [bias.grad[k].item() for k in (0, 1)] == pytest.approx([sum(row) for row in errors], rel=1e-5)
     a, b = TANH_HALF, math.tanh(1.0)
     assert metrics["policy_loss"] == pytest.approx(-(1 + 2 * a + 0.5 + 2 + 2 * b + 0.5) / 2, rel=1e-5)
@@ -176,7 +176,7 @@ def test_ddpg_with_td3s_options_is_td3() -> None:
 def test_one_critic_of_td3_has_no_other_to_clip_its_target() -> None:
     algo = learner(td3, n_critics=1, target_noise=0.0, discount=0.9)
     write_linear(algo.target_actor.mlp, [[0.5]], [0.0])
-    write_critic(algo.target_critics, 0, [[0.0, 1.0]], [10.0])
+    write_critic(algo.critic.target, 0, [[0.0, 1.0]], [10.0])
     with torch.no_grad():
         expected = [0.25 + 0.9 * (10 + TANH_HALF), 3.0]
         assert target_q(algo, test_td3.two_rows()).tolist() == pytest.approx(expected, rel=1e-6)
@@ -207,7 +207,7 @@ def test_targets_are_clipped_by_their_magnitude(name: str) -> None:
 @pytest.mark.parametrize("module", [ddpg, td3, sac])
 def test_policy_and_targets_have_intervals_of_their_own(module: Any) -> None:
     algo = learner(module, policy_interval=2, target_interval=3, tau=0.5, model={"hidden": (8,)})
-    parts = {"policy": algo.agent, "targets": algo.target_critics, "critics": algo.critics}
+    parts = {"policy": algo.agent, "targets": algo.critic.target, "critics": algo.critic.networks}
 
     def numbers() -> dict[str, list[float]]:
         return {name: [p.sum().item() for p in part.parameters()] for name, part in parts.items()}
@@ -244,7 +244,7 @@ def test_a_gaussian_prior_pulls_actions_to_the_middle() -> None:
 def test_one_critic_of_sac_is_as_good_as_two_equal_ones(discrete: bool) -> None:
     given: dict[str, Any] = {"action_space": spaces.Discrete(3)} if discrete else {}
     one, two = (learner(sac, n_critics=n, model={"hidden": (8,)}, **given) for n in (1, 2))
-    for mine, its in ((one.critics, two.critics), (one.target_critics, two.target_critics)):
+    for mine, its in ((one.critic.networks, two.critic.networks), (one.critic.target, two.critic.target)):
         with torch.no_grad():
             for i, parameter in enumerate(its.parameters()):
                 of_one = [*mine.parameters()]

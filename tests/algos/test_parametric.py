@@ -18,9 +18,9 @@ from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec
+from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.envs import debug_envs
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.replay import InMemory, Transitions
 from rlframe.rollout.same_bits import rows_keep_their_bits
 from tests.envs.test_restore import kinds, restored
@@ -80,7 +80,7 @@ def test_each_atom_is_an_inner_product(kind: Any) -> None:
     be_the_identity(agent.model.actions)
     state, available = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([ROW_1, ROW_2])
     values = agent(rows(state.tolist(), available.tolist()), ())[0]
-    layer = agent.model.model.advantage.layers[0]
+    layer = agent.model.model.advantage.network.linears[0]
     u = layer(state).view(2, D, kind.n_atoms)
     expected = (available.unsqueeze(-1) * u.unsqueeze(1)).sum(2)
     torch.testing.assert_close(values, expected)
@@ -95,7 +95,7 @@ def test_targets_are_over_the_next_rows_actions_and_mask(double: bool, expected:
     algo: Any = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     for model, table in ((agent.model, [[1.0, 0.0], [0.0, 0.0]]), (algo.target, [[0.0, 0.0], [0.0, 1.0]])):
         be_the_identity(model.model.actions)
-        embed_state(model.model.model.advantage.layers[0], table)  # online values a_1, the target a_2
+        embed_state(model.model.model.advantage.network.linears[0], table)  # online values a_1, the target a_2
     now = rows([[1.0, 1.0]] * 2, [ROW_1] * 2, [[1] * A] * 2)
     next_available = [
         [[1.0, 2.0], [9.0, 9.0], [0.0, 7.0], [3.0, 5.0]],

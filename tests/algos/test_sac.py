@@ -19,10 +19,10 @@ def continuous(log_std: float = -20.0, **settings: Any) -> Any:
     """a ~ tanh(N(s / 2, σ));  Q1 = s + 2a + 0.5, Q2 = 2s + a - 1;  targets Q1' = 10 + a, Q2' = 9 + 3a."""
     algo = learner(sac, **{"discount": 0.9, "tau": 0.5, "temperature": ALPHA, "critic_learning_rate": 0.0} | settings)
     write_linear(algo.agent.model.mlp, [[0.5], [0.0]], [0.0, log_std])
-    write_critic(algo.critics, 0, [[1.0, 2.0]], [0.5])
-    write_critic(algo.critics, 1, [[2.0, 1.0]], [-1.0])
-    write_critic(algo.target_critics, 0, [[0.0, 1.0]], [10.0])
-    write_critic(algo.target_critics, 1, [[0.0, 3.0]], [9.0])
+    write_critic(algo.critic.networks, 0, [[1.0, 2.0]], [0.5])
+    write_critic(algo.critic.networks, 1, [[2.0, 1.0]], [-1.0])
+    write_critic(algo.critic.target, 0, [[0.0, 1.0]], [10.0])
+    write_critic(algo.critic.target, 1, [[0.0, 3.0]], [9.0])
     return algo
 
 
@@ -54,7 +54,7 @@ def test_targets_are_soft_and_termination_does_not_bootstrap() -> None:
     errors = [[2.5 - targets[0], 0.5 - targets[1]], [1.5 - targets[0], 2.0 - targets[1]]]
     assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
-    weight, bias = algo.critics.mlps.layers.parameters[0]
+    weight, bias = algo.critic.networks.network.layers.parameters[0]
     for k, (one, two) in enumerate(errors):
         assert weight.grad[k].tolist()[0] == pytest.approx([(one + 2 * two) / 2, (0.5 * one - two) / 2], rel=1e-4)
         assert bias.grad[k].item() == pytest.approx((one + two) / 2, rel=1e-4)
@@ -115,7 +115,7 @@ def test_nothing_becomes_nan_when_actions_saturate() -> None:
     for _ in range(3):
         metrics = updated(algo, transitions([3.0, -3.0], [1.0, -1.0], [0.0, 0.0], [0.9, 0.9], [5.0, -5.0]))
         assert all(math.isfinite(value) for value in metrics.values()), metrics
-    assert all(bool(p.isfinite().all()) for p in [*algo.agent.parameters(), *algo.critics.parameters()])
+    assert all(bool(p.isfinite().all()) for p in [*algo.agent.parameters(), *algo.critic.learned])
 
 
 def test_only_the_critics_have_targets_which_are_copies_at_first_and_move_by_tau() -> None:
@@ -123,7 +123,7 @@ def test_only_the_critics_have_targets_which_are_copies_at_first_and_move_by_tau
     assert all(torch.equal(one, other) for one, other in zip(fresh.online, fresh.targets, strict=True))
     algo = continuous()
     updated(algo, two_rows())
-    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((10 + 0.5) / 2)
+    assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx((10 + 0.5) / 2)
 
 
 def discrete(**settings: Any) -> Any:
@@ -131,10 +131,10 @@ def discrete(**settings: Any) -> Any:
     given = {"action_space": TWO, "discount": 0.9, "temperature": ALPHA, "critic_learning_rate": 0.0}
     algo = learner(sac, **given | settings)
     write_linear(algo.agent.model.mlp, [[1.0], [0.0]], [0.0, 0.0])
-    write_linear(algo.critics.networks[0][1], [[0.0], [1.0]], [1.0, 0.0])
-    write_linear(algo.critics.networks[1][1], [[1.0], [0.0]], [0.0, 2.0])
-    write_linear(algo.target_critics.networks[0][1], [[0.0], [0.0]], [5.0, 7.0])
-    write_linear(algo.target_critics.networks[1][1], [[0.0], [0.0]], [6.0, 6.0])
+    write_linear(algo.critic.networks.networks[0][1], [[0.0], [1.0]], [1.0, 0.0])
+    write_linear(algo.critic.networks.networks[1][1], [[1.0], [0.0]], [0.0, 2.0])
+    write_linear(algo.critic.target.networks[0][1], [[0.0], [0.0]], [5.0, 7.0])
+    write_linear(algo.critic.target.networks[1][1], [[0.0], [0.0]], [6.0, 6.0])
     return algo
 
 
@@ -150,7 +150,7 @@ def test_discrete_targets_are_the_expectation_over_all_actions() -> None:
     q = [[1.0, 1.0], [2.0, 2.0]]  # of action 1 in state 1 and of action 0 in state 2, by each critic
     errors = [[value - y for value, y in zip(row, targets, strict=True)] for row in q]
     assert metrics["loss"] == pytest.approx(0.5 * sum(e * e for row in errors for e in row) / 2, rel=1e-5)
-    for critic, (one, two) in zip(algo.critics.networks, errors, strict=True):
+    for critic, (one, two) in zip(algo.critic.networks.networks, errors, strict=True):
         assert critic[1].layers.flat[1].grad.tolist() == pytest.approx([two / 2, one / 2], rel=1e-5)
 
 
@@ -171,4 +171,4 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
 
 def test_a_deterministic_agent_is_refused() -> None:
     with pytest.raises(TypeError, match="SAC needs an agent with a stochastic policy, got Deterministic"):
-        sac.SAC(learner(td3).agent, learner(sac).critics, learner(sac).replay, learner(sac).exploration, 100)
+        sac.SAC(learner(td3).agent, learner(sac).critic, learner(sac).replay, learner(sac).exploration, 100)

@@ -63,7 +63,7 @@ COLD |= {"replay_ratio": 32.0}
 
 def state_values(algo: Any, n: int) -> list[float]:
     with torch.no_grad():
-        return algo.critics(torch.arange(n)).mean((0, 2)).tolist()
+        return algo.critic.q(torch.arange(n)).mean((0, 2)).tolist()
 
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -18,10 +18,10 @@ def by_hand(**settings: Any) -> td3.TD3:
     algo = learner(td3, **{"target_noise": 0.0, "discount": 0.9, "tau": 0.5} | settings)
     for actor in (algo.agent.model, algo.target_actor):
         write_linear(actor.mlp, [[0.5]], [0.0])
-    write_critic(algo.critics, 0, [[1.0, 2.0]], [0.5])
-    write_critic(algo.critics, 1, [[2.0, 1.0]], [-1.0])
-    write_critic(algo.target_critics, 0, [[0.0, 1.0]], [10.0])
-    write_critic(algo.target_critics, 1, [[0.0, 3.0]], [9.0])
+    write_critic(algo.critic.networks, 0, [[1.0, 2.0]], [0.5])
+    write_critic(algo.critic.networks, 1, [[2.0, 1.0]], [-1.0])
+    write_critic(algo.critic.target, 0, [[0.0, 1.0]], [10.0])
+    write_critic(algo.critic.target, 1, [[0.0, 3.0]], [9.0])
     return algo
 
 
@@ -46,7 +46,7 @@ def test_the_critics_descend_the_squared_error_of_both() -> None:
     errors = [[q - y for q, y in zip(row, TARGETS, strict=True)] for row in Q]
     assert metrics["loss"] == pytest.approx(sum(e * e for row in errors for e in row) / 2, rel=1e-5)
     assert metrics["q"] == pytest.approx((2.5 + 0.5 + 1.5 + 2.0) / 4, rel=1e-5)
-    weight, bias = algo.critics.mlps.layers.parameters[0]
+    weight, bias = algo.critic.networks.network.layers.parameters[0]
     for k, (one, two) in enumerate(errors):
         # d mean (Q - y)² = error * (s, a) of state 1 with action 0.5 and of state 2 with action -1, twice over 2 rows
         assert weight.grad[k].tolist()[0] == pytest.approx([one + 2 * two, 0.5 * one - two], rel=1e-5)
@@ -68,7 +68,7 @@ def test_the_actor_ascends_the_first_critic() -> None:
 def test_actor_and_targets_wait_for_their_turn() -> None:
     algo = by_hand(policy_interval=3, target_interval=3)
     before = algo.agent.model.mlp.layers.flat[0].item()
-    target = algo.target_critics.mlps.joined[1][0]
+    target = algo.critic.target.network.layers.flat[1][0]
     for update in range(1, 7):
         metrics = updated(algo, two_rows())
         assert ("policy_loss" in metrics) == (update % 3 == 0)
@@ -80,10 +80,10 @@ def test_actor_and_targets_wait_for_their_turn() -> None:
 def test_targets_move_by_tau() -> None:
     algo = by_hand(policy_interval=1, target_interval=1, critic_learning_rate=0.0, learning_rate=0.0)
     updated(algo, two_rows())
-    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((10 + 0.5) / 2)
-    assert algo.target_critics.mlps.joined[0][1].tolist()[0] == pytest.approx([1.0, 2.0])
+    assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx((10 + 0.5) / 2)
+    assert algo.critic.target.network.layers.flat[0][1].tolist()[0] == pytest.approx([1.0, 2.0])
     updated(algo, two_rows())
-    assert algo.target_critics.mlps.joined[1][0].item() == pytest.approx((5.25 + 0.5) / 2)
+    assert algo.critic.target.network.layers.flat[1][0].item() == pytest.approx((5.25 + 0.5) / 2)
 
 
 def test_targets_are_copies_at_first() -> None:

@@ -143,7 +143,7 @@ def test_every_preset_is_far_from_the_limits_and_starts_without_counting(monkeyp
         pytest.param({}, IMAGE, CHOICE, marks=pytest.mark.slow),
         ({"algo": "dqn", "algo.dueling": True, "algo.value": "categorical"}, VECTOR, CHOICE),
         ({"algo": "dqn", "algo.explore": "noisy"}, VECTOR, CHOICE),
-        ({"algo": "sac", "model.layer_norm": True}, VECTOR, BOX),
+        ({"algo": "sac", "model.norm": "layer"}, VECTOR, BOX),
         ({"algo": "es", "runner": "evolution"}, VECTOR, CHOICE),
     ],
 )

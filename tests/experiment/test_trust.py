@@ -117,7 +117,7 @@ def test_a_value_on_the_command_line_is_never_evaluated() -> None:
         {"algo": "dqn", "env": "ALE/Pong-v5", "env_kwargs.frameskip": 4, "env_kwargs.map_name": "4x4"},
         {"algo": "r2d1", "model.memory": "lstm", "model.memory_size": 512, "device": "cuda:0"},
         {"model.memory": "transformer", "model.channels": [32, 64], "model.kernels": [5, 3], "model.strides": [2, 1]},
-        {"env": "Pendulum-v1", "model.distribution": "squashed_gaussian", "model.layer_norm": True},
+        {"env": "Pendulum-v1", "model.distribution": "squashed_gaussian", "model.norm": "layer"},
         {"env": "rlframe.envs.debug_envs:identity", "runner": "async_rl", "affinity": "16cpu_4gpu_1gpr_0slt"},
         {
             "snapshot_mode": "best",

@@ -57,7 +57,7 @@ def test_an_action_is_the_squashed_mean_plus_features_times_the_matrix() -> None
     action = agent.step(inputs, agent.initial_state(range(n)), noise).action
     with torch.no_grad():
         params, phi = agent.model.with_features(inputs.observation)
-        sigma = agent.model.mlp.head.log_std.exp()
+        sigma = agent.model.head.log_std.exp()
         added = torch.einsum("nf,fd,nfd->nd", phi, sigma, noise.explore.matrix)
     torch.testing.assert_close(action, (params[:, :2] + added).tanh())
     assert added.abs().max() > 0.01

@@ -16,6 +16,7 @@ from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.core.types import BatchSpec
+from rlframe.critics import ExpectedValue
 from rlframe.deploy.load import load_policy
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.experiment.config import from_flat, merge, to_flat
@@ -32,7 +33,6 @@ from rlframe.exploration import (
     OwnExplorationConfig,
 )
 from rlframe.models import ModelConfig
-from rlframe.models.q_network import ExpectedValue
 from rlframe.replay import InMemory
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, SerialSampler

@@ -147,8 +147,9 @@ def test_what_is_not_a_number_stays_so_through_relu(
     nan_x, nan_weight = x.clone(), weight.clone()
     nan_x[..., 3, 3] = nan_weight[..., 3, 3] = sign * torch.nan
     with learning_in(precision), torch.no_grad():
-        assert mlp.Layers([(weight, bias)] * 2, ("relu", "relu"))(nan_x)[..., 3, :].isnan().all()
-        assert mlp.Layers([(nan_weight, bias), (weight, bias)], ("relu", "relu"))(x).isnan().all()
+        assert mlp.Layers([{"weight": weight, "bias": bias}] * 2, ("relu", "relu"))(nan_x)[..., 3, :].isnan().all()
+        first, then = {"weight": nan_weight, "bias": bias}, {"weight": weight, "bias": bias}
+        assert mlp.Layers([first, then], ("relu", "relu"))(x).isnan().all()
 
 
 def test_relu_of_bfloat16_is_that_of_torch() -> None:

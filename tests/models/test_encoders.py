@@ -19,7 +19,8 @@ from rlframe.core.spaces import zeros
 from rlframe.core.struct import leaves, map_tree
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
-from rlframe.models.encoders import Encoder, HiddenLayers, Image, is_image, make_encoder
+from rlframe.models.encoders import Encoder, Image, is_image, make_encoder
+from rlframe.models.network import Linear, Network
 from tests.fork_server import run_python
 
 
@@ -192,7 +193,7 @@ def test_a_small_image_gets_a_network_that_fits() -> None:
 
 def test_layers_are_orthogonal_with_gain_root_two_and_no_bias() -> None:
     encoder = make_encoder(spaces.Box(-1, 1, (3,)), ModelConfig(hidden=(16, 8)))
-    linear = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    linear = [module for module in encoder.modules() if isinstance(module, Linear)]
     assert [tuple(layer.weight.shape) for layer in linear] == [(16, 3), (8, 16)]
     for layer in linear:
         assert not layer.bias.any()
@@ -281,7 +282,7 @@ def test_frames_stay_bytes_until_the_encoder() -> None:
 
 
 def test_an_mlp_copied_or_given_new_weights_computes_with_its_own():
-    one = HiddenLayers(3, (4, 2), "tanh")
+    one = Network([3, 4, 2], "tanh", "tanh", gain=math.sqrt(2))
     copied = copy.deepcopy(one)
     with torch.no_grad():
         for parameter in copied.parameters():

@@ -95,7 +95,7 @@ def test_every_activation_acts_as_in_torch(activation: str) -> None:
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 def test_layer_normalisation_acts_as_in_torch(memory: str) -> None:
-    check_steps(VECTOR, ACTIONS["dict"], 8, layer_norm=True, hidden=(16, 8), memory=memory)
+    check_steps(VECTOR, ACTIONS["dict"], 8, norm="layer", hidden=(16, 8), memory=memory)
 
 
 def test_a_standard_deviation_that_depends_on_the_state_acts_as_in_torch() -> None:

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from rlframe.models.mlp import Mlp
+from rlframe.models.network import Network
 from rlframe.models.perturbed import Perturbation, adapted
 
 
-def made(activation: str = "relu", layer_norm: bool = False) -> tuple[Mlp, Perturbation]:
+def made(activation: str = "relu", norm: str = "none") -> tuple[Network, Perturbation]:
     torch.manual_seed(0)
-    mlp = Mlp(3, (8, 6), 2, activation, layer_norm)
+    mlp = Network([3, 8, 6, 2], activation, norm=norm)
     perturbation = Perturbation(mlp.layers)
     perturbation.resample(np.random.default_rng(0))
     return mlp, perturbation
 
 
-@pytest.mark.parametrize(("activation", "layer_norm"), [("tanh", True), ("relu", False), ("elu", True)])
-def test_each_row_sees_the_parameters_perturbed_by_its_scale(activation: str, layer_norm: bool) -> None:
-    mlp, perturbation = made(activation, layer_norm)
+@pytest.mark.parametrize(("activation", "norm"), [("tanh", "layer"), ("relu", "none"), ("elu", "layer")])
+def test_each_row_sees_the_parameters_perturbed_by_its_scale(activation: str, norm: str) -> None:
+    mlp, perturbation = made(activation, norm)
     x, scales = torch.randn(4, 3), [0.0, 0.1, 0.5, 2.0]
     with torch.inference_mode():
         found = perturbation(mlp.layers, x, torch.tensor(scales).unsqueeze(-1))
@@ -47,16 +47,16 @@ def test_the_learned_parameters_stay_clean_and_may_change() -> None:
 
 def test_noise_is_standard_normal_in_every_parameter() -> None:
     torch.manual_seed(0)
-    perturbation = Perturbation(Mlp(50, (60,), 40, "relu").layers)
+    perturbation = Perturbation(Network([50, 60, 40], "relu").layers)
     perturbation.resample(np.random.default_rng(0))
     drawn = torch.cat([noise.flatten() for noise in perturbation.buffers()])
     assert drawn.mean().item() == pytest.approx(0.0, abs=0.05)
     assert drawn.std().item() == pytest.approx(1.0, rel=0.03)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_numpy_evaluates_as_torch(layer_norm: bool) -> None:
-    mlp, perturbation = made(layer_norm=layer_norm)
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+def test_numpy_evaluates_as_torch(norm: str) -> None:
+    mlp, perturbation = made(norm=norm)
     x, scale = torch.randn(4, 3), torch.tensor([[0.0], [0.1], [0.2], [0.3]])
     with torch.inference_mode():
         expected = perturbation(mlp.layers, x, scale)

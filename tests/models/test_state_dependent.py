@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.models import numpy_inference
-from rlframe.models.state_dependent import FeatureMlp, StateDependentHead
+from rlframe.models.heads import StateDependentHead
 
 F, D = 5, 2
 
@@ -60,17 +60,3 @@ def test_the_head_in_numpy_is_that_in_torch() -> None:
     found = numpy_inference.head(head)(phi.numpy())
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, head(phi).detach(), rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("hidden", [(), (4,), (8, 6)])
-def test_rows_with_and_without_gradient_are_those_of_one_evaluation(hidden: tuple[int, ...]) -> None:
-    body = FeatureMlp(3, hidden, "relu", lambda size: StateDependentHead(nn.Linear(size, D), 0.0, True))
-    x = features(6)[:, :3]
-    whole = body(x)
-    first, rest = body.first_with_rest(x, 4)
-    torch.testing.assert_close(torch.cat([first, rest]), whole)
-    assert first.requires_grad
-    assert not rest.requires_grad
-    output, seen = body.with_features(x)
-    assert torch.equal(output, body.head(seen))
-    assert seen.shape == (6, body.size)

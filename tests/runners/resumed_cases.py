@@ -49,7 +49,7 @@ CASES = {
     "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
     "ppo_transformer": f"{PPO} {CARTPOLE} {TRANSFORMER} {ON_POLICY}",
     "r2d1_transformer": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 {TRANSFORMER} {REPLAY}",
-    "sac_layer_norm": f"algo=sac {PENDULUM} model.layer_norm=true algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
+    "sac_layer_norm": f"algo=sac {PENDULUM} model.norm=layer algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ppo_distribution": f"{PPO} {PENDULUM} model.distribution=beta {ON_POLICY}",
     "ppo_convolutions": f"{PPO} {PICTURES} {CONVOLUTIONS} {ON_POLICY}",
     "ppo_kl_penalty": f"{PPO} {CARTPOLE} algo.clip=inf algo.kl_coef=1 {ON_POLICY}",

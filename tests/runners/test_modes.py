@@ -50,7 +50,7 @@ def test_learning_changes_statistics_and_acting_does_not_draw(
     online = running(state["agent"])
     assert online
     assert all(bool((x != 0).any()) for x in online.values()), "learned from batches"
-    for name in ("target", "target_critics"):
+    for name in ("target", "critic"):
         assert all(bool((x != 0).any()) for x in running(state["algo"].get(name, {})).values()), "and followed"
 
     policy = load.load_policy(run, trust=True)

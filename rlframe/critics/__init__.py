@@ -1,0 +1,6 @@
+"""Critics: networks for the values of actions, the kinds of values, and targets."""
+
+from rlframe.critics.base import Critic, make_critic
+from rlframe.critics.values import CategoricalValue, ExpectedValue, QuantileValue, Value
+
+__all__ = ["CategoricalValue", "Critic", "ExpectedValue", "QuantileValue", "Value", "make_critic"]

@@ -1,0 +1,104 @@
+"""Critic: networks for the values of actions, what their numbers mean, and the targets that they learn from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.struct import Tree, map_tree
+from rlframe.critics.networks import ActionNetworks, ChoiceNetworks
+from rlframe.critics.values import Value
+from rlframe.kernels.mlp import is_plain
+from rlframe.models import ModelConfig
+from rlframe.models.base import averaged, with_modes
+
+
+class Critic(nn.Module):
+    """k networks and their targets: copies of them that follow slowly, or the networks themselves.
+
+    Any module can be `networks`, with forward(observation, action) to [k, rows, n_atoms], or forward(observation) to
+    [k, rows, A, n_atoms] for the values of all Discrete actions; an expected value may leave the last dimension out.
+    """
+
+    def __init__(self, networks: nn.Module, value: Value, has_target: bool = True) -> None:
+        """`has_target`: targets come from copies; else from `networks`, in one evaluation of s and s' together."""
+        super().__init__()
+        self.networks, self.value, self.has_target = with_modes(networks), value, has_target
+        self.target = copy.deepcopy(networks).requires_grad_(False) if has_target else nn.Identity()
+
+    @property
+    def learned(self) -> list[nn.Parameter]:
+        """The parameters of `networks`."""
+        return list(self.networks.parameters())
+
+    def follow(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What moves, and what it moves to: parameters and statistics of the target, and of the networks."""
+        return (averaged(self.target), averaged(self.networks)) if self.has_target else ([], [])
+
+    def forward(self, observation: Tree, *action: Tensor) -> Tensor:
+        """Values of (s, a) [k, rows, n_atoms], or without an action of all actions [k, rows, A, n_atoms]."""
+        return self._values(self.networks(observation, *action), *action)
+
+    def q(self, observation: Tree, *action: Tensor) -> Tensor:
+        """Q-values [k, rows], or of all actions [k, rows, A]."""
+        return self.value.q(self(observation, *action))
+
+    def target_q(self, observation: Tree) -> Tensor:
+        """The target's Q-values of all actions [k, rows, A], without gradient."""
+        with torch.no_grad():
+            networks = self.target if self.has_target else self.networks
+            return self.value.q(self._values(networks(observation)))
+
+    def first_q(self, observation: Tree, action: Tensor) -> Tensor:
+        """Q_1 [rows], with the gradient of the action alone."""
+        if isinstance(self.networks, ActionNetworks):
+            return self.value.q(self.networks.first(observation, action))
+        return self.q(observation, action)[0]
+
+    def with_target(
+        self, observation: Tree, action: Tensor, next_observation: Tree, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Values of (s, a) [k, rows, n_atoms], and those of (s', a') [rows, n_atoms] by the target, without gradient.
+
+        The latter are of the critic with the least Q(s', a')   (clipped double Q-learning, Fujimoto et al. 2018).
+        """
+        following = next_observation, next_action
+        if not self.has_target:  # normalisation sees both as one batch (Bhatt et al. 2024, section 3)
+            both = map_tree(lambda x, y: torch.cat([x, y]), observation, next_observation)
+            values = self(both, torch.cat([action, next_action]))
+            n = len(action)
+            return values[:, :n], self.value.least(values[:, n:].detach())
+        if isinstance(self.networks, ActionNetworks) and isinstance(self.target, ActionNetworks) and not is_plain():
+            values, next_values = self.networks.with_target(self.target, observation, action, *following)
+        else:
+            with torch.no_grad():
+                next_values = self._values(self.target(*following), next_action)
+            values = self(observation, action)
+        return values, self.value.least(next_values)
+
+    def loss(self, values: Tensor, target: Tensor, return_: Tensor, batch: Any, clip: Any) -> Tensor:
+        """Σ_i mean w ℓ(Z_i, G + γ^k Z') [], ℓ = ½ δ² of an expected value; see Value.
+
+        Args:
+            values [k, n, n_atoms] and target [n, n_atoms]: of `with_target`.    return_: G [n].
+            batch: Transitions.    clip: largest magnitude of a target, a number or a tensor [].
+        """
+        return self.value.mean_loss(values, target, return_, batch.bootstrap, batch.weight, clip)
+
+    def _values(self, values: Tensor, *action: Tensor) -> Tensor:
+        return values if values.dim() == (3 if action else 4) else values.unsqueeze(-1)
+
+
+def make_critic(
+    observation_space: Space, action_space: Space, value: Value, config: ModelConfig, k: int, seed: int
+) -> Critic:
+    """A critic of k networks with initial weights from `seed`, the run's root seed."""
+    make = ChoiceNetworks if isinstance(action_space, spaces.Discrete) else ActionNetworks
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_int(seed, Role.CRITIC))
+        return Critic(make(observation_space, action_space, value.n_atoms, config, k), value)

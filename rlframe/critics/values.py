@@ -1,0 +1,178 @@
+"""What the numbers of a critic mean: the expected return, a categorical distribution of it, or its quantiles."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlframe.ops.fused import squared_error
+from rlframe.ops.q_learning import categorical_loss, clip_target, expected_loss, quantile_loss
+
+KINDS = ("expected", "categorical", "quantile")
+
+
+class Value(ABC):
+    """How `n_atoms` numbers become a Q-value, and how they learn from a target; stateless.
+
+    Targets are G + γ^k Z' of the return's distribution Z' that comes next: `return_` [n] is G, `bootstrap` [n] is γ^k,
+    or 0 after termination.
+    """
+
+    n_atoms: int
+
+    @abstractmethod
+    def q(self, values: Tensor) -> Tensor:
+        """Q [...] from values [..., n_atoms]."""
+
+    @abstractmethod
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        """The same in NumPy."""
+
+    @abstractmethod
+    def loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and error >= 0 [..., n] of values [..., n, n_atoms]; only the loss has a gradient.
+
+        Args:
+            target: [n, n_atoms] of the next action.    clip: largest magnitude of a target, a number or a tensor [].
+        """
+
+    def loss_of_actions(
+        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, error and Q-value [n] of the actions taken [n] int64, of the values of all actions [n, A, n_atoms]."""
+        taken = of_actions(values, action)
+        return *self.loss(taken, target, return_, bootstrap), self.q(taken.detach())
+
+    def mean_loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, weight: Tensor, clip: Any
+    ) -> Tensor:
+        """Σ_i mean w ℓ_i [] over the critics of values [k, n, n_atoms]; arguments as in `loss`."""
+        return (weight * self.loss(values, target, return_, bootstrap, clip)[0]).mean(-1).sum()
+
+    def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
+        """Values [n, n_atoms] of the action that is best in `chooser`; both [n, A, n_atoms]."""
+        return of_actions(values, self.q(chooser).argmax(-1))
+
+    def least(self, values: Tensor) -> Tensor:
+        """Values [n, n_atoms] of the critic with the least Q-value, of values [k, n, n_atoms]."""
+        index = self.q(values).argmin(0)[None, :, None].expand(1, -1, values.shape[-1])
+        return values.gather(0, index).squeeze(0)
+
+
+def of_actions(values: Tensor, action: Tensor) -> Tensor:
+    """Values [n, n_atoms] of one action [n] per row, from the values of all actions [n, A, n_atoms]."""
+    index = action.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    return values.gather(1, index).squeeze(1)
+
+
+class ExpectedValue(Value):
+    """The expected return itself, by the Huber loss (Mnih et al. 2015); ½ δ² where huber_delta is inf."""
+
+    n_atoms = 1
+
+    def __init__(self, huber_delta: float = 1.0) -> None:
+        """`huber_delta`: |error| above which the loss is linear."""
+        self.huber_delta = huber_delta
+
+    def q(self, values: Tensor) -> Tensor:
+        return values.squeeze(-1)
+
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        return values[..., 0]
+
+    def of_best(self, values: Tensor, chooser: Tensor) -> Tensor:
+        return values.amax(1) if chooser is values else super().of_best(values, chooser)
+
+    def least(self, values: Tensor) -> Tensor:
+        return values.amin(0)
+
+    def loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        q, y = values.squeeze(-1), self._target(target, return_, bootstrap, clip).expand(values.shape[:-1])
+        return F.huber_loss(q, y, reduction="none", delta=self.huber_delta), (y - q.detach()).abs()
+
+    def loss_of_actions(
+        self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return expected_loss(values, action, target.squeeze(-1), return_, bootstrap, self.huber_delta)
+
+    def mean_loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, weight: Tensor, clip: Any
+    ) -> Tensor:
+        if self.huber_delta < math.inf:
+            return super().mean_loss(values, target, return_, bootstrap, weight, clip)
+        found: Tensor = squared_error(values.squeeze(-1), self._target(target, return_, bootstrap, clip), weight)[0]
+        return found
+
+    def _target(self, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any) -> Tensor:
+        return clip_target(torch.addcmul(return_, bootstrap, target.detach().squeeze(-1)), clip)
+
+
+class CategoricalValue(Value):
+    """Logits of a distribution over `n_atoms` returns spaced evenly from v_min to v_max (Bellemare et al. 2017).
+
+    Raises:
+        ValueError: fewer than two atoms, or an empty range.
+    """
+
+    def __init__(self, n_atoms: int, v_min: float, v_max: float) -> None:
+        if n_atoms < 2 or not v_min < v_max:
+            raise ValueError(
+                f"algo.n_atoms={n_atoms} must be at least 2 and algo.v_min={v_min} below algo.v_max={v_max}"
+            )
+        self.n_atoms, self.v_min, self.v_max = n_atoms, v_min, v_max
+        self.support = torch.linspace(v_min, v_max, n_atoms)  # z
+
+    def q(self, values: Tensor) -> Tensor:
+        if values.is_cpu:
+            return values.softmax(-1) @ self.support
+        # Made on the GPU: a copy would make each update wait.
+        return values.softmax(-1) @ torch.linspace(self.v_min, self.v_max, self.n_atoms, device=values.device)
+
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        weights = np.exp(values - values.max(-1, keepdims=True))
+        return (weights * self.support.numpy()).sum(-1) / weights.sum(-1)
+
+    def loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        return categorical_loss(values, target, return_, bootstrap, self.v_min, self.v_max)
+
+
+class QuantileValue(Value):
+    """Returns at the quantile midpoints (2i + 1) / 2N, N = n_atoms >= 1 (Dabney et al. 2018)."""
+
+    def __init__(self, n_atoms: int, huber_delta: float = 1.0) -> None:
+        if n_atoms < 1:
+            raise ValueError(f"algo.n_atoms={n_atoms} must be at least 1")
+        self.n_atoms, self.huber_delta = n_atoms, huber_delta
+
+    def q(self, values: Tensor) -> Tensor:
+        return values.mean(-1)
+
+    def q_numpy(self, values: np.ndarray) -> np.ndarray:
+        return values.mean(-1)
+
+    def loss(
+        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        return quantile_loss(values, target, return_, bootstrap, self.huber_delta, clip)
+
+
+def make_value(kind: str, n_atoms: int, v_min: float, v_max: float, huber_delta: float) -> Value:
+    """The value of this kind."""
+    match kind:
+        case "categorical":
+            return CategoricalValue(n_atoms, v_min, v_max)
+        case "quantile":
+            return QuantileValue(n_atoms, huber_delta)
+    return ExpectedValue(huber_delta)

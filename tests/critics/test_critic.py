@@ -1,0 +1,227 @@
+"""Critics are their networks, evaluated together with targets or apart, and learn as their kind of value says."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from rlframe.algos import ddpg, sac, td3
+from rlframe.algos.off_policy import soft_update
+from rlframe.core.errors import ConfigError
+from rlframe.core.struct import map_tree
+from rlframe.critics import CategoricalValue, Critic, ExpectedValue, QuantileValue, Value, make_critic
+from rlframe.kernels.mlp import frozen, plain_networks
+from rlframe.models import ModelConfig
+from rlframe.models.base import CriticConfig
+from rlframe.ops.fused import soft_objective
+from rlframe.replay import Transitions
+from tests.algos.learners import OneBatch, learner, transitions
+from tests.models.compared import BOX, OBSERVATIONS, VECTOR, close, gradients, observations, same_as_plain
+
+ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
+HALF_SQUARE = ExpectedValue(float("inf"))
+VALUES = {"expected": HALF_SQUARE, "categorical": CategoricalValue(7, -2.0, 2.0), "quantile": QuantileValue(5)}
+
+
+def critic_of(space: Space = VECTOR, value: Value = HALF_SQUARE, k: int = 2, seed: int = 0, **words: Any) -> Critic:
+    return make_critic(space, BOX, value, ModelConfig(**{"hidden": (7,)} | words), k, seed)
+
+
+def moved(critic: Critic) -> Critic:
+    """With networks that differ from their targets."""
+    with torch.no_grad():
+        for parameter in critic.learned:
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return critic
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_least_of_several_has_the_gradient_of_the_one_that_is(activation: str) -> None:
+    torch.manual_seed(0)
+    critic = critic_of(k=3, seed=3, hidden=(7, 6), activation=activation)
+    with torch.no_grad():
+        critic.learned[-1].zero_()
+    x, action = 3 * torch.randn(40, 5), torch.randn(40, 2, requires_grad=True)
+    q = critic.q(x, action)
+    assert len(q.min(0).indices.unique()) == 3
+    (expected,) = torch.autograd.grad(q.amin(0).sum(), action)
+    critic.zero_grad()
+    with frozen(critic.learned):
+        soft_objective(critic.q(x, action), torch.zeros(40), torch.tensor(0.0))[0].backward()
+    assert action.grad is not None
+    close(-40 * action.grad, expected)
+    assert all(g is None for g in gradients(critic)), "constant here"
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+def test_critics_with_target_are_both_evaluated_apart(space: Space, value: Value) -> None:
+    critic = moved(critic_of(space, value, image_hidden=(6,), activation="relu"))
+    observation, action, weight = observations(space, 6), torch.rand(6, 2), torch.randn(2, 6, value.n_atoms)
+    after, next_action = map_tree(lambda x: x.flip(0), observation), torch.rand(6, 2)
+
+    def loss(own: Any) -> Tensor:
+        values, target = own.with_target(observation, action, after, next_action)
+        close(values, own(observation, action))
+        every = own.target(after, next_action)
+        least = value.q(every).argmin(0)
+        close(target, torch.stack([every[i, n] for n, i in enumerate(least.tolist())]))
+        assert not target.requires_grad
+        return (values * weight).sum() + (values * target).mean()
+
+    same_as_plain(critic, loss)
+    assert all(g is None for g in gradients(critic.target))
+
+    acted = action.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(critic.q(observation, acted)[0].sum(), acted)
+    critic.zero_grad()
+    with frozen(critic.learned):
+        critic.first_q(observation, acted).sum().backward()
+    close(acted.grad, expected)
+    assert all(g is None for g in gradients(critic)), "constant here"
+
+
+class Sums(nn.Module):
+    """A user's critics: i (sum of observation and action), without a dimension for atoms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([[1.0], [2.0]]))
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self.scale * (observation.sum(-1) + action.sum(-1))
+
+
+def test_networks_of_ones_own_are_evaluated_as_they_are() -> None:
+    critic, x, a = Critic(Sums(), HALF_SQUARE), torch.ones(3, 5), torch.zeros(3, 2, requires_grad=True)
+    values, target = critic.with_target(x, a.detach(), -x, a.detach())
+    close(values.squeeze(-1).tolist(), [[5.0] * 3, [10.0] * 3])
+    close(target.squeeze(-1).tolist(), [-10.0] * 3)
+    with frozen(critic.learned):
+        critic.first_q(x, a).sum().backward()
+    assert a.grad is not None
+    close(a.grad, torch.ones(3, 2))
+    assert critic.learned[0].grad is None
+
+
+def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_the_first() -> None:
+    """As CrossQ, whose batch normalisation needs it (Bhatt et al. 2024)."""
+    networks = critic_of(norm="batch", hidden=(7,)).networks
+    critic, x, a = Critic(networks, HALF_SQUARE, has_target=False), torch.randn(6, 5), torch.randn(6, 2)
+    assert critic.follow() == ([], [])
+    assert len(critic.state_dict()) == len(networks.state_dict())
+    values, target = critic.with_target(x, a, x + 9, -a)
+    both = networks(torch.cat([x, x + 9]), torch.cat([a, -a]))
+    close([values, target], [both[:, :6], both[:, 6:].amin(0)])
+    assert not torch.allclose(values, networks(x, a), atol=1e-3), "statistics are those of both"
+    assert values.requires_grad
+    assert not target.requires_grad
+
+
+def test_critics_differ_from_each_other_and_their_targets_move_with_them() -> None:
+    critic = critic_of()
+    x, a = torch.rand(5, 5), torch.rand(5, 2)
+    q = critic.q(x, a)
+    assert not torch.allclose(q[0], q[1], atol=1e-3)
+    close(critic.target(x, a), critic(x, a))
+    with torch.no_grad():
+        critic.learned[0][0].zero_()
+    assert not torch.equal(critic.target(x, a), critic(x, a))
+    soft_update(*critic.follow(), 1.0)
+    assert torch.equal(critic.target(x, a), critic(x, a))
+
+
+def test_critics_see_what_is_loaded_or_moved_beside_them() -> None:
+    x, a = torch.rand(4, 5), torch.rand(4, 2)
+    critic, others = critic_of(), critic_of(seed=1)
+
+    def check() -> None:
+        values, target = critic.with_target(x, a, x, a)
+        close([values, target], [critic(x, a), others(x, a).amin(0)])
+
+    critic.target.load_state_dict(others.networks.state_dict())
+    check()
+    critic.double().float()  # new memory, as by another device
+    check()
+    with torch.no_grad():
+        critic.learned[-1].add_(1.0)
+    check()
+
+
+def test_discrete_critics_have_a_value_for_each_action() -> None:
+    critic = make_critic(VECTOR, spaces.Discrete(4), HALF_SQUARE, ModelConfig(hidden=(7,), activation="elu"), 2, 0)
+    x = observations(VECTOR, 6)
+    assert critic(x).shape == (2, 6, 4, 1)
+    same_as_plain(critic, lambda own: own.q(x).square().mean())
+
+
+def test_critics_have_widths_and_normalisation_of_their_own() -> None:
+    config = ModelConfig(hidden=(7,), critic=CriticConfig(hidden=(9, 8), activation="relu", norm="layer"))
+    critic = make_critic(VECTOR, BOX, HALF_SQUARE, config, 2, 0)
+    shapes = [tuple(parameter.shape) for parameter in critic.learned]
+    assert shapes[:6] == [(2, 9, 7), (2, 9), (2, 8, 9), (2, 8), (2, 1, 8), (2, 1)]
+    assert shapes[6:] == [(2, 9), (2, 9), (2, 8), (2, 8)]
+
+
+def test_clip_bounds_the_targets_of_expected_values_and_quantiles() -> None:
+    values, ones = torch.zeros(1, 3, 1), torch.ones(3)
+    target, return_ = torch.full((3, 1), 7.0), torch.tensor([-20.0, 0.0, 1.0])
+    loss, error = HALF_SQUARE.loss(values, target, return_, ones, clip=5.0)
+    assert error.tolist() == [[5.0, 5.0, 5.0]]
+    assert loss.tolist() == [[12.5, 12.5, 12.5]]
+    _, error = QuantileValue(1, float("inf")).loss(values, target, return_, ones, clip=5.0)
+    assert error.tolist() == [[5.0, 5.0, 5.0]]
+
+
+def test_distributional_targets_are_those_of_the_critic_with_the_least_mean() -> None:
+    values = torch.tensor([[[0.0, 4.0]], [[1.0, 1.0]]])  # means 2 and 1
+    assert QuantileValue(2).least(values).tolist() == [[1.0, 1.0]]
+
+
+def rows() -> Transitions:
+    return transitions([0.5, -0.5], [0.2, -0.7], [-1.0, 3.0], [0.0, 0.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("module", [ddpg, td3, sac], ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("value", ["categorical", "quantile"])
+def test_ddpg_td3_and_sac_learn_distributions_to_returns_that_end(module: Any, value: str) -> None:
+    """D4PG (Barth-Maron et al. 2018) is DDPG with categorical values."""
+    words = {"value": value, "n_atoms": 21, "v_min": -5.0, "v_max": 5.0, "critic_learning_rate": 1e-2}
+    algo = learner(module, model={"hidden": (16,), "activation": "tanh"}, **words)
+    algo.replay = OneBatch(rows())
+    for _ in range(400):
+        algo.update()
+    q = algo.critic.q(rows().inputs.observation, rows().action)
+    close(q, torch.tensor([[-1.0, 3.0]] * len(q)), 0.1)  # terminated: the return is the reward
+    with plain_networks():
+        close(algo.critic.q(rows().inputs.observation, rows().action), q)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        (ddpg, {"target_clip": 5.0}, "algo.target_clip=5.0 is not for algo.value=categorical"),
+        (sac, {"huber_delta": 1.0}, "algo.huber_delta=1.0 is not for algo.value=categorical"),
+    ],
+)
+def test_options_of_other_losses_are_refused(module: Any, words: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        module.Config(value="categorical", **words)
+
+
+def test_discrete_actions_have_expected_values() -> None:
+    with pytest.raises(ConfigError, match=r"algo.value=quantile is for Box actions"):
+        sac.Config(value="quantile").make_agent(VECTOR, spaces.Discrete(2))
+
+
+def test_copies_are_independent() -> None:
+    critic = critic_of()
+    other, x, a = copy.deepcopy(critic), torch.rand(4, 5), torch.rand(4, 2)
+    before = critic(x, a)
+    with torch.no_grad():
+        other.learned[0].zero_()
+    assert torch.equal(critic(x, a), before)
+    assert not torch.equal(other(x, a), before)

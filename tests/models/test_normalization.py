@@ -1,0 +1,189 @@
+"""Normalisation stands before the activations of hidden layers, in torch and NumPy, of one network or several."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlframe.algos.off_policy import soft_update
+from rlframe.core.errors import ConfigError
+from rlframe.critics import ExpectedValue, make_critic
+from rlframe.experiment.build import make_agent
+from rlframe.experiment.config import from_flat
+from rlframe.kernels.mlp import frozen, plain_networks
+from rlframe.models import ModelConfig, numpy_inference
+from rlframe.models.network import BATCH_EPSILON, BATCH_MOMENTUM, Network
+from rlframe.models.q_network import Stream
+from tests.models.compared import close
+
+BOX, VECTOR = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-9, 9, (5,), np.float32)
+X = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+both_kinds = pytest.mark.parametrize("norm", ["layer", "batch"])
+
+
+def shuffled(network: nn.Module) -> nn.Module:
+    """With random gains, shifts and statistics."""
+    torch.manual_seed(1)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, 0, 0.5)
+    for name, buffer in network.named_buffers():
+        nn.init.uniform_(buffer, 0.5 if "variance" in name else -1.0, 2.0)
+    return network
+
+
+def reference(norm: nn.Module, x: Tensor) -> Tensor:
+    """torch's own module for rows x [n, size]."""
+    size = x.shape[-1]
+    if norm.kind == "layer":
+        other: nn.Module = nn.LayerNorm(size)
+    else:
+        other = nn.BatchNorm1d(size, eps=BATCH_EPSILON)
+        other.train(torch.is_grad_enabled())
+        assert isinstance(norm.mean, Tensor)
+        assert isinstance(norm.variance, Tensor)
+        other.running_mean, other.running_var = norm.mean.clone(), norm.variance.clone()
+    other.weight, other.bias = norm.weight, norm.bias  # type: ignore[assignment]
+    found: Tensor = other(x)
+    return found
+
+
+def by_hand(network: nn.Module, x: Tensor, activation: nn.Module) -> Tensor:
+    """The usual torch modules."""
+    norms = list(network.norms)  # type: ignore[arg-type]
+    for i, linear in enumerate(network.linears):  # type: ignore[arg-type]
+        x = linear(x)
+        if i < len(norms):
+            x = activation(reference(norms[i], x))
+    return x
+
+
+@both_kinds
+@pytest.mark.parametrize("last", ["none", "silu"])
+def test_networks_and_their_gradients_are_those_of_torchs_modules(norm: str, last: str) -> None:
+    network = shuffled(Network([5, 8, 6, 3], "silu", last, norm))
+    assert len(network.norms) == (2 if last == "none" else 3)  # type: ignore[arg-type]
+    with torch.no_grad():
+        close(network(X), by_hand(network, X, nn.SiLU()))
+    other = copy.deepcopy(network)
+    expected = by_hand(other, X, nn.SiLU())
+    found = network(X)
+    close(found, expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for one, two in zip(network.parameters(), other.parameters(), strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        close(one.grad, two.grad)
+    with plain_networks():
+        close(network(X), expected)
+
+
+def test_batch_statistics_are_used_and_followed_where_the_network_learns_and_nowhere_else() -> None:
+    network = Network([5, 8, 3], "relu", norm="batch")
+    norm, hidden = network.norms[0], network.linears[0](X)
+
+    def statistics() -> list[Tensor]:
+        return [x.clone() for x in (norm.mean, norm.variance)]
+
+    before = statistics()
+    with torch.no_grad():
+        acting = network(X)
+    with frozen(network.parameters()):
+        network(X.clone().requires_grad_())
+    close(acting, copy.deepcopy(network).requires_grad_(False)(X))
+    assert all(map(torch.equal, statistics(), before))
+    network(X)
+    close(statistics()[0], BATCH_MOMENTUM * hidden.mean(0))
+    close(statistics()[1], 1 - BATCH_MOMENTUM + BATCH_MOMENTUM * hidden.var(0, correction=0))
+    normalized = norm(hidden)
+    close(normalized.mean(0), torch.zeros(8))
+
+
+@both_kinds
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_hidden_layer_of_a_stream_is_normalised(noisy: bool, norm: str) -> None:
+    stream = shuffled(Stream([5, 8, 3], noisy, norm))
+    (hidden, last), of_hidden = stream.network.linears, stream.network.norms[0]  # type: ignore[union-attr,misc,index]
+    with torch.no_grad():
+        inner = hidden(X, 0.0) if noisy else hidden(X)
+        inner = reference(of_hidden, inner).relu()
+        expected = last(inner, 0.0) if noisy else last(inner)
+        close(stream(X, 0.0), expected)
+    found = stream.numpy_forward()(X.numpy(), np.zeros((7, 1), np.float32))  # type: ignore[operator]
+    close(torch.from_numpy(found), expected)
+
+
+@both_kinds
+def test_numpy_computes_it_as_torch_does_and_sees_new_parameters(norm: str) -> None:
+    network = Network([5, 8, 6, 3], "tanh", norm=norm)
+    forward = numpy_inference.mlp(network.layers)
+    shuffled(network)
+    blocks = X[:6].view(3, 2, 5)
+    with torch.no_grad():
+        close(torch.from_numpy(forward(X.numpy())), network(X))
+        close(torch.from_numpy(forward(blocks.numpy())), network(blocks))
+    network(X)  # moves the statistics
+    with torch.no_grad():
+        close(torch.from_numpy(forward(X.numpy())), network(X))
+
+
+@both_kinds
+def test_several_networks_at_once_are_each_of_them_alone(norm: str) -> None:
+    several, target = (shuffled(Network([5, 8, 6, 3], "relu", norm=norm, k=2)) for _ in range(2))
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter += 0.1
+    x, state = X.expand(2, -1, -1), copy.deepcopy(several.state_dict())
+    found, of_target = several.with_target(target, torch.cat([x, x]))  # type: ignore[operator]
+    assert not of_target.requires_grad
+    for k in range(2):
+        alone = Network([5, 8, 6, 3], "relu", norm=norm)
+        alone.load_state_dict({name: value[k] for name, value in state.items()})
+        close(found[k], alone(X))
+    with torch.no_grad():
+        close(several.first(X), several(x)[0])  # type: ignore[operator]
+        close(of_target, target(x))
+
+
+def test_critics_have_a_gradient_to_the_action_alone_when_frozen() -> None:
+    critic = make_critic(VECTOR, BOX, ExpectedValue(), ModelConfig(hidden=(8,), norm="layer"), 2, 0)
+    action = torch.rand(7, 2, requires_grad=True)
+    with frozen(critic.learned):
+        critic.first_q(X, action).sum().backward()
+    assert action.grad is not None
+    assert action.grad.abs().sum() > 0
+    assert all(parameter.grad is None for parameter in critic.parameters())
+
+
+@pytest.mark.parametrize("words", [{}, {"algo": "dqn", "algo.dueling": True}, {"algo": "dqn", "explore": "noisy"}])
+def test_every_hidden_layer_has_one_and_the_output_none(words: dict[str, object]) -> None:
+    agent = made(words)
+    norms = [parameter for name, parameter in agent.named_parameters() if "norms." in name]
+    assert len(norms) == (8 if not words else 6 if "algo.dueling" in words else 4)  # gain and shift of each
+    assert {len(norm) for norm in norms} == {64}
+
+
+def made(words: dict[str, object]) -> nn.Module:
+    experiment = from_flat({"model.norm": "layer", **words})
+    return make_agent(experiment, VECTOR, spaces.Discrete(2), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("words", [{"model.hidden": []}, {"model.encoder": "tests.models.moded:Moded"}])
+def test_a_network_without_hidden_layers_is_refused(words: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"model.norm=layer: this network has no hidden .*; give it some"):
+        made(words)
+
+
+@both_kinds
+def test_target_networks_follow_gains_shifts_and_statistics(norm: str) -> None:
+    critic = make_critic(VECTOR, BOX, ExpectedValue(), ModelConfig(hidden=(8,), norm=norm), 2, 0)
+    networks, target = critic.networks.network, critic.target.network
+    with torch.no_grad():
+        for x in (*networks.norms.parameters(), *networks.norms.buffers()):  # type: ignore[union-attr]
+            x += 1
+        soft_update(*critic.follow(), 0.5)
+    values = [x.unique().tolist() for x in (*target.norms.parameters(), *target.norms.buffers())]  # type: ignore[union-attr]
+    assert values == [[1.5], [0.5], [0.5], [1.5]][: 4 if norm == "batch" else 2]
