@@ -185,22 +185,25 @@ class DDPG(OffPolicy):
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
-        metrics, error = self.learn(batch, *turns(self.progress.updates, self.config))
+        metrics, values, target = self.learn(batch, *turns(self.progress.updates, self.config))
         self.progress.updates += 1
         if self.config.prioritized:
-            self.replay.update_priorities(batch.index, priorities(error))
+            self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> tuple[dict[str, Tensor], Tensor]:
-        """One step of the critics, and those that are due of the actor and the targets; also the error [n]."""
+    def _learn(
+        self, batch: Transitions, policy: bool = True, targets: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """One step of the critics, and those that are due of the actor and the targets; also what had an error."""
         observation, next_observation = self._observations(batch)
-        metrics, error = self._update_critics(batch, observation, next_observation)
+        values, target = self._values_and_target(batch, observation, next_observation)
+        metrics = self._update_critics(batch, values, target)
         if policy:
             metrics |= self._update_actor(observation)
         if targets:
             soft_update(self.targets, self.online, self.now.tau)
-        return metrics, error
+        return metrics, values.detach(), target
 
     def _observations(self, batch: Transitions) -> tuple[Tree, Tree]:
         """s and s', normalised."""
@@ -214,15 +217,11 @@ class DDPG(OffPolicy):
         next_action = self._next_action(next_observation)
         return self.critic.with_target(observation, batch.action, next_observation, next_action)
 
-    def _update_critics(
-        self, batch: Transitions, observation: Tree, next_observation: Tree
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _update_critics(self, batch: Transitions, values: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Descend Σ_i mean w (Q_i(s, a) - y)²,  y = r + γ min_i Q'_i(s', a'),  w from replay   (algorithm 1)."""
-        values, target = self._values_and_target(batch, observation, next_observation)
         loss = 2 * self.critic.loss(values, target, batch.return_, batch, self.now.target_clip)
         self.critic_optimizer.minimize(loss, batch)
-        values = values.detach()
-        return {"loss": loss.detach(), "q": self.critic.value.q(values).mean()}, self._error(batch, values, target)
+        return {"loss": loss.detach(), "q": self.critic.value.q(values.detach()).mean()}
 
     def _error(self, batch: Transitions, values: Tensor, target: Tensor) -> Tensor:
         """|Q - y| [n], or what stands for it of another kind of value, a mean over the critics."""
