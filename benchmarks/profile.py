@@ -62,8 +62,8 @@ def profile(words: dict[str, str], seconds: float) -> Profile:
     from benchmarks.parts.stacks import Stacks
     from rlframe.experiment import hardware
     from rlframe.experiment.build import build
-    from rlframe.experiment.config import from_flat
     from rlframe.experiment.presets import load_preset
+    from rlframe.experiment.settings import from_flat
     from rlframe.record import logger_context
     from rlframe.system.affinity import pin
     from rlframe.system.machine import retain_freed_memory

@@ -15,9 +15,7 @@ from typing import Any
 import chz
 
 from rlframe.algos.defaults import defaults_of
-from rlframe.core.flat import PARTS as FLAT
-from rlframe.core.flat import part_name
-from rlframe.core.parts import module_names
+from rlframe.core.parts import ROOTS, Part, module_names
 from rlframe.core.schedule import Schedule, accepts_schedule
 from rlframe.experiment.config import Experiment
 from rlframe.record import METRICS, metrics_table
@@ -59,8 +57,8 @@ def keys(config: str) -> str:
 def defaults(_: str) -> str:
     """A table of what each algorithm brings besides the fields of its Config, by kind of observation."""
     lines = ["| `algo=` | observations | keys |", "|---|---|---|"]
-    for algo in module_names(FLAT["algo"]):
-        config = importlib.import_module(f"{FLAT['algo']}.{algo}").Config
+    for algo in module_names(ROOTS["algo"]):
+        config = importlib.import_module(f"{ROOTS['algo']}.{algo}").Config
         for kind, images in (("vectors", False), ("images", True)):
             words = [f"`{key}={_spelled(value)}`" for key, value in defaults_of(config, images).keys().items()]
             lines.append(f"| `{algo}` | {kind} | {' '.join(words)} |")
@@ -83,9 +81,8 @@ def _table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
     for name, field in chz.chz_fields(config).items():
         if name in skip:
             continue
-        if prefix == "algo." and name in _GUIDES:
-            default = part_name(field._default_factory(), FLAT[f"algo.{name}"])
-            lines.append(f"| `{prefix}{name}` | `{default}` | see {_GUIDES[name]} |")
+        if isinstance(part := field.meta_factory, Part) and name in _GUIDES:
+            lines.append(f"| `{prefix}{name}` | `{part.default}` | see {_GUIDES[name]} |")
             continue
         kind = " (number or schedule)" if accepts_schedule(field) else ""
         lines.append(f"| `{prefix}{name}` | {_default(field)} | {_escaped(field._doc)}{kind} |")

@@ -91,7 +91,7 @@ def log(name: str, value: Any) -> None:
 
 
 def _read(algo: Any, env: Any, n_steps: float, settings: dict[str, Any]) -> "Job":
-    from rlframe.core.flat import dotted  # imports are in functions: rlframe alone loads no torch
+    from rlframe.core.parts import dotted  # imports are in functions: rlframe alone loads no torch
     from rlframe.experiment.presets import competing_work
     from rlframe.system.machine import gc_paused, limit_threads
 
@@ -111,7 +111,7 @@ def load_policy(path: Any, device: str = "cpu", trust: bool = False, **settings:
     With `trust` the run's config may name code that is not part of rlframe. Settings take the place of the run's own:
     `env=MyEnv` for a class that the run cannot import.
     """
-    from rlframe.core.flat import dotted
+    from rlframe.core.parts import dotted
     from rlframe.deploy.load import load_policy as load
     from rlframe.experiment.objects import named
 

@@ -97,7 +97,7 @@ def _launch(argv: list[str]) -> int:
     words = KeyValues(argv)  # before the imports that load torch, so that a malformed word fails at once
     limit_threads(competing_work(words.remaining))
     with gc_paused(), ending_at_ctrl_c():
-        from rlframe.experiment.config import to_flat
+        from rlframe.experiment.settings import to_flat
         from rlframe.experiment.train import check_job, describe_job, place_job, read_job, train
         from rlframe.experiment.trust import foreign
         from rlframe.study.process import run_with_retries

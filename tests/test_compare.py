@@ -19,7 +19,7 @@ from benchmarks.parts.frameworks import Framework, all_frameworks
 from benchmarks.parts.gate import Closed, Gate
 from benchmarks.parts.rows import PPO, ROWS
 from benchmarks.parts.turns import Ready, _variables, line
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from tests.fork_server import run_python
 
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,8 @@ import yaml
 
 from rlframe import evaluate
 from rlframe.algos import ppo
-from rlframe.experiment.config import from_flat, to_flat
 from rlframe.experiment.presets import load_preset, preset_names, presets_dir
+from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.launch import main
 from rlframe.record.snapshot import list_snapshots, load_snapshot, resolve_snapshot
 from tests.processes import DEADLINE_S, launched

@@ -16,8 +16,8 @@ import rlframe
 from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.core.objects import ObjectName
-from rlframe.experiment.config import from_flat
 from rlframe.experiment.objects import named
+from rlframe.experiment.settings import from_flat
 from tests.experiment import forms
 from tests.experiment.forms import Slower, Walk
 from tests.fork_server import run_python
@@ -112,7 +112,7 @@ def test_a_run_records_the_names_of_its_objects(run_dir: Path) -> None:
     config = json.loads((run_dir / "params.json").read_text())["config"]
     assert config["env"] == "tests.test_objects:run_dir.<locals>.<lambda>()"
     assert config["callbacks"] == ["tests.experiment.forms:Slower()"]
-    assert config["algo.optimizer.name"] == "torch.optim.radam:RAdam"
+    assert config["algo.optimizer"] == "torch.optim.radam:RAdam"
 
 
 def test_a_run_is_titled_by_the_names_of_its_classes() -> None:

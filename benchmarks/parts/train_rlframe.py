@@ -9,11 +9,12 @@ from benchmarks.parts.command import Words, words_of
 from benchmarks.parts.gate import Gate
 from benchmarks.parts.rows import Row
 from benchmarks.parts.turns import Unit
+from rlframe.core.parts import part_name
 from rlframe.core.seeding import Role, generators
 from rlframe.envs import EnvConfig
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build
-from rlframe.experiment.config import from_flat, part_name
+from rlframe.experiment.settings import from_flat
 from rlframe.kernels.device import learning_in
 from rlframe.record import logger_context
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch

@@ -1,35 +1,86 @@
-"""Parts: fields whose value names a class, `algo=ppo`, and how such names are looked up and imported."""
+"""Parts: fields of configs whose value names a class, `algo=ppo`, at any depth; and configs as flat keys.
+
+A kind of a part is a class of its package: one that its KINDS names, or the class `Config` of a module. A part may have
+parts of its own, and a field may be a mapping of configs that have some: sampler.inner.n_workers, teams.red.algo.clip.
+"""
 
 import importlib
 import importlib.util
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, get_args, get_origin
 
 import chz
 from chz.factories import MetaFactory, MetaFromString
+from chz.mungers import Munger
 from chz.tiepin import CastError
 
-from rlframe.core.config import nearest
+from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.objects import ObjectName
+from rlframe.core.objects import ObjectName, name_of
+from rlframe.core.schedule import Schedule
+
+# The parts of a run, and the packages of their kinds. All others are fields of configs.
+ROOTS: Mapping[str, str] = MappingProxyType(
+    {"algo": "rlframe.algos", "sampler": "rlframe.samplers", "runner": "rlframe.runners"}
+)
+# Fields whose keys stand below another name: `env` is a value, and has fields beside it.
+GROUPS: Mapping[str, str] = MappingProxyType({"env_options": "env"})
+OWN = "own"  # kind for a class that has no Config: its `name` is module:Class, and `kwargs` are its arguments
 
 
-class module_part(MetaFactory):
-    """A field for a part named by its module: `algo=ppo` is the class `Config` of `rlframe.algos.ppo`.
+class Part(MetaFactory):
+    """What a field made by `part` is: the kinds that it may have, and the Config of each."""
 
-    `algo=my_pkg.my_algo` and `algo=./mine.py` name a user's own module, `algo=./mine.py:Fast` another class in it.
-    There is no registry.
-    """
-
-    def __init__(self, package: str, default: str) -> None:
+    def __init__(self, package: str, default: str, fitting: Sequence[str] = (), classes: str = "") -> None:
+        """Args:
+        fitting: kinds that fit here; empty: all.    classes: what a class of the user's own must be, for messages.
+        """
         super().__init__()
-        self.package, self.default = package, default
+        self.package, self.default, self.fitting, self.classes = package, default, tuple(fitting), classes
+
+    def find(self, given: Any) -> type:
+        """The class of the Config that a name means, or that was given itself; that of `own` for another class.
+
+        Raises:
+            ConfigError: there is no such kind.
+        """
+        given = vars(given).get("Config", given) if isinstance(given, ModuleType) else given
+        if chz.is_chz(given):
+            return given if isinstance(given, type) else type(given)
+        if self.is_own(given):
+            return kinds_of(self.package)[OWN]
+        return find_config(given if isinstance(given, str) else repr(given), self.package)
+
+    def is_own(self, given: Any) -> bool:
+        """Whether it is, or names, a class of the user's own that has no Config."""
+        value = given.value if isinstance(given, ObjectName) else given
+        named = ":" in given if isinstance(given, str) else callable(given)
+        return named and not chz.is_chz(value) and OWN in kinds_of(self.package)
+
+    def make(self, given: str) -> Any:
+        """The Config of a name, with its defaults. Raises ConfigError as `find`."""
+        found = self.find(given)
+        return found(name=given) if self.is_own(given) else found()
+
+    def fits(self, given: Any) -> bool:
+        """Whether a kind may stand here."""
+        return not self.fitting or (OWN if self.is_own(given) else given) in self.fitting
+
+    def name_of(self, config: Any) -> str:
+        """The value that names a Config."""
+        return (config.name if self.is_of_own(config) else "") or part_name(config, self.package)
+
+    def is_of_own(self, config: Any) -> bool:
+        """Whether a Config is that of `own`."""
+        return type(config) is kinds_of(self.package).get(OWN)
 
     def unspecified_factory(self) -> Callable[..., Any]:
-        return self.from_string(self.default)
+        return self.find(self.default)
 
     def from_string(self, factory: str) -> Callable[..., Any]:
         try:
@@ -41,7 +92,200 @@ class module_part(MetaFactory):
         raise CastError(f"{value!r} is a module name, not a value")
 
 
-def find_config(name: str, package: str) -> Callable[..., Any]:
+class _PartOf(Munger):
+    """Makes a field's Config from its name, checks its class, and gives it what it gets from the config around it."""
+
+    def __init__(self, part: Part, of: type, finish: Callable[[Any, Any], Any]) -> None:
+        self._part, self._of, self._finish = part, of, finish
+
+    def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
+        config = self._part.make(value) if isinstance(value, str) else value
+        if not isinstance(config, self._of):
+            name, own = self._part.default, " or module:Class" if OWN in kinds_of(self._part.package) else ""
+            raise ConfigError(
+                f"{key_of(chzself, field.logical_name)}={value!r:.60} must be a name such as {name}{own}, or a Config "
+                f"of {self._part.package}"
+            )
+        return self._finish(config, chzself)
+
+
+def _unchanged(config: Any, around: Any) -> Any:
+    return config
+
+
+def part(
+    package: str,
+    default: str,
+    doc: str,
+    of: type = object,
+    finish: Callable[[Any, Any], Any] = _unchanged,
+    fitting: Sequence[str] = (),
+    classes: str = "",
+) -> Any:
+    """A field for a part: a kind of `package` by its name, `module:Class` of a user's Config, or a Config.
+
+    `algo=ppo` is the class `Config` of `rlframe.algos.ppo`, or of that name in KINDS of `rlframe.algos`;
+    `algo=my_pkg.my_algo` and `algo=./mine.py` name a user's own module, `algo=./mine.py:Fast` another class in it. If a
+    kind is called `own`, module:Class may also name a class without a Config. There is no registry.
+
+    Args:
+        of: the class of all its Configs.    finish: (config, the config around it) -> config, or raises ConfigError.
+        fitting: the kinds that fit here; empty: all.    classes: what a class without a Config must be.
+    """
+    factory = Part(package, default, fitting, classes)
+    return chz.field(
+        meta_factory=factory,
+        default_factory=lambda: factory.make(default),
+        munger=_PartOf(factory, of, finish),
+        doc=doc,
+    )
+
+
+def config_below(field: Any) -> tuple[type | None, bool]:
+    """The class of the config that a field holds, or None, and whether it holds a mapping of such configs."""
+    annotation = field.final_type
+    if isinstance(annotation, type) and chz.is_chz(annotation):
+        return annotation, False
+    arguments = get_args(annotation)
+    is_mapping = get_origin(annotation) is Mapping and isinstance(arguments[1], type) and chz.is_chz(arguments[1])
+    return (arguments[1], True) if is_mapping else (None, False)
+
+
+def known_keys(config: type, given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The keys of a config's class with these settings, outer parts before what is below them.
+
+    Each has its Part; the class of the configs whose keys are below it; or else its field. A kind that does not exist
+    has no keys: that is reported when the config is made.
+    """
+    found: dict[str, Any] = {}
+    for name, field in chz.chz_fields(config).items():
+        key, factory = f"{prefix}{name}", field.meta_factory
+        below, is_mapping = config_below(field)
+        if isinstance(factory, Part):
+            found[key] = factory
+            with suppress(ConfigError):
+                found |= known_keys(factory.find(given.get(key, factory.default)), given, f"{key}.")
+        elif below is None:
+            found[key] = field
+        else:
+            found[key], group = below, GROUPS.get(key, key)
+            names = {each.split(".")[group.count(".") + 1] for each in given if each.startswith(f"{group}.")}
+            for inside in [f"{group}.{name}" for name in sorted(names)] if is_mapping else [group]:
+                found |= ({inside: below} if is_mapping else {}) | known_keys(below, given, f"{inside}.")
+    return found
+
+
+def part_at(config: type, key: str, given: Mapping[str, Any]) -> Part | None:
+    """The part that a key is with these settings, or with another kind of the part around it; None: it is no part."""
+    known = known_keys(config, given)
+    around, _, name = key.rpartition(".")
+    if key in known or not isinstance(known.get(around), Part):
+        found = known.get(key)
+        return found if isinstance(found, Part) else None
+    return next(iter(inner_parts(known[around], name).values()), None)
+
+
+def inner_parts(outer: Part, name: str) -> dict[str, Part]:
+    """The parts of this name in the kinds of a part, by kind."""
+    found = {}
+    for kind in module_names(outer.package):
+        field = chz.chz_fields(outer.find(kind)).get(name)
+        if field is not None and isinstance(field.meta_factory, Part):
+            found[kind] = field.meta_factory
+    return found
+
+
+def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every key of a config with its value and its field; a part has its Config, and then the keys below it."""
+    for name, field in chz.chz_fields(type(config)).items():
+        value, key = getattr(config, name), f"{prefix}{name}"
+        if isinstance(field.meta_factory, Part):
+            yield key, value, field
+        if chz.is_chz(value):
+            yield from values_of(value, f"{GROUPS.get(key, key)}.")
+        elif config_below(field)[1]:
+            for inside, each in value.items():
+                yield from values_of(each, f"{key}.{inside}.")
+        elif not isinstance(field.meta_factory, Part):
+            yield key, value, field
+
+
+def named_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """As `values_of`, with the names of parts."""
+    of_own = ""
+    for key, value, field in values_of(config, prefix):
+        part = field.meta_factory
+        if isinstance(part, Part):
+            of_own = f"{key}.name" if part.is_of_own(value) and value.name else ""
+            yield key, part.name_of(value), field
+        elif key != of_own:
+            yield key, value, field
+
+
+def flatten(**fields: Any) -> dict[str, Any]:
+    """Configs and values as JSON-able keys of the command line, for example for `logger_context(config=...)`.
+
+    flatten(algo=ppo.Config(clip=0.2), env="CartPole-v1") gives {"algo": "ppo", "algo.clip": 0.2, ..., "env": ...}.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key in ROOTS:
+            flat[key] = part_name(value, ROOTS[key])
+        if chz.is_chz(value):
+            flat |= {name: plain(each) for name, each, _ in named_values(value, f"{GROUPS.get(key, key)}.")}
+        elif key not in ROOTS:
+            flat[key] = plain(value)
+    return flat
+
+
+def plain(value: Any) -> Any:
+    """A field's value in JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # not in JSON; the command line reads the text as the same number
+    if isinstance(value, Schedule):
+        return value.text
+    return list(value) if isinstance(value, tuple) else value
+
+
+def dotted(settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Settings with nested dicts as flat keys: algo={"name": "ppo", "clip": 0.2} has the keys algo and algo.clip.
+
+    Raises:
+        ConfigError: a key is given twice.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings:
+        below = {key: value}
+        if isinstance(value, Mapping) and not key.endswith("kwargs"):  # whose keys are not rlframe's
+            below = dotted((_key_in(key, name), each) for name, each in value.items())
+        if twice := below.keys() & flat.keys():
+            raise ConfigError(f"{min(twice)} is given twice; leave one of them out")
+        flat |= below
+    return flat
+
+
+def _key_in(group: str, name: str) -> str:
+    if name == "name":
+        return group
+    return f"{group}_kwargs" if name == "kwargs" and group in ("env", "eval.env") else f"{group}.{name}"
+
+
+def part_name(config: object, package: str) -> str:
+    """The name of a Config, or of its class: its kind, module or file; module:Class if that does not lead to it."""
+    cls = config if isinstance(config, type) else type(config)
+    if package in sys.modules and (kind := next((name for name, each in kinds_of(package).items() if each is cls), "")):
+        return kind
+    module = cls.__module__
+    known = vars(sys.modules[module]) if module in sys.modules else {}
+    file = known.get("__file__")
+    if module.startswith(f"{package}."):
+        return module.removeprefix(f"{package}.")
+    if known.get("Config") is not cls or (module == "__main__" and not file):
+        return name_of(cls)
+    return str(file) if "." not in module and file else module
+
+
+def find_config(name: str, package: str) -> type:
     """The class `Config` of the module `name` (see find_module), or the class that module:Class names.
 
     A package with KINDS has its kinds there, several to a file.
@@ -62,7 +306,7 @@ def find_config(name: str, package: str) -> Callable[..., Any]:
     module = find_module(name, package)
     if "Config" not in vars(module):
         raise ConfigError(f"{name!r} ({module.__name__}) has no class Config")
-    config: Callable[..., Any] = vars(module)["Config"]
+    config: type = vars(module)["Config"]
     return config
 
 

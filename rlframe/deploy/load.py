@@ -20,9 +20,9 @@ from rlframe.core.errors import ConfigError, SnapshotError
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.evaluation.policy import Policy
 from rlframe.experiment.build import choose_device, load_weights, make_agent
-from rlframe.experiment.config import Experiment, from_flat, merge
-from rlframe.experiment.objects import OF_POLICY, recorded
-from rlframe.experiment.parts import spelled_out
+from rlframe.experiment.config import Experiment
+from rlframe.experiment.objects import NOT_OF_POLICY, recorded
+from rlframe.experiment.settings import from_flat, long_keys, merge
 from rlframe.experiment.trust import check_network, read_config
 from rlframe.record.snapshot import link_target, list_snapshots, load_newest
 
@@ -54,8 +54,8 @@ def load_trained(
             do not fit the network.
     """
     snapshot, weights, meta = load_newest(path, key="agent")
-    params, given = params_of(snapshot), spelled_out(changes)
-    config = recorded(read_config(params, trust, given), given, str(params), OF_POLICY)
+    params, given = params_of(snapshot), long_keys(changes)
+    config = recorded(read_config(params, trust, given), given, str(params), NOT_OF_POLICY)
     check_network(merge(config, changes)[0], weights, str(snapshot))
     experiment = chz.replace(from_flat(config, changes), init="")
     env = experiment.eval_env_config()

@@ -1,4 +1,4 @@
-"""The Experiment config, everything that decides a run, and its conversion from and to flat key=value settings."""
+"""The Experiment config, everything that decides a run; and what it is for each of the ranks that train it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ import chz
 from rlframe.algos.defaults import learns_from
 from rlframe.core.config import AUTO, choice, count, count_or_auto, names, option
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.files import parse_yaml
-from rlframe.core.flat import GROUPS, PARTS, flatten, part_name
-from rlframe.core.objects import ObjectName
-from rlframe.core.parts import module_part
+from rlframe.core.parts import ROOTS, part, part_name
 from rlframe.core.schedule import at_last
 from rlframe.envs import EnvConfig, EnvOptions
 from rlframe.evaluation import EvalConfig
-from rlframe.experiment.objects import check_objects
-from rlframe.experiment.parts import EXPLORE, OF_OWN, kept_parts, spelled_out
-from rlframe.experiment.unknown_keys import keys_of, suggestion
 from rlframe.kernels.device import PRECISIONS
 from rlframe.models import ModelConfig
 from rlframe.record.console import LEVELS
@@ -32,33 +26,26 @@ from rlframe.runners import SyncRlConfig
 from rlframe.runners.config import as_kind
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import no_sampler
-from rlframe.samplers.base import SamplerConfig
 
-_MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
-_SIZES = tuple(f"sampler.{name}" for name in chz.chz_fields(SamplerConfig))  # the fields that all samplers have
-_MAPPINGS = ("env_kwargs", "eval.env_kwargs", *(f"{part}.kwargs" for part in OF_OWN))  # keys below are not rlframe's
-_CONFIGS = {"model": ModelConfig, "reward": RewardConfig, "eval": EvalConfig}  # which have no value of their own
-_STUDY_KEYS = ("repeats", "stall_s", "seeds")
-# Keys of the command line that are not fields of Experiment.
-_COMMAND_KEYS = (
-    *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),
-    *_STUDY_KEYS,
-)
+
+def _kind(name: str, config: Any) -> str:
+    """The value of algo=, sampler= or runner= that names a config."""
+    return part_name(config, ROOTS[name])
 
 
 @chz.chz
 class Experiment:
     """The settings of one run: everything that decides its result, and where it is recorded."""
 
-    algo: Any = chz.field(meta_factory=module_part(PARTS["algo"], "ppo"), doc="algorithm; or package.module, ./file.py")
+    algo: Any = part(ROOTS["algo"], "ppo", "algorithm; or package.module, ./file.py")
     env: str = option("CartPole-v1", "Gymnasium id, or package.module:callable")
     env_kwargs: Mapping[str, Any] = chz.field(default_factory=dict, doc="of the environment: env_kwargs.name=value")
     env_options: EnvOptions
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
     reward: RewardConfig
-    sampler: Any = chz.field(meta_factory=module_part(PARTS["sampler"], "auto"), doc="how environments are stepped")
-    runner: Any = chz.field(meta_factory=module_part(PARTS["runner"], "minibatch_rl_eval"), doc="the training loop")
+    sampler: Any = part(ROOTS["sampler"], "auto", "how environments are stepped")
+    runner: Any = part(ROOTS["runner"], "minibatch_rl_eval", "the training loop")
     eval: EvalConfig
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")
@@ -127,7 +114,7 @@ class Experiment:
         if not sampler.complete_episodes:
             return
         if learns_from(self.algo) == "replay":
-            name = part_name(self.algo, PARTS["algo"])
+            name = _kind("algo", self.algo)
             raise ConfigError(f"sampler.complete_episodes=true is for policy gradients; algo={name} learns from replay")
         if longest:
             check_room(longest, sampler.batch_T)
@@ -166,135 +153,10 @@ class Experiment:
 
     def title(self) -> str:
         """`name`, or algorithm and environment; usable as the name of a directory."""
-        algo = part_name(self.algo, PARTS["algo"]).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
+        algo = _kind("algo", self.algo).rpartition("/")[2].rpartition(":")[2].removesuffix(".py")
         env = self.env.rpartition("/")[2].rpartition(":")[2].rpartition("<locals>.")[2]
         env = re.sub(r"[^\w.\-]", "", env)  # without () and <lambda>
         return self.name or f"{algo}_{env}"
-
-
-def to_flat(experiment: Experiment) -> dict[str, Any]:
-    """Every key of an experiment with its value, as in params.json; `from_flat` reads it back."""
-    return flatten(**{field: getattr(experiment, field) for field in chz.chz_fields(experiment)})
-
-
-def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """All layers as one, and the keys that were dropped: a later layer names another part, which has no such field."""
-    merged: dict[str, Any] = {}
-    dropped: list[str] = []
-    for layer in map(spelled_out, layers):
-        for part in PARTS:
-            if part in layer and merged.get(part) != layer[part]:  # also where the earlier layer has the default
-                known = {*_SIZES, *keys_of(part, str(layer[part]))}
-                if part == "algo":  # an optimizer that was named stays, and exploration that fits
-                    known -= {EXPLORE}
-                    kept = kept_parts({**merged, **layer}, str(layer[part]))
-                    known |= {key for key in merged if key.startswith(kept)}
-                dropped += [key for key in merged if key.startswith(f"{part}.") and key not in known]
-        merged = {key: value for key, value in merged.items() if key not in dropped} | dict(layer)
-    return merged, dropped
-
-
-def from_flat(*layers: Mapping[str, Any]) -> Experiment:
-    """The experiment that layers of key: value describe; later layers override earlier ones.
-
-    Raises:
-        ConfigError: an unknown key or name (with the nearest), a wrong type or value.
-    """
-    for layer in layers:
-        _check_length(layer)
-        _check_once(layer)
-    return _experiment(merge(*layers)[0])
-
-
-def _check_once(layer: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a layer sets a name of env_kwargs, or the like, in both ways of writing it."""
-    for key in layer:
-        group = next((name for name in _MAPPINGS if str(key).startswith(f"{name}.")), "")
-        inside = _parse(group, layer[group]) if group in layer else {}
-        if isinstance(inside, Mapping) and str(key).removeprefix(f"{group}.") in inside:
-            raise ConfigError(f"{key} is set twice, also in {group}={{...}}; remove one of them")
-
-
-def _check_length(layer: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a text that is too long; an argument of the environment may be long."""
-    for key, value in layer.items():
-        if isinstance(value, str) and len(value) > _MAX_VALUE and not str(key).startswith(_MAPPINGS):
-            raise ConfigError(
-                f"{key!s:.200}={value:.200}... has {len(value):,} characters, more than the limit of {_MAX_VALUE:,}"
-            )
-
-
-def _experiment(merged: Mapping[str, Any]) -> Experiment:
-    arguments: dict[str, Any] = {}
-    for key, value in merged.items():
-        if not isinstance(key, str) or len(key) > _MAX_KEY:
-            raise ConfigError(f"unknown key {str(key)[:60]!r} (--help lists the keys)")
-        free = next((name for name in _MAPPINGS if key.startswith(f"{name}.")), "")
-        if free:
-            arguments[free] = {**arguments.get(free, {}), key.removeprefix(f"{free}."): _parse(key, value)}
-        elif key in _MAPPINGS:
-            parsed = _parse(key, value)
-            if not isinstance(parsed, Mapping):
-                raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
-            arguments[key] = {**parsed, **arguments.get(key, {})}
-        elif key in _CONFIGS:
-            fields = chz.chz_fields(_CONFIGS[key])
-            meant = [name for name in fields if str(value) in re.findall(r"\w+", fields[name]._doc)]
-            meant = list(fields) if len(fields) == 1 else meant or ["NAME"]
-            raise ConfigError(f"{key}={value}: write {key}.{meant[0]}={value} (--help lists the keys)")
-        elif isinstance(value, Mapping):
-            raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
-        elif isinstance(value, list) and any(isinstance(each, ObjectName) for each in value):
-            arguments[_field_of(key)] = tuple(value)  # text would leave the objects behind
-        else:
-            arguments[_field_of(key)] = chz.Castable(_text(value))
-    try:
-        made = chz.Blueprint(Experiment).apply(arguments).make()
-    except chz.blueprint._entrypoint.EntrypointException as error:
-        message = str(error).strip()
-        for field, group in GROUPS.items():
-            message = message.replace(f"'{field}.", f"'{group}.")
-        raise ConfigError(_readable(message, merged)) from None
-    except (ConfigError, TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from None  # a new one, without the lines that chz notes on it
-    check_objects(merged)
-    return made
-
-
-def _field_of(key: str) -> str:
-    """The path of a key's field: env.resize is env_options.resize. Raises ConfigError if that is written as a key."""
-    head, dot, name = key.partition(".")
-    if dot and head in GROUPS:
-        raise ConfigError(f"unknown key {key}; did you mean {GROUPS[head]}.{name}? (--help lists the keys)")
-    group = {group: field for field, group in GROUPS.items()}
-    return f"{group[head]}.{name}" if dot and head in group else key
-
-
-def _readable(message: str, given: Mapping[str, Any]) -> str:
-    """The relevant line of an error message of chz about these settings."""
-    unknown = re.match(r"Extraneous argument '([^']+)'", message)
-    if unknown and unknown[1] in _COMMAND_KEYS:
-        whose = "a study, with sweep.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
-        return f"{unknown[1]}={given.get(unknown[1])} is no setting of a run: it is for {whose}"
-    if unknown:
-        hint = suggestion(unknown[1], given, (*_COMMAND_KEYS, *chz.chz_fields(Experiment)))
-        return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
-    bad = re.match(r"Could not interpret argument (?:'(.*)'|\"(.*)\") provided for param '([^']+)'", message)
-    reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
-    if not bad or len(reasons) != 2:
-        return message
-    return f"{bad[3]}={bad[1] or bad[2] or ''}: {reasons[bad[3] in PARTS]}"
-
-
-def _parse(key: str, value: Any) -> Any:
-    try:
-        return parse_yaml(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
-
-
-def _text(value: Any) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 def check_parts(experiment: Experiment) -> None:
@@ -302,24 +164,23 @@ def check_parts(experiment: Experiment) -> None:
     algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
     if runner.learns_from_data:
         raise ConfigError(
-            f"runner={part_name(runner, PARTS['runner'])} learns from data, and no replay= is a data set yet; use it "
+            f"runner={_kind('runner', runner)} learns from data, and no replay= is a data set yet; use it "
             f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
         )
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
-        name = part_name(algo, PARTS["algo"])
-        raise ConfigError(f"algo={name} needs runner=evolution, not runner={part_name(runner, PARTS['runner'])}")
+        name = _kind("algo", algo)
+        raise ConfigError(f"algo={name} needs runner=evolution, not runner={_kind('runner', runner)}")
     if not runner.evolves:
         return
-    if (bonus := part_name(experiment.reward.bonus, PARTS["reward.bonus"])) != "none":
-        name = part_name(algo, PARTS["algo"])
+    if (bonus := part_name(experiment.reward.bonus, "rlframe.rewards")) != "none":
+        name = _kind("algo", algo)
         raise ConfigError(f"reward.bonus={bonus} changes rewards step by step, but algo={name} learns from episodes")
     if not evolves:
-        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={part_name(algo, PARTS['algo'])}")
+        raise ConfigError(f"runner=evolution is for algo=es or ars, not algo={_kind('algo', algo)}")
     workers = sampler.worker_count()
     for key, wrong in {
-        f"sampler={part_name(sampler, PARTS['sampler'])}": workers
-        and not (sampler.acts_in_workers or sampler.undecided),
+        f"sampler={_kind('sampler', sampler)}": workers and not (sampler.acts_in_workers or sampler.undecided),
         f"sampler.decorrelation_steps={sampler.decorrelation_steps}": sampler.decorrelation_steps,
         f"sampler.statistics=[{','.join(sampler.statistics)}]": sampler.statistics,
         "sampler.complete_episodes=true": sampler.complete_episodes,
@@ -350,7 +211,7 @@ def for_ranks(experiment: Experiment, world_size: int) -> Experiment:
     if runner.becomes_sync_rl:
         runner = as_kind(runner, SyncRlConfig)
     if not runner.trains_in_ranks:
-        name = part_name(runner, PARTS["runner"])
+        name = _kind("runner", runner)
         asked = f"learners={experiment.learners}" if experiment.learners > 1 else f"world_size={world_size}"
         needs = ": raise sampler.n_workers instead" if runner.evolves else " needs runner=sync_rl"
         raise ConfigError(f"{asked}{needs}; runner={name} trains in one process")
@@ -372,7 +233,7 @@ def share_of(experiment: Experiment, rank: int) -> Experiment:
         experiment = chz.replace(experiment, threads=1)
     if experiment.n_samplers == 1:
         if not hasattr(algo, "batch_size"):
-            name = part_name(algo, PARTS["algo"])
+            name = _kind("algo", algo)
             raise ConfigError(f"learners={n} divides the rows of an update, but algo={name} has no batch_size")
         if algo.batch_size % n:
             raise ConfigError(f"learners={n} must divide algo.batch_size={algo.batch_size}: each learns from a part")

@@ -11,10 +11,10 @@ import cloudpickle
 from gymnasium.envs.registration import EnvSpec
 
 from rlframe.algos.defaults import defaults_of, learns_from
-from rlframe.core.flat import PARTS, part_name
+from rlframe.core.parts import ROOTS, part_name
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import is_atari, resolve
-from rlframe.experiment.config import from_flat, merge
+from rlframe.experiment.settings import from_flat, merge
 from rlframe.models.encoders import has_images
 from rlframe.samplers.auto import TimingProcess
 
@@ -33,13 +33,13 @@ def algorithm_defaults(*layers: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     vectors, images = (defaults_of(experiment.algo, kind).keys() for kind in (False, True))
     given, _ = merge(*layers)
     if any(vectors.get(key) != images.get(key) for key in {**vectors, **images} if key not in given):
-        here = part_name(experiment.sampler, PARTS["sampler"]) == "serial"
+        here = part_name(experiment.sampler, ROOTS["sampler"]) == "serial"
         found = images if _sees_images(experiment.env_config(), here) else vectors
     else:
         found = vectors
     if learns_from(experiment.algo) == "episodes":
         found = {"runner": "evolution", **found}
-    return f"default of algo={part_name(experiment.algo, PARTS['algo'])}", found
+    return f"default of algo={part_name(experiment.algo, ROOTS['algo'])}", found
 
 
 def _sees_images(env: EnvConfig, here: bool) -> bool:

@@ -17,7 +17,7 @@ import torch
 from rlframe.agents import Agent
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
-from rlframe.core.flat import PARTS, part_name
+from rlframe.core.parts import ROOTS, part_name
 from rlframe.core.struct import leaves
 from rlframe.envs.make import can_split, steps_on_threads
 from rlframe.experiment.build import choose_device, torch_threads, untrained_agent
@@ -86,7 +86,7 @@ def choices_of(asked: Experiment, resolved: Resolved) -> dict[str, Any]:
     """What `resolve` chose where the experiment says auto, and what a resumed run must keep to compute the same."""
     chosen: dict[str, Any] = {}
     if asked.sampler.undecided:
-        chosen["sampler"] = part_name(resolved.experiment.sampler, PARTS["sampler"])
+        chosen["sampler"] = part_name(resolved.experiment.sampler, ROOTS["sampler"])
     if asked.threads == AUTO:
         chosen["threads"] = resolved.affinity.threads
     return chosen

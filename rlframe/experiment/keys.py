@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import chz
-
 from rlframe.core.config import AUTO, accepts_auto, nearest
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.flat import GROUPS, PARTS, part_name
-from rlframe.core.parts import find_config, kinds_of, module_names
+from rlframe.core.parts import Part, kinds_of, module_names, named_values
 from rlframe.core.schedule import accepts_schedule
 from rlframe.envs.make import registered_envs
 from rlframe.experiment.config import Experiment
-from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import load_preset, preset_names
+from rlframe.experiment.settings import long_keys
 from rlframe.models import ModelConfig
 
 _LEAST_WIDTH, _MOST_WIDTH = 80, 160  # characters of a line
@@ -38,24 +35,18 @@ class Key:
     kind: str  # of its values
     value: str  # as the command line reads it
     doc: str
+    part: Part | None = None
 
 
-def keys_of(experiment: Experiment) -> list[Key]:
-    """Every key of an experiment, in the order of its fields, with the value that it has there."""
-    return [*_keys_of(experiment, "")]
-
-
-def _keys_of(config: Any, prefix: str) -> Iterator[Key]:
-    for name, field in chz.chz_fields(type(config)).items():
-        value, key, doc = getattr(config, name), f"{prefix}{name}", field._doc
-        if key in PARTS:
-            yield Key(key, "part", part_name(value, PARTS[key]), doc)
-        if chz.is_chz(value):
-            yield from _keys_of(value, f"{GROUPS.get(key, key)}.")
-        elif key not in PARTS:
+def keys_of(config: Any, prefix: str = "") -> Iterator[Key]:
+    """Every key of an experiment or another config, in the order of its fields, with the value that it has there."""
+    for key, value, field in named_values(config, prefix):
+        if isinstance(part := field.meta_factory, Part):
+            yield Key(key, "part", str(value), field._doc, part)
+        else:
             kind = "number or schedule" if accepts_schedule(field) else _TYPES.get(field.final_type, "list")
             kind = _MAPPING if isinstance(value, Mapping) else kind
-            yield Key(key, kind, _text(value, accepts_auto(field)), doc)
+            yield Key(key, kind, _text(value, accepts_auto(field)), field._doc)
 
 
 def _text(value: Any, may_be_auto: bool) -> str:
@@ -77,13 +68,13 @@ def describe_keys(experiment: Experiment) -> str:
     lines, width, section = [], _width(), ""
     for key in keys_of(experiment):
         head = key.name.partition(".")[0]
-        of = head if key.kind == "part" or "." in key.name else ""
+        of = head if key.part or "." in key.name else ""
         if of != section:
             section = of
             lines.append("")
-        if key.kind == "part":
+        if key.part:
             part = f"{key.name}={key.value}: "
-            lines += _wrapped(part + _title_of(key.name, key.value).removeprefix(part), "", width)
+            lines += _wrapped(part + _title_of(key.part, key.value).removeprefix(part), "", width)
         else:
             left = f"  {key.name}={key.value}".ljust(_COLUMN - 1)
             lines += _wrapped(f"{left} {key.doc} ({key.kind})", " " * _COLUMN, width)
@@ -92,20 +83,20 @@ def describe_keys(experiment: Experiment) -> str:
 
 def show_keys(experiment: Experiment, sources: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """For --show: every key with its value and where that comes from: the first of `sources` that has it."""
-    keys = keys_of(experiment)
+    keys = [*keys_of(experiment)]
     longest = max(len(f"{key.name}={key.value}") for key in keys)
     found = [(key, next((name for name, given in sources if _has(given, key)), "default")) for key in keys]
     return "\n".join(f"{f'{key.name}={key.value}'.ljust(longest)}  {source}" for key, source in found)
 
 
 def _has(given: Mapping[str, Any], key: Key) -> bool:
-    given = spelled_out(given)
+    given = long_keys(given)
     return key.name in given or (key.kind == _MAPPING and any(name.startswith(f"{key.name}.") for name in given))
 
 
-def _title_of(part: str, name: str) -> str:
-    found = find_config(name, PARTS[part])
-    if name in kinds_of(PARTS[part]):
+def _title_of(part: Part, name: str) -> str:
+    found = part.find(name)
+    if found in kinds_of(part.package).values():
         return (inspect.getdoc(found) or "").partition("\n")[0]
     return _title(Path(inspect.getfile(found)))
 
@@ -125,8 +116,8 @@ def _width() -> int:
     return min(max(shutil.get_terminal_size().columns, _LEAST_WIDTH), _MOST_WIDTH)
 
 
-def _modules(package: str) -> list[tuple[str, str]]:
-    return [(name, _title_of(package, name)) for name in module_names(PARTS[package])]
+def _kinds(package: str) -> list[tuple[str, str]]:
+    return [(name, _title_of(Part(package, name), name)) for name in module_names(package)]
 
 
 def _presets() -> list[tuple[str, str]]:
@@ -135,7 +126,7 @@ def _presets() -> list[tuple[str, str]]:
 
 
 def _models() -> list[tuple[str, str]]:
-    return [(key.name, f"{key.value} by default: {key.doc}") for key in _keys_of(ModelConfig(), "model.")]
+    return [(key.name, f"{key.value} by default: {key.doc}") for key in keys_of(ModelConfig(), "model.")]
 
 
 def _encoders() -> list[tuple[str, str]]:
@@ -149,14 +140,14 @@ def _encoders() -> list[tuple[str, str]]:
 
 
 KINDS: Mapping[str, Callable[[], list[tuple[str, str]]]] = {
-    "algos": lambda: _modules("algo"),
+    "algos": lambda: _kinds("rlframe.algos"),
     "envs": registered_envs,
     "presets": _presets,
-    "bonuses": lambda: _modules("reward.bonus"),
-    "optimizers": lambda: _modules("algo.optimizer"),
-    "explorations": lambda: _modules("algo.explore"),
-    "samplers": lambda: _modules("sampler"),
-    "runners": lambda: _modules("runner"),
+    "bonuses": lambda: _kinds("rlframe.rewards"),
+    "optimizers": lambda: _kinds("rlframe.optimizers"),
+    "explorations": lambda: _kinds("rlframe.exploration"),
+    "samplers": lambda: _kinds("rlframe.samplers"),
+    "runners": lambda: _kinds("rlframe.runners"),
     "models": _models,
     "encoders": _encoders,
 }

@@ -9,17 +9,16 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import chz
 
 from rlframe.core.errors import ConfigError, printable
-from rlframe.core.flat import GROUPS, PARTS, config_name
 from rlframe.core.objects import ObjectName, can_import, name_of
-from rlframe.core.parts import find_attribute, find_config
+from rlframe.core.parts import GROUPS, Part, find_attribute, known_keys, part_at, part_name, values_of
 from rlframe.envs.given import settings_of
 from rlframe.envs.make import resolve
-from rlframe.experiment.parts import OF_OWN, SHORT
+from rlframe.experiment.config import Experiment
 
 _ENVS = ("env", "eval.env")
 _LISTS = {  # and what their elements are
@@ -32,16 +31,15 @@ _SINGLE = {
     "eval.function": "a function of (policy, make_env)",
     "model.encoder": "a name, or the class of a torch.nn.Module, or a function of the observation space",
     "model.distribution": "a name, or the class of a rlframe.distributions.Distribution, or a function of the shape",
-    **{f"{part}.name": "a class" for part in OF_OWN},
 }
-_PART = "a name, or a Config of such a part: an instance, its class or its module"
-_OWN_PARTS = {
-    "algo.optimizer": "a name, the class of a torch.optim.Optimizer, or a Config of rlframe.optimizers",
-    "algo.explore": "a name, the class of a QExploration or ActionNoise, or a Config of rlframe.exploration",
-    "algo.replay": "a name, a class with the methods of rlframe.replay.Replay, or a Config of rlframe.replay",
-}
-_WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE, **dict.fromkeys(PARTS, _PART), **_OWN_PARTS}
-OF_POLICY = (*_ENVS, "env.wrappers", *_SINGLE, *PARTS)  # what a trained agent is made of
+_WANTED: Mapping[str, str] = {**_LISTS, **_SINGLE}
+NOT_OF_POLICY = ("callbacks", "sampler.statistics", "loggers")  # the keys with names that trained agents do without
+_SHORT = ("explore", "replay")  # the keys of these parts may be written without algo.
+
+
+def long_key(key: str) -> str:
+    """The full name of a key: explore= is short for algo.explore=, and replay= for algo.replay=."""
+    return f"algo.{key}" if key.partition(".")[0] in _SHORT else key
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,63 +50,102 @@ def named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    long = {long_key(key): value for key, value in settings.items()}
+    known = known_keys(Experiment, long)
     for key, value in settings.items():
-        for name, each in _named(f"algo.{key}" if key.partition(".")[0] in SHORT else key, value):
+        for name, each in _named(long_key(key), value, _part_of(long_key(key), value, long, known)):
             if name in found:
                 raise ConfigError(f"{name} is given twice, by {sources[name]} and {key}; give it in one of them")
             found[name], sources[name] = each, key
     return found
 
 
-def _named(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if chz.is_chz(value) and not isinstance(value, type):
-        if key in PARTS:
-            yield key, _name(key, type(value))
-        for name in chz.chz_fields(value):
-            yield from _named(f"{GROUPS.get(key, key)}.{name}", getattr(value, name))
-    elif key in OF_OWN and isinstance(value, partial) and not value.args:
-        yield key, _name(key, value.func)
-        yield f"{key}.kwargs", dict(value.keywords)
+def _part_of(key: str, value: Any, settings: Mapping[str, Any], known: Mapping[str, Any]) -> Part | None:
+    """The part that a key is; with an object, also that of another kind around it, which a preset may name."""
+    if isinstance(found := known.get(key), Part):
+        return found
+    is_plain = _is_plain(value) or (isinstance(value, str) and ":" not in value)
+    return None if is_plain else part_at(Experiment, key, settings)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | bytes | list | tuple | Mapping)
+
+
+def _named(key: str, value: Any, part: Part | None) -> Iterator[tuple[str, Any]]:
+    """A setting with names in the place of objects; several for a Config."""
+    if part:
+        yield from _named_part(key, value, part)
+    elif chz.is_chz(value) and not isinstance(value, type):
+        yield from _named_fields(GROUPS.get(key, key), value)
     elif key in _ENVS:
         yield from settings_of(value, key).items()
     elif key in _LISTS:
         each = value.strip("[] ").split(",") if isinstance(value, str) else value
         each = each if isinstance(each, list | tuple) else [each]
-        yield key, [_name(key, one.strip() if isinstance(one, str) else one) for one in each if one != ""]
-    elif key in _WANTED:
-        yield key, _name(key, value)
+        names = [one.strip() if isinstance(one, str) else one for one in each if one != ""]
+        yield key, [_name(key, name, _LISTS[key]) for name in names]
+    elif key in _SINGLE:
+        yield key, _name(key, value, _SINGLE[key])
     elif inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, partial | ModuleType):
         yield key, ObjectName(name_of(value), value, key)  # the key itself may be wrong: see check_objects
     else:
         yield key, value
 
 
-def _name(key: str, value: Any) -> str:
+def _named_part(key: str, value: Any, part: Part) -> Iterator[tuple[str, Any]]:
+    value = vars(value).get("Config", value) if isinstance(value, ModuleType) else value
+    if part.is_of_own(value) and value.name:
+        yield key, value.name
+        yield from ((name, each) for name, each in _named_fields(key, value) if name != f"{key}.name")
+    elif chz.is_chz(value):
+        cls = value if isinstance(value, type) else type(value)
+        yield key, ObjectName(part_name(cls, part.package), cls, key)
+        yield from _named_fields(key, value) if cls is not value else ()
+    elif isinstance(value, partial) and not value.args and part.is_own(value.func):
+        yield key, _name(key, value.func, part.classes)
+        yield f"{key}.kwargs", dict(value.keywords)
+    elif part.classes:
+        yield key, _name(key, value, f"a name, {part.classes}, or a Config of {part.package}")
+    else:
+        wanted = "a name, or a Config of such a part: an instance, its class or its module"
+        if not isinstance(value, str):
+            _refuse(key, value, wanted)
+        yield key, _name(key, value, wanted)
+
+
+def _named_fields(key: str, config: Any) -> Iterator[tuple[str, Any]]:
+    of_own = ""
+    for name, value, field in values_of(config, f"{key}."):
+        if isinstance(part := field.meta_factory, Part):
+            of_own = f"{name}.name" if part.is_of_own(value) else ""
+            yield next(_named_part(name, value, part))  # what is below it follows
+        elif name != of_own:
+            yield from _named(name, value, None)
+
+
+def _name(key: str, value: Any, wanted: str) -> str:
     """The name of a value of a key that takes names."""
     if isinstance(value, str):
         module = value.rpartition(":")[0]
         here = module and not module.endswith(".py") and not can_import(module)
         return ObjectName(value, find_attribute(value, key), key) if here else value
-    package = PARTS.get(key, "")
-    if package and isinstance(value, ModuleType):
-        value = vars(value).get("Config", value)
-    if package and isinstance(value, type) and chz.is_chz(value):
-        return ObjectName(config_name(value, package), value, key)
-    plain = value is None or isinstance(value, bool | int | float | bytes | list | tuple | Mapping | ModuleType)
-    if plain or (package and key not in OF_OWN):
-        given = (
-            f"{name_of(value)} is a class"
-            if isinstance(value, type)
-            else f"{value!r:.100} is of type {type(value).__name__}"
-        )
-        raise ConfigError(f"{key}={given}; give {_WANTED[key]}")
+    if _is_plain(value) or isinstance(value, ModuleType):
+        _refuse(key, value, wanted)
     return ObjectName(name_of(value), value, key)
 
 
-def check_objects(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a key that takes no objects has one."""
+def _refuse(key: str, value: Any, wanted: str) -> NoReturn:
+    is_class = isinstance(value, type)
+    what = f"{name_of(value)} is a class" if is_class else f"{value!r:.100} is of type {type(value).__name__}"
+    raise ConfigError(f"{key}={what}; give {wanted}")
+
+
+def check_objects(settings: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a key that takes no objects has one. `known`: see known_keys."""
     for key, value in settings.items():
-        if isinstance(value, ObjectName) and key not in (*_ENVS, *_WANTED):
+        around = known.get(key.removesuffix(".name"))
+        if isinstance(value, ObjectName) and not (key in (*_ENVS, *_WANTED) or isinstance(around, Part)):
             raise ConfigError(f"{key}={value} is an object, and this key takes none; give a plain value")
 
 
@@ -129,41 +166,42 @@ def is_same(given: Any, before: Any) -> bool:
 
 
 def recorded(
-    config: Mapping[str, Any], given: Collection[str], source: str, keys: Collection[str] = ()
+    config: Mapping[str, Any], given: Mapping[str, Any], source: str, without: Collection[str] = ()
 ) -> dict[str, Any]:
     """A config read from the file `source`, whose names bring objects where other processes do not find them.
 
     Args:
-        given: keys whose values are given anew.    keys: those to look at; default: all that take names.
+        given: settings in the place of its own.    without: keys that are not looked at.
     Raises:
         ConfigError: a name means nothing here; the message says which object to hand over.
     """
-    found = dict(config)
-    for key in keys or (*_ENVS, *_WANTED):
-        if key in given or not config.get(key):
+    found, known = dict(config), known_keys(Experiment, {**config, **given})
+    for key, value in config.items():
+        part = x if isinstance(x := known.get(key), Part) else None
+        if key in given or key in without or not value or not (part or key in (*_ENVS, *_WANTED)):
             continue
-        for text in config[key] if isinstance(config[key], list) else [config[key]]:
+        for text in value if isinstance(value, list) else [value]:
             try:
-                _find(key, str(text))
+                _find(key, str(text), part)
             except ConfigError as error:
                 raise ConfigError(
                     printable(f"{source} names an object that is not here: {error}; hand it over: {_again(key, text)}")
                 ) from None
-        found[key] = dict(_named(key, config[key]))[key]
+        found[key] = dict(_named(key, value, part))[key]
     return found
 
 
-def _find(key: str, text: str) -> None:
+def _find(key: str, text: str, part: Part | None) -> None:
     """Raise ConfigError if a name of an object means nothing here."""
-    if key in PARTS and key not in OF_OWN:
-        find_config(text, PARTS[key])
+    if part and not part.is_own(text):
+        part.find(text)
     elif ":" in text or text.endswith("()"):
         _ = resolve(text) if key in _ENVS else find_attribute(text, key)
 
 
 def _again(key: str, text: str) -> str:
     """How to write a setting with the object of a name, in Python and on the command line."""
-    name, key = text.rpartition(":")[2], key.removesuffix(".name")
+    name = text.rpartition(":")[2]
     name = name if name.removesuffix("()").isidentifier() else "..."
     shown = f"[{name}]" if key in _LISTS else name
     python = f"{key}={shown}" if "." not in key else f'**{{"{key}": {shown}}}'

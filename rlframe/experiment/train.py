@@ -21,13 +21,13 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
-from rlframe.experiment.config import Experiment, check_parts, for_ranks, from_flat, merge, share_of, to_flat, whole_of
+from rlframe.experiment.config import Experiment, check_parts, for_ranks, share_of, whole_of
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.limits import check_machine
 from rlframe.experiment.live_run import LiveRun
 from rlframe.experiment.objects import is_same, recorded
-from rlframe.experiment.parts import spelled_out
 from rlframe.experiment.presets import AUTO_PRESET, best_preset, load_preset, load_study, presets_for
+from rlframe.experiment.settings import from_flat, long_keys, merge, to_flat
 from rlframe.experiment.trust import NEW_WEIGHTS, check_network, check_trusted, read_config
 from rlframe.kernels.device import choose_precision
 from rlframe.record import current_run, logger_context
@@ -95,7 +95,7 @@ def read_job(keys: Mapping[str, Any]) -> Job:
         keys, kept = _without_auto(keys, base)
         notes = (*notes, *kept)
     if dropped := merge(base, keys)[1]:
-        given = spelled_out(base)
+        given = long_keys(base)
         notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
     below = ("", {}) if resume else algorithm_defaults(base, keys)
     sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
@@ -133,7 +133,7 @@ def _resumed(resume: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[st
     path = Path(resume) / "params.json"
     if not path.is_file():
         raise ConfigError(f"resume={resume}: there is no {path}; name a run directory")
-    given = spelled_out(keys)
+    given = long_keys(keys)
     config = recorded(read_config(path, trust, given), given, str(path))
     fixed = [key for key in given if _is_fixed(key) and not (key in config and is_same(given[key], config[key]))]
     if fixed:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rlframe.core.errors import ConfigError, printable
 from rlframe.core.files import parse_yaml, read_json
-from rlframe.core.flat import PARTS
 from rlframe.experiment.objects import is_object
 from rlframe.record.loggers import LOGGERS
 
@@ -60,7 +59,7 @@ _TEXT = (
     "affinity",
 )  # fields of free text
 _GROUPS = ("model", "eval", "env_options", "reward")  # they have fields, but no value
-_KWARGS = ("env_kwargs", "eval.env_kwargs", "algo.optimizer.kwargs", "algo.explore.kwargs", "algo.replay.kwargs")
+_KWARGS = re.compile(r"([\w-]+\.)*(env_)?kwargs(\..*)?")  # keys of arguments
 
 
 def read_config(path: Path, trust: bool, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
@@ -118,8 +117,6 @@ def _shown(value: Any) -> str:
 
 
 def _is_plain(key: str, value: Any) -> bool:
-    if key in PARTS:
-        return isinstance(value, str) and bool(_NAME.fullmatch(value) or _OWN_MODULE.fullmatch(value))
     if key in ("env", "eval.env"):
         return isinstance(value, str) and bool(not value or _REGISTERED.fullmatch(value) or _OWN_ENV.fullmatch(value))
     if key == "model.encoder":
@@ -134,7 +131,7 @@ def _is_plain(key: str, value: Any) -> bool:
         return all(name.strip() in ("", *LOGGERS) for text in _texts(value) for name in text.strip("[] ").split(","))
     if key in _TEXT:
         return isinstance(value, str)
-    if key in _KWARGS or key.startswith(tuple(f"{name}." for name in _KWARGS)):
+    if _KWARGS.fullmatch(key):
         if len(str(value)) > _MAX_TEXT:
             return False
         return all(_ARGUMENT.fullmatch(text) for text in _texts(_parsed(value)))
@@ -142,9 +139,9 @@ def _is_plain(key: str, value: Any) -> bool:
         return False
     if key in _MAX and _number(value) > _MAX[key]:
         return False
-    if isinstance(value, Mapping) or key in _GROUPS or key.endswith(".replay"):
+    if isinstance(value, Mapping) or key in _GROUPS:
         return False
-    forms = _VALUE, _DIGITS, _SCHEDULE
+    forms = _VALUE, _DIGITS, _SCHEDULE, _OWN_MODULE
     return all(any(form.fullmatch(text) for form in forms) for text in _texts(value))
 
 

@@ -24,7 +24,8 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import current_ranks
 from rlframe.core.types import BatchSpec
 from rlframe.experiment.build import untrained_agent
-from rlframe.experiment.config import Experiment, share_of, to_flat
+from rlframe.experiment.config import Experiment, share_of
+from rlframe.experiment.settings import to_flat
 from rlframe.kernels.device import learning_in
 from rlframe.record.directory import replace_file
 from rlframe.replay.make import small_size

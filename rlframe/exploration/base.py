@@ -10,20 +10,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import chz
 import numpy as np
 import torch
-from chz.mungers import Munger
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlframe.core.config import key_of, nearest
 from rlframe.core.errors import ConfigError
-from rlframe.core.flat import part_name
-from rlframe.core.parts import find_config, module_part
+from rlframe.core.parts import OWN, ROOTS, Part, part, part_name
 from rlframe.core.ranks import current_ranks, first_env_of_rank
 from rlframe.core.schedule import Scheduled, curve, scheduled
 from rlframe.core.struct import Struct, Tree, fill
@@ -31,7 +30,6 @@ from rlframe.core.types import AgentInputs, Array
 from rlframe.models import ModelConfig
 
 PACKAGE = "rlframe.exploration"
-FITTING = "kinds"  # in the metadata of a field of `explore`: the names that fit
 Evaluated = tuple[Array, Tree, "ExploreState"]
 HIGHEST = 1e30  # of a level without a bound of its own; times any noise still finite in float32
 _NEVER = 1e-12  # least level of a ladder; 1 - 1e-12 rounds to 1 in float32
@@ -235,34 +233,24 @@ def last(of: str, high: float = math.inf, default: float = 0.0) -> Any:
     )
 
 
-class _ExplorationOf(Munger):
-    """Makes a part from its name, checks that it fits, and gives it the algorithm's numbers."""
-
-    def __init__(self, kinds: Sequence[str], numbers: Mapping[str, Scheduled]) -> None:
-        self.kinds, self.numbers = tuple(kinds), numbers
-
-    def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
-        part: Any = config_of(value)
-        kind, key = part_name(part, PACKAGE), key_of(chzself, "explore")
-        algo = f"algo={part_name(chzself, 'rlframe.algos')}"
-        is_own = not type(part).__module__.startswith(f"{PACKAGE}.") and "own" in self.kinds
-        if kind not in self.kinds and not is_own:
-            raise ConfigError(
-                f"{key}={kind} does not fit {algo}, which takes {', '.join(self.kinds)}{nearest(kind, self.kinds)}"
-            )
-        fields = {name: getattr(part, name) for name in chz.chz_fields(part)}
-        for name, given in fields.items():
-            of = name.removesuffix("_last")
-            if of in ("epsilon", "std") and of not in self.numbers and given != 0.0 and not _is_nan(given):
-                raise ConfigError(
-                    f"{key}.{name}={given} has no meaning for {algo}; use {key}.{next(iter(self.numbers))}"
-                )
-        open_ = {
-            name: self.numbers.get(name, 0.0 if name.endswith("_last") else math.nan)
-            for name, given in fields.items()
-            if _is_nan(given)
-        }
-        return chz.replace(part, **open_) if open_ else part
+def _fitted(explore: Any, algorithm: Any, kinds: Sequence[str], numbers: Mapping[str, Scheduled]) -> Any:
+    """The Config with the algorithm's numbers where it has none. Raises ConfigError unless it fits the algorithm."""
+    kind, key = part_name(explore, PACKAGE), key_of(algorithm, "explore")
+    algo = f"algo={part_name(algorithm, ROOTS['algo'])}"
+    is_own = not type(explore).__module__.startswith(f"{PACKAGE}.") and OWN in kinds
+    if kind not in kinds and not is_own:
+        raise ConfigError(f"{key}={kind} does not fit {algo}, which takes {', '.join(kinds)}{nearest(kind, kinds)}")
+    fields = {name: getattr(explore, name) for name in chz.chz_fields(explore)}
+    for name, given in fields.items():
+        of = name.removesuffix("_last")
+        if of in ("epsilon", "std") and of not in numbers and given != 0.0 and not _is_nan(given):
+            raise ConfigError(f"{key}.{name}={given} has no meaning for {algo}; use {key}.{next(iter(numbers))}")
+    open_ = {
+        name: numbers.get(name, 0.0 if name.endswith("_last") else math.nan)
+        for name, given in fields.items()
+        if _is_nan(given)
+    }
+    return chz.replace(explore, **open_) if open_ else explore
 
 
 def _is_nan(given: Any) -> bool:
@@ -273,13 +261,9 @@ def config_of(given: ExploreConfig | str) -> ExploreConfig:
     """A Config, or that of a name with its defaults: `epsilon`, or module:Class for a class of the user's own.
 
     Raises:
-        ConfigError: there is no such module, or it is neither.
+        ConfigError: there is no such kind or class.
     """
-    if isinstance(given, ExploreConfig):
-        return given
-    if not isinstance(given, str):
-        raise ConfigError(f"algo.explore={given!r} must be a name, or a Config of rlframe.exploration")
-    config: ExploreConfig = find_config("own", PACKAGE)(name=given) if ":" in given else find_config(given, PACKAGE)()
+    config: ExploreConfig = Part(PACKAGE, given).make(given) if isinstance(given, str) else given
     return config
 
 
@@ -289,13 +273,15 @@ def explore(default: str, kinds: Sequence[str], numbers: Mapping[str, Scheduled]
     Args:
         kinds: the names that fit the algorithm.    numbers: those of this algorithm where nan is given.
     """
-    own = "; own is a class of yours, module:Class" if "own" in kinds else ""
-    return chz.field(
-        meta_factory=module_part(PACKAGE, default),
-        default_factory=lambda: config_of(default),
-        munger=_ExplorationOf(kinds, numbers),
-        metadata={FITTING: tuple(kinds)},
-        doc=f"{' | '.join(kinds)}: how it explores{own}",
+    own = "; own is a class of yours, module:Class" if OWN in kinds else ""
+    return part(
+        PACKAGE,
+        default,
+        f"{' | '.join(kinds)}: how it explores{own}",
+        of=ExploreConfig,
+        finish=partial(_fitted, kinds=kinds, numbers=numbers),
+        fitting=kinds,
+        classes="the class of a QExploration or ActionNoise",
     )
 
 

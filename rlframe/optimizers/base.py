@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
-from chz.mungers import Munger
 from torch import Tensor, nn
 
-from rlframe.core.config import key_of
-from rlframe.core.errors import ConfigError
-from rlframe.core.parts import find_config, module_part
+from rlframe.core.parts import part
 
 PACKAGE = "rlframe.optimizers"
 
@@ -74,43 +71,21 @@ class OptimizerConfig:
         raise NotImplementedError
 
 
-class _OptimizerOf(Munger):
-    """Makes a part from its name, and gives it the algorithm's epsilon."""
-
-    def __init__(self, epsilon: float) -> None:
-        self.epsilon = epsilon
-
-    def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
-        part: Any = named(value) if isinstance(value, str) else value
-        if not isinstance(part, OptimizerConfig):
-            raise ConfigError(
-                f"{key_of(chzself, 'optimizer')}={value!r} must be a name such as adam or torch.optim:NAdam, or a "
-                f"Config of rlframe.optimizers"
-            )
-        if math.isnan(getattr(part, "epsilon", 0.0)):
-            return chz.replace(part, epsilon=self.epsilon)
-        return part
-
-
-def named(name: str) -> OptimizerConfig:
-    """The Config of `adam`, or of another name, with its defaults; `module:Class` is a class of torch's kind.
-
-    Raises:
-        ConfigError: there is no such module.
-    """
-    config: OptimizerConfig = find_config("own", PACKAGE)(name=name) if ":" in name else find_config(name, PACKAGE)()
-    return config
-
-
 def optimizer(default: str = "adam", epsilon: float = 1e-8) -> Any:
     """A field of an algorithm's Config for its optimizer: a name or a Config.
 
     Args:
         epsilon: that of this algorithm, where none is given.
     """
-    return chz.field(
-        meta_factory=module_part(PACKAGE, default),
-        default_factory=lambda: named(default),
-        munger=_OptimizerOf(epsilon),
-        doc="optimizer; or own with a class of torch's kind, module:Class",
+
+    def with_epsilon(config: Any, algorithm: Any) -> Any:
+        return chz.replace(config, epsilon=epsilon) if math.isnan(getattr(config, "epsilon", 0.0)) else config
+
+    return part(
+        PACKAGE,
+        default,
+        "optimizer; or own with a class of torch's kind, module:Class",
+        of=OptimizerConfig,
+        finish=with_epsilon,
+        classes="the class of a torch.optim.Optimizer",
     )

@@ -11,14 +11,13 @@ from typing import Any, ClassVar, Generic, TypeGuard
 import chz
 import numpy as np
 import torch
-from chz.mungers import Munger
 from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 
 from rlframe.core import spaces
-from rlframe.core.config import count, key_of, option
+from rlframe.core.config import count, option
 from rlframe.core.errors import ConfigError, naming, shortened
-from rlframe.core.parts import find_attribute, find_config, module_part
+from rlframe.core.parts import find_attribute, part
 from rlframe.core.ranks import current_ranks
 from rlframe.core.seeding import Role, generator
 from rlframe.core.spaces import FrameStack
@@ -177,27 +176,14 @@ class OwnReplay(ReplayConfig):
 KINDS = {"device": OnDevice, "disk": OnDisk, "memory": InMemory, "own": OwnReplay}
 
 
-class _ReplayOf(Munger):
-    """Makes a replay's Config from its name."""
-
-    def __call__(self, value: Any, *, chzself: Any = None, field: Any = None) -> Any:
-        if isinstance(value, str):
-            return OwnReplay(name=value) if ":" in value else find_config(value, PACKAGE)()
-        if not isinstance(value, ReplayConfig):
-            raise ConfigError(
-                f"{key_of(chzself, 'replay')}={value!r:.60} must be a name, such as memory or ./mine.py:Mine, or a "
-                f"Config of rlframe.replay"
-            )
-        return value
-
-
 def replay() -> Any:
     """A field of an algorithm's Config for its replay: a name or a Config."""
-    return chz.field(
-        meta_factory=module_part(PACKAGE, "memory"),
-        default_factory=InMemory,
-        munger=_ReplayOf(),
-        doc="memory | device | disk: where rows are stored; or own with a class of yours, module:Class",
+    return part(
+        PACKAGE,
+        "memory",
+        "memory | device | disk: where rows are stored; or own with a class of yours, module:Class",
+        of=ReplayConfig,
+        classes="a class with the methods of rlframe.replay.Replay",
     )
 
 

@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
-from rlframe.core.parts import module_part
+from rlframe.core.parts import part
 from rlframe.core.struct import Struct, Tree, map_tree
 from rlframe.core.types import Samples
 from rlframe.models.base import ModelConfig
@@ -111,8 +111,4 @@ class NoBonus(BonusConfig):
 class RewardConfig:
     """The rewards that algorithms learn from, beside the environment's."""
 
-    bonus: Any = chz.field(
-        meta_factory=module_part(PACKAGE, "none"),
-        default_factory=NoBonus,
-        doc="exploration bonus that is added to the rewards that are learned from",
-    )
+    bonus: Any = part(PACKAGE, "none", "exploration bonus that is added to the rewards that are learned from")

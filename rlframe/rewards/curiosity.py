@@ -32,7 +32,7 @@ from rlframe.models.normalize import RunningNorm
 from rlframe.ops.masked import mean_weights
 from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
-from rlframe.rewards.base import Bonus, BonusConfig, Steps, encoder_of, normalizer, rows_of
+from rlframe.rewards.base import Bonus, BonusConfig, RewardConfig, Steps, encoder_of, normalizer, rows_of
 
 _EPSILON = 1e-8  # of the variance
 _CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ class Curiosity(AlgorithmWrapper):
         return {**self.algo.counters(), **{f"algo/bonus_{name}": value for name, value in found.items()}}
 
     def configs(self) -> dict[str, Any]:
-        return {**self.algo.configs(), "reward.bonus": self.bonus_config}
+        return {**self.algo.configs(), "reward": RewardConfig(bonus=self.bonus_config)}
 
     def state_dict(self) -> dict[str, Any]:
         own = {

@@ -12,8 +12,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, number, positive
-from rlframe.core.flat import PARTS, flatten
-from rlframe.core.parts import kinds_of
+from rlframe.core.parts import ROOTS, flatten, kinds_of
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import env_name
 from rlframe.evaluation.evaluator import BaseEvaluator
@@ -140,7 +139,7 @@ def _options(runner: Any) -> Any:
     """Its options as those of its kind; None if it is of the user's own, without one."""
     options, evaluates = runner.options, runner.evaluator is not None
     if type(options) is RunnerConfig:  # given in a script
-        known: Iterable[Any] = kinds_of(PARTS["runner"]).values()
+        known: Iterable[Any] = kinds_of(ROOTS["runner"]).values()
         kinds = [kind for kind in known if kind.runner_class is type(runner)]
         found = [kind for kind in kinds if as_kind(options, kind).evaluates(int(evaluates)) == evaluates]
         if not found:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlframe.core.command_line import run_command
 from rlframe.core.errors import ConfigError, Interrupted, pluralize, printable
-from rlframe.core.flat import dotted
 from rlframe.core.objects import ObjectName, name_elsewhere
+from rlframe.core.parts import dotted
 from rlframe.experiment.objects import named
 from rlframe.record.context import dated
 from rlframe.record.directory import replace_file

@@ -16,8 +16,9 @@ from typing import Any
 from rlframe.core.command_line import KeyValues
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml
-from rlframe.experiment.config import Experiment, to_flat
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.presets import load_study
+from rlframe.experiment.settings import to_flat
 from rlframe.experiment.trust import check_trusted, foreign
 from rlframe.record.context import dated, new_directory
 from rlframe.study import plan

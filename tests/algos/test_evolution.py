@@ -14,7 +14,8 @@ from rlframe.algos.evolution import Evolution, ReturnsTooLarge
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import AgentInputs, Samples
-from rlframe.experiment.config import check_parts, from_flat
+from rlframe.experiment.config import check_parts
+from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig
 from rlframe.ops.evolution import perturbation
 from rlframe.rollout.population import EvaluationInfo, flat_parameters

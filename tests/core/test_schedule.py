@@ -11,7 +11,7 @@ import pytest
 from rlframe.algos import ppo, sac
 from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Schedule, curve
-from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import foreign
 from rlframe.study.plan import read_grid
 

@@ -11,7 +11,7 @@ import pytest
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvOptions, Envs, make_envs
 from rlframe.envs.wrappers import ImageObservation
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from rlframe.experiment.trust import foreign
 from rlframe.rollout.worker_pool import WorkerPool
 from tests.envs import wrapping

@@ -14,7 +14,7 @@ import torch
 
 import rlframe
 from rlframe.algos import ppo
-from rlframe.core.flat import flatten
+from rlframe.core.parts import flatten
 from rlframe.distributions import Beta
 from rlframe.exploration import ActionNoise, ExploreState
 from rlframe.models import ModelConfig

@@ -16,10 +16,10 @@ from gymnasium import spaces
 from rlframe import launch
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
-from rlframe.core.flat import GROUPS, PARTS
-from rlframe.core.parts import module_names
+from rlframe.core.parts import GROUPS, Part, known_keys, module_names
 from rlframe.core.schedule import Scheduled
-from rlframe.experiment.config import Experiment, from_flat
+from rlframe.experiment.config import Experiment
+from rlframe.experiment.settings import from_flat
 from rlframe.exploration import POLICY_KINDS, Q_KINDS
 
 BAD = ["nan", "inf", "-1", "1e300", "ten", ""]
@@ -27,6 +27,9 @@ ALIKE = ["-nan", "-inf", "-1e-9", "-1e300", "1e999", "0x10", "1,5", "None"]
 SIGNED = {"log_std", "v_min", "v_max", "target_entropy", "target_score"}  # may be negative
 INFINITE = {"max_grad_norm", "rho_clip", "c_clip", "interval_steps", "clip", "kl_coef_target", "huber_delta"}  # never
 WITH_AUTO = {"threads", "learners", "n_workers", "random_steps"}  # -1 is what auto is in params.json
+
+
+PARTS = {key: x.package for key, x in known_keys(Experiment, {"algo": "dqn"}).items() if isinstance(x, Part)}
 
 
 def fields(config: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:

@@ -6,9 +6,9 @@ from gymnasium import spaces
 
 from rlframe.algos import a2c, ddpg, dqn, es, ppo, r2d1, sac, td3
 from rlframe.core.errors import ConfigError
-from rlframe.core.flat import PARTS
-from rlframe.core.parts import module_names
-from rlframe.experiment.config import check_parts, to_flat
+from rlframe.core.parts import ROOTS, module_names
+from rlframe.experiment.config import check_parts
+from rlframe.experiment.settings import to_flat
 from rlframe.experiment.train import read_job
 from rlframe.launch import main
 from rlframe.models import ModelConfig
@@ -89,7 +89,7 @@ def test_agents_made_by_hand_have_the_network_of_their_algorithm(module):
         assert config.make_agent(observations, actions, given).model_config == given
 
 
-@pytest.mark.parametrize("algo", module_names(PARTS["algo"]))
+@pytest.mark.parametrize("algo", module_names(ROOTS["algo"]))
 @pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5"])
 def test_every_algorithm_reads_with_what_it_brings(algo, env):
     assert read_job({"algo": algo, "env": env}).experiment.algo

@@ -14,7 +14,7 @@ import pytest
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import hardware
-from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.kernels.device import bf16_is_faster
 from rlframe.launch import main
 from rlframe.record.snapshot import load_snapshot, resolve_snapshot

@@ -11,7 +11,7 @@ import torch
 from rlframe.core.errors import ConfigError
 from rlframe.core.types import BatchSpec
 from rlframe.experiment.build import choose_device, load_optimizers, load_weights, make_agent
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 from rlframe.record.snapshot import save_snapshot
 from tests.experiment.test_limits import CHOICE, VECTOR

@@ -11,8 +11,8 @@ from gymnasium import Space, spaces
 
 from rlframe.core.errors import ConfigError
 from rlframe.experiment import limits
-from rlframe.experiment.config import from_flat
 from rlframe.experiment.presets import load_preset, preset_names
+from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 
 from rlframe import evaluate, launch, plot
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.experiment.trust import foreign, read_config
 from rlframe.record.snapshot import resolve_snapshot, self_hash
 

@@ -16,8 +16,9 @@ from rlframe.algos import dqn, ppo
 from rlframe.core.config import AUTO
 from rlframe.core.types import BatchSpec
 from rlframe.experiment import tuning
-from rlframe.experiment.config import Experiment, from_flat
+from rlframe.experiment.config import Experiment
 from rlframe.experiment.hardware import affinity_of
+from rlframe.experiment.settings import from_flat
 from rlframe.experiment.trust import read_config
 from rlframe.experiment.tuning import Way, _learning_at_once, fastest, ways_to_learn
 from rlframe.replay import InMemory

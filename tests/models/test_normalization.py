@@ -12,7 +12,7 @@ from rlframe.algos.off_policy import soft_update
 from rlframe.core.errors import ConfigError
 from rlframe.critics import ExpectedValue, make_critic
 from rlframe.experiment.build import make_agent
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from rlframe.kernels.mlp import frozen, plain_networks
 from rlframe.models import ModelConfig, numpy_inference
 from rlframe.models.network import BATCH_EPSILON, BATCH_MOMENTUM, Network

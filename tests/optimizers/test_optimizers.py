@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlframe.algos import dqn
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from rlframe.optimizers import AdamConfig, AdamWConfig, MuonConfig, Optimizer, OwnConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode, encode
 

@@ -9,7 +9,7 @@ import pytest
 import rlframe
 from rlframe import launch
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.config import from_flat, to_flat
+from rlframe.experiment.settings import from_flat, to_flat
 from rlframe.record.snapshot import load_snapshot
 from tests.runners.resumed import assert_resumed_exactly, words
 

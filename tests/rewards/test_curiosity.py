@@ -16,13 +16,14 @@ from rlframe import launch
 from rlframe.algos import Algorithm, ppo
 from rlframe.algos.base import AlgorithmWrapper
 from rlframe.core.errors import ConfigError
-from rlframe.core.flat import flatten
+from rlframe.core.parts import flatten
 from rlframe.core.spaces import FrameStack, random_action, zeros
 from rlframe.core.struct import map_tree
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.experiment.config import for_ranks, from_flat
+from rlframe.experiment.config import for_ranks
+from rlframe.experiment.settings import from_flat
 from rlframe.models.encoders import has_images
 from rlframe.optimizers.moments import Adam
 from rlframe.rewards import ICMConfig, NoBonus, RNDConfig

@@ -11,7 +11,8 @@ from rlframe.algos import ppo
 from rlframe.core.errors import ConfigError
 from rlframe.envs import EnvConfig, EnvError, make_envs
 from rlframe.evaluation import EvalConfig, Evaluator
-from rlframe.experiment.config import for_ranks, from_flat
+from rlframe.experiment.config import for_ranks
+from rlframe.experiment.settings import from_flat
 from rlframe.launch import main
 from rlframe.models import ModelConfig
 from rlframe.record import logger_context

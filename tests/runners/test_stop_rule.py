@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rlframe.core.errors import ConfigError
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from rlframe.runners.stop_rule import StopRule
 
 ROW = {"env_steps": 60_000, "eval/return_mean": 480.0, "eval/since_best": 3, "algo/loss": math.nan, "mine/x": -2.0}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rlframe.experiment.build import build
-from rlframe.experiment.config import from_flat
 from rlframe.experiment.hardware import affinity_of
+from rlframe.experiment.settings import from_flat
 from rlframe.runners import threads as module
 from rlframe.runners.threads import AdaptiveThreads, ThreadChoice, measure_delay
 

@@ -14,7 +14,7 @@ import torch
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
-from rlframe.experiment.config import from_flat
+from rlframe.experiment.settings import from_flat
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
 from rlframe.samplers.base import SamplerConfig

@@ -1,0 +1,280 @@
+"""Settings: flat keys with values, as on the command line, in presets and in params.json; and their Experiment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import chz
+
+from rlframe.core.errors import ConfigError
+from rlframe.core.files import parse_yaml
+from rlframe.core.objects import ObjectName
+from rlframe.core.parts import GROUPS, OWN, Part, flatten, inner_parts, known_keys, module_names
+from rlframe.envs import EnvOptions
+from rlframe.experiment.config import Experiment
+from rlframe.experiment.objects import check_objects, long_key
+
+_MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
+_FREE = re.compile(r"((?:[^.]+\.)*?(?:env_)?kwargs)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
+_STUDY_KEYS = ("repeats", "stall_s", "seeds")
+# Keys of the command line that are not fields of Experiment.
+_COMMAND_KEYS = (
+    *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),
+    *_STUDY_KEYS,
+)
+_CUTOFF = 0.6  # how similar words are that are suggested
+_OTHER_WORDS = {  # of other frameworks, and the last word of what they are called here
+    "action_noise": "explore",
+    "alpha": "decay",
+    "batch_size": "minibatches",
+    "bonus": "bonus",
+    "buffer_size": "size",
+    "clip_coef": "clip",
+    "clip_range": "clip",
+    "clip_range_vf": "value_clip",
+    "clip_reward": "reward_clip",
+    "conv_filters": "channels",
+    "ent_coef": "entropy_coef",
+    "exploration": "explore",
+    "exploration_final_eps": "explore",
+    "exploration_fraction": "explore",
+    "gamma": "discount",
+    "grad_clip": "max_grad_norm",
+    "gradient_steps": "replay_ratio",
+    "kl_coeff": "kl_coef",
+    "kl_target": "kl_coef_target",
+    "lambda_": "gae_lambda",
+    "layer_norm": "norm",
+    "learn_from": "learning_starts",
+    "lr": "learning_rate",
+    "n_epochs": "epochs",
+    "net_arch": "hidden",
+    "num_envs": "batch_B",
+    "optimizer_class": "optimizer",
+    "policy_delay": "policy_interval",
+    "sde_sample_freq": "interval",
+    "total_timesteps": "n_steps",
+    "train_freq": "replay_ratio",
+    "use_attention": "memory",
+    "use_lstm": "memory",
+    "use_sde": "explore",
+    "vf_coef": "value_coef",
+}
+
+
+def to_flat(experiment: Experiment) -> dict[str, Any]:
+    """Every key of an experiment with its value, as in params.json; `from_flat` reads it back."""
+    return flatten(**{field: getattr(experiment, field) for field in chz.chz_fields(experiment)})
+
+
+def long_keys(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer with the full names of keys that have a shorter one, such as explore=.
+
+    Raises:
+        ConfigError: a key is given twice, or was named otherwise before.
+    """
+    found: dict[str, Any] = {}
+    for key, value in layer.items():
+        long = long_key(str(key))
+        if long in found or (long != key and long in layer):
+            raise ConfigError(f"{key} is short for {long}; give one of them")
+        found[long] = value
+    if found.get("algo.explore") == "random":
+        raise ConfigError(
+            "algo.explore=random: random first steps of ddpg, td3 and sac are algo.random_steps, those of dqn and r2d1 "
+            "a schedule such as explore.epsilon=linear(1,0.1,0.02)"
+        )
+    if "algo.replay.memory" in found:
+        place = str(found["algo.replay.memory"])
+        new = "memory" if place == "cpu" else place
+        raise ConfigError(f"algo.replay.memory={place:.40} is written algo.replay={new}")
+    if "writers" in found:
+        raise ConfigError(f"writers={found['writers']} is written loggers={found['writers']}")
+    return found
+
+
+def merge(*layers: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """All layers as one, and the keys that were dropped: a later layer names another part, which has no such field.
+
+    Parts of a part that a layer replaces stay if they were named and fit.
+    """
+    merged: dict[str, Any] = {}
+    dropped: list[str] = []
+    for layer in map(long_keys, layers):
+        for key, part in known_keys(Experiment, {**merged, **layer}).items():
+            if isinstance(part, Part) and key in layer and merged.get(key) != layer[key]:  # also if it is the default
+                lost = _of_another(key, part, merged, layer)
+                dropped += lost
+                merged = {name: value for name, value in merged.items() if name not in lost}
+        merged |= layer
+    return merged, dropped
+
+
+def _of_another(key: str, part: Part, before: Mapping[str, Any], layer: Mapping[str, Any]) -> list[str]:
+    """The keys below a part that its kind in a layer does not have, or that do not fit it."""
+    below = [name for name in before if name.startswith(f"{key}.")]
+    try:
+        config = part.find(layer[key])
+    except ConfigError:  # reported when the config is made
+        return below
+    inner = {name: x for name, x in known_keys(config, {}, f"{key}.").items() if isinstance(x, Part)}
+    fitting = {name: x for name, x in {**before, **layer}.items() if name in inner and inner[name].fits(x)}
+    known = known_keys(config, fitting, f"{key}.")
+    kept = [name for name in below if name in (fitting if name in inner else known)]
+    free = [name for name in below if (found := _FREE.fullmatch(name)) and found[1] in known]
+    return [name for name in below if name not in (*kept, *free)]
+
+
+def from_flat(*layers: Mapping[str, Any]) -> Experiment:
+    """The experiment that layers of key: value describe; later layers override earlier ones.
+
+    Raises:
+        ConfigError: an unknown key or name (with the nearest), a wrong type or value.
+    """
+    for layer in layers:
+        _check_length(layer)
+        _check_once(layer)
+    return _experiment(merge(*layers)[0])
+
+
+def _check_once(layer: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a layer sets a name of env_kwargs, or the like, in both ways of writing it."""
+    for key in layer:
+        free = _FREE.fullmatch(str(key))
+        if free and free[2] and free[1] in layer:
+            inside = _parse(free[1], layer[free[1]])
+            if isinstance(inside, Mapping) and free[2] in inside:
+                raise ConfigError(f"{key} is set twice, also in {free[1]}={{...}}; remove one of them")
+
+
+def _check_length(layer: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a text that is too long; an argument of the environment may be long."""
+    for key, value in layer.items():
+        if isinstance(value, str) and len(value) > _MAX_VALUE and not _FREE.fullmatch(str(key)):
+            raise ConfigError(
+                f"{key!s:.200}={value:.200}... has {len(value):,} characters, more than the limit of {_MAX_VALUE:,}"
+            )
+
+
+def _experiment(merged: Mapping[str, Any]) -> Experiment:
+    known, arguments = known_keys(Experiment, merged), dict[str, Any]()
+    for key, value in merged.items():
+        if not isinstance(key, str) or len(key) > _MAX_KEY:
+            raise ConfigError(f"unknown key {str(key)[:60]!r} (--help lists the keys)")
+        part = known.get(key)
+        if free := _FREE.fullmatch(key):
+            arguments[free[1]] = {**arguments.get(free[1], {}), **_free_values(key, free[2], value)}
+        elif isinstance(part, type):
+            raise ConfigError(_without_name(key, value, part))
+        elif isinstance(value, Mapping):
+            raise ConfigError(f"{key} has keys below it; write them as {key}.{next(iter(value), 'name')}=VALUE")
+        elif isinstance(value, list) and any(isinstance(each, ObjectName) for each in value):
+            arguments[_field_of(key)] = tuple(value)  # text would leave the objects behind
+        elif isinstance(part, Part) and part.is_own(value):
+            arguments |= {key: chz.Castable(OWN), f"{key}.name": chz.Castable(_text(value))}
+        else:
+            arguments[_field_of(key)] = chz.Castable(_text(value))
+    try:
+        made = chz.Blueprint(Experiment).apply(arguments).make()
+    except chz.blueprint._entrypoint.EntrypointException as error:
+        message = str(error).strip()
+        for field, group in GROUPS.items():
+            message = message.replace(f"'{field}.", f"'{group}.")
+        raise ConfigError(_readable(message, merged)) from None
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None  # a new one, without the lines that chz notes on it
+    check_objects(merged, known)
+    return made
+
+
+def _free_values(key: str, name: str | None, value: Any) -> Mapping[str, Any]:
+    parsed = _parse(key, value)
+    if name:
+        return {name: parsed}
+    if not isinstance(parsed, Mapping):
+        raise ConfigError(f"{key}={value!r} must be a mapping; write {key}.name=value")
+    return parsed
+
+
+def _without_name(key: str, value: Any, config: type) -> str:
+    """What is wrong with a value of a key that has none of its own, but keys below it."""
+    fields = chz.chz_fields(config)
+    meant = [name for name in fields if str(value) in re.findall(r"\w+", fields[name]._doc)]
+    meant = list(fields) if len(fields) == 1 else meant or ["NAME"]
+    return f"{key}={value}: write {key}.{meant[0]}={value} (--help lists the keys)"
+
+
+def _field_of(key: str) -> str:
+    """The path of a key's field: env.resize is env_options.resize. Raises ConfigError if that is written as a key."""
+    head, dot, name = key.partition(".")
+    if dot and head in GROUPS:
+        raise ConfigError(f"unknown key {key}; did you mean {GROUPS[head]}.{name}? (--help lists the keys)")
+    group = {group: field for field, group in GROUPS.items()}
+    return f"{group[head]}.{name}" if dot and head in group else key
+
+
+def _readable(message: str, given: Mapping[str, Any]) -> str:
+    """The relevant line of an error message of chz about these settings."""
+    unknown = re.match(r"Extraneous argument '([^']+)'", message)
+    if unknown and unknown[1] in _COMMAND_KEYS:
+        whose = "a study, with sweep.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
+        return f"{unknown[1]}={given.get(unknown[1])} is no setting of a run: it is for {whose}"
+    if unknown:
+        hint = suggestion(unknown[1], given, (*_COMMAND_KEYS, *chz.chz_fields(Experiment)))
+        return f"unknown key {unknown[1]}{hint} (--help lists the keys)"
+    bad = re.match(r"Could not interpret argument (?:'(.*)'|\"(.*)\") provided for param '([^']+)'", message)
+    reasons = re.findall(r"^- Failed to interpret it as a .*:\n(.+)$", message, re.MULTILINE)
+    if not bad or len(reasons) != 2:
+        return message
+    is_part = isinstance(known_keys(Experiment, given).get(bad[3]), Part)
+    return f"{bad[3]}={bad[1] or bad[2] or ''}: {reasons[is_part]}"
+
+
+def _parse(key: str, value: Any) -> Any:
+    try:
+        return parse_yaml(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ConfigError(f"{key}={value:.60} is not valid YAML; write such text in quotes: '\"...\"'") from None
+
+
+def _text(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def suggestion(unknown: str, given: Mapping[str, Any], others: Iterable[str]) -> str:
+    """`; did you mean ...?` or what else is to be said of an unknown key, or an empty string.
+
+    Args:
+        given: all settings.    others: keys that are of no part.
+    """
+    group, _, name = unknown.rpartition(".")
+    given = {"sampler": "cpu", **given}
+    known = {key: x for key, x in known_keys(Experiment, given).items() if "." in key and not isinstance(x, type)}
+    if isinstance(around := known_keys(Experiment, given).get(group), Part) and inner_parts(around, name):
+        return f"; {group}={given.get(group, around.default)} has no such part"
+    word = _OTHER_WORDS.get(name, "")
+    named = [key for key in known if key.rpartition(".")[2] == name]
+    named = named or [key for key in known if key.rpartition(".")[2] == word]
+    inside = [key for key in named if key.startswith(f"{group}.")]
+    if isinstance(part := known.get(group), Part) and not inside and not (word and named):
+        return _of_kind(group, part, name, given, [*known])
+    longer = next((key for key, x in known.items() if isinstance(x, Part) and key.endswith(f".{group}")), "")
+    if longer:
+        return f"; did you mean {longer}.{name}?"
+    named = inside or named or get_close_matches(unknown, [*known, *others], n=1, cutoff=_CUTOFF)
+    if group == "env" and not inside and not get_close_matches(name, chz.chz_fields(EnvOptions), cutoff=_CUTOFF):
+        return f"; an argument of the environment is env_kwargs.{name}"
+    return f"; did you mean {' or '.join(named)}?" if named else ""
+
+
+def _of_kind(key: str, part: Part, name: str, given: Mapping[str, Any], known: Iterable[str]) -> str:
+    """That the field is of other kinds of a part, or what this kind has."""
+    own = [each.removeprefix(f"{key}.") for each in known if each.startswith(f"{key}.")]
+    if near := get_close_matches(name, own, n=1, cutoff=_CUTOFF):
+        return f"; did you mean {key}.{near[0]}?"
+    kinds = [kind for kind in module_names(part.package) if name in chz.chz_fields(part.find(kind))]
+    here = f"{key}={given.get(key, part.default)} has {', '.join(own) or 'no keys'}"
+    return f"; it is for {key}={' or '.join(kinds)}, and {here}" if kinds else f"; {here}"
