@@ -26,7 +26,7 @@ def stack(*frames: str) -> list[tuple[str, str]]:
     ("frames", "name"),
     [
         (stack("rlframe/replay/storage.py:write", "rlframe/replay/buffer.py:append"), "replay: writing"),
-        (stack("rlframe/replay/readers.py:read", "rlframe/replay/buffer.py:sample"), "replay: sampling"),
+        (stack("rlframe/replay/n_step.py:read", "rlframe/replay/buffer.py:sample"), "replay: sampling"),
         (stack("torch/optim/adam.py:step", "rlframe/algos/ppo.py:update"), "optimizer"),
         (stack("rlframe/models/encoders.py:forward", "rlframe/algos/ppo.py:_loss"), "forward and losses"),
         (stack("rlframe/models/numpy_inference.py:dense", "rlframe/rollout/inference.py:act"), "acting"),

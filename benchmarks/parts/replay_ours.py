@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,13 +45,13 @@ def noise_batches(observation: Space, action: Space) -> Iterator[Samples]:
     rows = empty_rows(observation, action, T, B)
     n_frames = observation.n_frames if isinstance(observation, FrameStack) else 1
     older = noise(observation, n_frames, rng)
-    while True:
+    for start in count(0, T):
         new = np.concatenate([older, noise(observation, T, rng)])
         older = new[T:]
         for age in range(n_frames):
             rows.observation.reshape(T + 1, B, n_frames, *new.shape[2:])[:, :, age] = new[age : age + T + 1]
         rows.valid[...] = True
-        yield as_samples(rows)
+        yield as_samples(rows, start)
 
 
 def noise(observation: Space, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -76,7 +76,7 @@ def play_batches(envs: Envs) -> Iterator[Samples]:
     rows, rng = empty_rows(envs.observation_space, envs.action_space, T, B), np.random.default_rng(0)
     stepper = LocalStepper(envs, rows, 0, np.zeros(1, np.int64))
     stepper.reset()
-    while True:
+    for start in count(0, T):
         first, *steps = rows.observation, *rows.actions()
         first[0] = first[-1]
         rows.first[0], rows.action[0], rows.reward[0] = rows.first[-1], rows.action[-1], rows.reward[-1]
@@ -84,10 +84,10 @@ def play_batches(envs: Envs) -> Iterator[Samples]:
             action[...] = spaces.random_action(envs.action_space, rng, B)
             stepper.start_step(t)
             stepper.finish_step(t)
-        yield as_samples(rows)
+        yield as_samples(rows, start)
 
 
-def as_samples(rows: Any) -> Samples:
+def as_samples(rows: Any, start: int) -> Samples:
     """The same as Samples of a sampler."""
     return Samples(
         inputs=AgentInputs(rows.observation, rows.action, rows.reward, rows.first),
@@ -99,12 +99,14 @@ def as_samples(rows: Any) -> Samples:
         info=Samples,  # type: ignore[arg-type]  # replay does not read it
         state=(),
         final_state=(),
+        n_env_steps=int(np.count_nonzero(rows.valid)),
+        start=start,
     )
 
 
 def transition_bytes(filled: Filled) -> float:
     """Bytes of a full replay's arrays, divided by its rows; a block of lz4 takes 41 bytes more than its content."""
-    storage = filled.state["storage"]
+    storage = filled.state["parts"][0]["storage"]
     return count_bytes(filled.state) / (len(storage["valid"]) * B) if storage["t"] else 0.0
 
 

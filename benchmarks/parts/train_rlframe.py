@@ -54,7 +54,7 @@ def train(more: Words, row: Row, gate: Gate) -> None:
 def acting(row: Row, more: Words, stack: ExitStack) -> Unit:
     """The agent's steps alone, for fixed observations."""
     built, _ = _built(row, more, stack)
-    agent, (T, B) = built.runner.agent, built.runner.sampler.batch_spec
+    agent, (T, B, _) = built.runner.agent, built.runner.sampler.batch_spec
     with closing(serial.Config(batch_T=T, batch_B=B).make_envs(EnvConfig(row.env), 0, ())) as envs:
         batch = empty_batch(envs.observation_space, envs.action_space, agent, T, B)
     inference = BatchInference(agent, batch, 0, generators(0, Role.NOISE, B), True, block_size(B))

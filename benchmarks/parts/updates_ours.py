@@ -91,4 +91,6 @@ def random_samples(case: Case) -> Samples:
         info=(),  # type: ignore[arg-type]  # for acting, which is unused
         state=(),
         final_state=(),
+        n_env_steps=rows,
+        start=0,
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.schedule import Scheduled
-from rlframe.core.struct import Tree, as_numpy
+from rlframe.core.struct import Tree
 from rlframe.core.types import Samples
 
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
@@ -40,7 +40,7 @@ def do_nothing() -> None:
 class Progress:
     """How far training has come. The algorithm owns it; runners and schedules read it."""
 
-    env_steps: int = 0  # valid rows received, over all ranks
+    env_steps: int = 0  # of the batches received, over all ranks
     updates: int = 0  # gradient steps
     scheduled: int = 0  # env_steps before the newest batch, for schedules: the last batch still learns; or updates
     ranks: Ranks = field(default_factory=current_ranks, repr=False, compare=False)
@@ -59,9 +59,9 @@ class Progress:
             self.skipped_updates.append(update)
 
     def count(self, samples: Samples) -> None:
-        """Count the valid rows of a batch on all ranks."""
+        """Count the env steps of a batch on all ranks."""
         self.schedule(self.env_steps)
-        self.env_steps += self.ranks.sum(int(np.count_nonzero(as_numpy(samples.valid))))
+        self.env_steps += self.ranks.sum(samples.n_env_steps)
 
     def schedule(self, now: int) -> None:
         """Set all schedules to their numbers at `now`: env_steps, or updates where a runner counts in them."""

@@ -98,7 +98,7 @@ class Evolution(Algorithm):
         """
         if not isinstance(samples.info, EvaluationInfo):
             raise ConfigError(f"{type(self).__name__} learns from whole episodes of a population: use runner=evolution")
-        self.progress.env_steps += int(as_numpy(samples.info.length).sum())
+        self.progress.env_steps += samples.n_env_steps
         if n := int(np.count_nonzero(~np.isfinite(as_numpy(samples.reward)))):
             raise ReturnsTooLarge(
                 f"at env_steps {self.progress.env_steps:,} {n} of {samples.reward.numel()} returns are beyond float32, "

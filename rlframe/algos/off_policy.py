@@ -24,7 +24,7 @@ from rlframe.exploration import ExplorationSchedule
 from rlframe.models import ModelConfig
 from rlframe.optimizers import OptimizerConfig, optimizer
 from rlframe.replay import NStep, Replay, ReplayConfig, StoredReplay, Transitions, is_stored, make_replay, replay
-from rlframe.replay.readers import Batch
+from rlframe.replay.buffer import Batch
 from rlframe.replay.select import PRIORITY_EPSILON
 
 _MOST_BATCHES = 8  # batches whose updates may be pending

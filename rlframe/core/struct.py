@@ -4,7 +4,8 @@ Imports without torch: tensors are recognised by their type's module, and only `
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from operator import setitem
 from typing import Any, Self
 
@@ -13,17 +14,32 @@ import numpy as np
 Tree = Any  # a Struct, tuple or dict of Trees, or one array
 
 
+def plain(default: Any = MISSING) -> Any:
+    """A field of a Struct that is no array: a plain value, which every copy of the Struct keeps as it is."""
+    return field(default=default, metadata={"plain": True})
+
+
+@cache
+def array_fields(cls: type[Any]) -> tuple[str, ...]:
+    """The names of a Struct's fields that hold arrays or branches."""
+    return tuple(each.name for each in fields(cls) if "plain" not in each.metadata)
+
+
+@cache
+def _plain_fields(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(cls) if "plain" in each.metadata)
+
+
 def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `f` to every leaf of `tree` and the same leaves of `others`; KeyError or ValueError if one is missing."""
     if not isinstance(tree, _BRANCHES):
         return f(tree, *others)
     if isinstance(tree, Struct):
-        return type(tree)(
-            **{
-                field.name: map_tree(f, getattr(tree, field.name), *[getattr(o, field.name) for o in others])
-                for field in fields(tree)
-            }
-        )
+        cls: Any = type(tree)
+        found = {
+            name: map_tree(f, getattr(tree, name), *[getattr(o, name) for o in others]) for name in array_fields(cls)
+        }
+        return cls(**found, **{name: getattr(tree, name) for name in _plain_fields(cls)})
     if isinstance(tree, tuple):
         return tuple(map_tree(f, *branches) for branches in zip(tree, *others, strict=True))
     return {key: map_tree(f, value, *[o[key] for o in others]) for key, value in tree.items()}
@@ -32,8 +48,10 @@ def map_tree(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 def unbind(tree: Tree, n: int) -> list[Tree]:
     """The n trees along the first dimension [n, ...] of tensors; faster than indexing the tree n times."""
     if isinstance(tree, Struct):
-        columns = [unbind(getattr(tree, name), n) for name in tree.__dataclass_fields__]
-        return [type(tree)(*parts) for parts in zip(*columns, strict=True)]
+        cls: Any = type(tree)
+        columns = [unbind(getattr(tree, name), n) for name in array_fields(cls)]
+        kept = {name: getattr(tree, name) for name in _plain_fields(cls)}
+        return [cls(*parts, **kept) for parts in zip(*columns, strict=True)]
     if isinstance(tree, tuple):
         return list(zip(*[unbind(part, n) for part in tree], strict=True)) if tree else [()] * n
     if isinstance(tree, dict):
@@ -73,7 +91,8 @@ def writer(target: Tree) -> Callable[[Tree], None]:
 
         return write_array
     if isinstance(target, Struct):
-        fields_ = [(name, writer(getattr(target, name))) for name in target.__dataclass_fields__]
+        cls: Any = type(target)
+        fields_ = [(name, writer(getattr(target, name))) for name in array_fields(cls)]
 
         def write_fields(source: Any) -> None:
             for name, write_field in fields_:
@@ -128,7 +147,10 @@ def fill(tensor: Any, numbers: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Struct:
-    """Base of records of arrays. Subclasses are frozen dataclasses; their leaves share leading dimensions."""
+    """Base of records of arrays. Subclasses are frozen dataclasses; their leaves share leading dimensions.
+
+    Fields made with `plain` are no leaves, and come last.
+    """
 
     def __getitem__(self, index: Any) -> Self:
         """Index every leaf; views for basic indices."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlframe.core.struct import Struct, Tree, map_tree
+from rlframe.core.struct import Struct, Tree, map_tree, plain
 
 Array = Any  # a NumPy array or a torch tensor; all leaves of a Struct are of one kind
 
@@ -13,6 +13,7 @@ class BatchSpec(NamedTuple):
 
     T: int
     B: int
+    n_streams: int = 1  # that such batches come from (see Samples)
 
     @property
     def size(self) -> int:
@@ -48,6 +49,10 @@ class Samples(Struct):
     The end of an episode is a row: after `terminated | truncated` the last observation is written as an ordinary row
     with `valid` False and an ignored action, and then the environment resets. The next observation is therefore always
     the next row. A lost life sets `terminated` and is followed by a valid row with `first` set, without a reset.
+
+    So an episode is reset where `~valid[t] & first[t+1]`. Other rows that are not valid are absent: nobody acted there
+    (a dead agent, an environment that waits), and everything is learned as if they did not exist. They should repeat
+    the observation of the row before, from which the end of a batch bootstraps.
     """
 
     inputs: AgentInputs  # [T+1, B]; row T is the first row of the next batch: bootstrap from it
@@ -55,10 +60,13 @@ class Samples(Struct):
     reward: Array  # [T, B] float32, the learning reward
     terminated: Array  # [T, B] bool: the MDP ended, do not bootstrap
     truncated: Array  # [T, B] bool: the episode was cut, bootstrap from the next row
-    valid: Array  # [T, B] bool: False on an episode's last observation
+    valid: Array  # [T, B] bool: False on an episode's last observation, and where nobody acted
     info: Struct  # [T, B]
     state: Tree  # [B] agent state before row 0
     final_state: Tree  # [B] agent state before row T
+    n_env_steps: int = plain()  # counted by whoever sampled, so that nobody reads `valid` on the host to count
+    start: int = plain()  # time of row 0 in its stream: where the last batch ended, unless rows were lost between
+    stream: int = plain(0)  # who played it: rows of one stream go on where its last batch ended
 
     @property
     def observation(self) -> Tree:

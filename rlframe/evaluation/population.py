@@ -104,7 +104,7 @@ class PopulationSampler(Sampler):
         self._finished = [self._found.trajectory(column) for column in range(self.batch_spec.B)]
         write(self.samples.reward, self._found.fitness[None])
         write(self.samples.truncated, ~self._found.terminated[None])
-        return self.samples
+        return replace(self.samples, n_env_steps=int(self._found.length.sum()), start=self._generation)
 
     def trajectories(self) -> list[Trajectory]:
         finished, self._finished = self._finished, []
@@ -219,5 +219,5 @@ def _samples(found: Generation) -> Samples:
     info = EvaluationInfo(found.length[None], map_tree(lambda x: x[None], found.moments))
     ended, ones = found.terminated[None], np.ones((2, P), bool)
     inputs = AgentInputs((), (), rows, ones)
-    samples = Samples(inputs, np.arange(P)[None], rows[1:], ended, ~ended, ones[1:], info, (), ())
-    return samples.torch()
+    answers = np.arange(P)[None], rows[1:], ended, ~ended, ones[1:], info
+    return Samples(inputs, *answers, (), (), n_env_steps=0, start=0).torch()

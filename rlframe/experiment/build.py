@@ -27,7 +27,7 @@ from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.kernels.device import choose_precision, learning_in
 from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
-from rlframe.replay.divided import DividedReplay
+from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import rewards_for
 from rlframe.rollout.same_bits import rows_keep_their_bits
 from rlframe.runners import Learner, Runner
@@ -138,7 +138,7 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         opened.pop_all()
-    parameters, (T, B) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
+    parameters, (T, B, _) = sum(p.numel() for p in agent.parameters()), sampler.batch_spec
     summary = {
         "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
         "agent": f"{type(agent).__name__}, {parameters:,} parameters, {device}, {pluralize(threads, 'torch thread')}",

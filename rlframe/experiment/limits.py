@@ -20,7 +20,7 @@ from rlframe.core.struct import leaves
 from rlframe.experiment.config import Experiment
 from rlframe.models.encoders import has_images
 from rlframe.optimizers import Optimizer
-from rlframe.replay.columns import available_memory
+from rlframe.replay.arrays import available_memory
 from rlframe.rewards.curiosity import CuriosityConfig
 from rlframe.rollout.inference import empty_batch
 from rlframe.system.machine import n_cpus

@@ -6,6 +6,9 @@ All functions share these arguments:
     the batch; discount γ and lambda_ λ, both in [0, 1]. Row t+1 always follows row t, also after the last step of an
     episode: it then holds the last observation and is not valid. A lost life is `terminated` with a valid row after it.
 
+Other rows that are not valid are absent, and everything is computed as if they did not exist: t+1 means the next row
+that does. So the last row of an episode must be terminated or truncated.
+
 The TD error is δ[t] = r[t] + γ (1 - terminated[t]) V[t+1] - V[t]. Traces and sums are cut between rows t and t+1 if
 row t is terminated or truncated, or if one of them is not valid.
 
@@ -13,8 +16,10 @@ Outputs are 0 on rows that are not valid, float32 (float64 for float64 values), 
 modified. A ValueError names the argument with a wrong shape or range.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,9 +40,17 @@ def generalized_advantage(
     (Schulman et al. 2016, arXiv 1506.02438, eq. 16)
     """
     _check(reward, value, terminated, truncated, valid, discount, lambda_)
-    delta = _td_error(reward, value[:-1], value[1:], terminated, discount).mul_(valid)
-    advantage = _accumulate(delta, _continues(terminated, truncated, valid).to(delta.dtype).mul_(discount * lambda_))
-    return advantage, (advantage + value[:-1]).mul_(valid)
+
+    def advantages(
+        reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor
+    ) -> tuple[Tensor, ...]:
+        delta = _td_error(reward, value[:-1], value[1:], terminated, discount).mul_(valid)
+        decay = _continues(terminated, truncated, valid).to(delta.dtype).mul_(discount * lambda_)
+        advantage = _accumulate(delta, decay)
+        return advantage, (advantage + value[:-1]).mul_(valid)
+
+    advantage, return_ = _without_absent(advantages, reward, value, terminated, truncated, valid)
+    return advantage, return_
 
 
 @torch.no_grad()
@@ -56,10 +69,16 @@ def lambda_return(
     (Sutton & Barto 2018, eq. 12.18)
     """
     _check(reward, value, terminated, truncated, valid, discount, lambda_)
-    continues = _continues(terminated, truncated, valid)
-    bootstrap = (discount * value[1:]).masked_fill_(terminated, 0.0)
-    return_ = (reward + bootstrap * (1.0 - lambda_ * continues.to(bootstrap.dtype))).mul_(valid)
-    return _accumulate(return_, continues.to(return_.dtype).mul_(discount * lambda_))
+
+    def returns(
+        reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor
+    ) -> tuple[Tensor, ...]:
+        continues = _continues(terminated, truncated, valid)
+        bootstrap = (discount * value[1:]).masked_fill_(terminated, 0.0)
+        return_ = (reward + bootstrap * (1.0 - lambda_ * continues.to(bootstrap.dtype))).mul_(valid)
+        return (_accumulate(return_, continues.to(return_.dtype).mul_(discount * lambda_)),)
+
+    return _without_absent(returns, reward, value, terminated, truncated, valid)[0]
 
 
 def discounted_return(
@@ -90,19 +109,27 @@ def n_step_return(
     _check(reward, None, terminated, truncated, valid, discount, 1.0)
     if n < 1:
         raise ValueError(f"n={n} must be at least 1")
-    T = reward.shape[0]
-    continues = _continues(terminated, truncated, valid)
-    return_ = torch.zeros_like(reward)
-    k = torch.zeros_like(reward, dtype=torch.int64)
-    no_bootstrap = ~valid
-    reached = valid  # reached[t]: reward t+i belongs to the sum of row t, for t < T-i
-    for i in range(min(n, T)):
-        return_[: T - i] += discount**i * reward[i:] * reached
-        k[: T - i] += reached
-        no_bootstrap[: T - i] |= reached & terminated[i:]
-        reached = reached[:-1] & continues[i : T - 1]
-    bootstrap = torch.pow(discount, k.to(reward.dtype)).masked_fill_(no_bootstrap, 0.0)
-    return return_, bootstrap, k + torch.arange(T, device=k.device)[:, None]
+    T, B = reward.shape
+    time = torch.arange(T + 1, device=reward.device)[:, None]
+    every = time.expand(-1, B)
+
+    def sums(reward: Tensor, times: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
+        continues = _continues(terminated, truncated, valid)
+        return_ = torch.zeros_like(reward)
+        k = torch.zeros_like(reward, dtype=torch.int64)
+        no_bootstrap = ~valid
+        reached = valid  # reached[t]: reward t+i belongs to the sum of row t, for t < T-i
+        for i in range(min(n, T)):
+            return_[: T - i] += discount**i * reward[i:] * reached
+            k[: T - i] += reached
+            no_bootstrap[: T - i] |= reached & terminated[i:]
+            reached = reached[:-1] & continues[i : T - 1]
+        bootstrap = torch.pow(discount, k.to(reward.dtype)).masked_fill_(no_bootstrap, 0.0)
+        rows = k if times is every else times.gather(0, k + time[:-1]) - times[:-1]  # over absent rows too
+        return return_, bootstrap, rows
+
+    return_, bootstrap, rows = _without_absent(sums, reward, every, terminated, truncated, valid)
+    return return_, bootstrap, rows + time[:-1]
 
 
 @torch.no_grad()
@@ -131,14 +158,47 @@ def v_trace(
     _check_shape("log_rho", log_rho, reward.shape)
     if not rho_clip >= c_clip > 0:
         raise ValueError(f"rho_clip={rho_clip} and c_clip={c_clip} must satisfy rho_clip >= c_clip > 0")
-    rho = log_rho.masked_fill(~valid, -torch.inf).exp()
-    clipped_rho = rho.clamp(max=rho_clip)
-    delta = clipped_rho * _td_error(reward, value[:-1], value[1:], terminated, discount)
-    trace = rho.clamp(max=c_clip) * _continues(terminated, truncated, valid) * (discount * lambda_)
-    correction = _accumulate(delta, trace)  # vs - V; 0 on rows not valid, so the next vs of a truncated row is V
-    next_vs = value[1:] + torch.cat([correction[1:], torch.zeros_like(correction[:1])])
-    advantage = clipped_rho * _td_error(reward, value[:-1], next_vs, terminated, discount)
-    return (correction + value[:-1]).mul_(valid), advantage
+
+    def targets(
+        log_rho: Tensor, reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor
+    ) -> tuple[Tensor, ...]:
+        rho = log_rho.masked_fill(~valid, -torch.inf).exp()
+        clipped_rho = rho.clamp(max=rho_clip)
+        delta = clipped_rho * _td_error(reward, value[:-1], value[1:], terminated, discount)
+        trace = rho.clamp(max=c_clip) * _continues(terminated, truncated, valid) * (discount * lambda_)
+        correction = _accumulate(delta, trace)  # vs - V; 0 on rows not valid, so the next vs of a truncated row is V
+        next_vs = value[1:] + torch.cat([correction[1:], torch.zeros_like(correction[:1])])
+        advantage = clipped_rho * _td_error(reward, value[:-1], next_vs, terminated, discount)
+        return (correction + value[:-1]).mul_(valid), advantage
+
+    vs, advantage = _without_absent(targets, log_rho, reward, value, terminated, truncated, valid)
+    return vs, advantage
+
+
+def _without_absent(f: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
+    """f(*rows), each output [T, B], as if absent rows did not exist; the last rows are terminated, truncated, valid.
+
+    Tensors of a device are not looked at: their rows are always sorted.
+    """
+    terminated, truncated, valid = rows[-3:]
+    if valid.is_cpu and not _has_absent(terminated.numpy(), truncated.numpy(), valid.numpy()):
+        return f(*rows)
+    T = len(valid)
+    ended = ((terminated | truncated) & valid)[:-1]
+    absent = ~valid & ~torch.cat([torch.zeros_like(valid[:1]), ended])
+    present_first = absent.byte().argsort(stable=True, dim=0)
+    present = torch.arange(T, device=valid.device)[:, None] < T - absent.sum(0)
+    order = torch.cat([present_first.where(present, T), torch.full_like(present_first[:1], T)])  # [T+1, B]
+    moved = [x.gather(0, order[: len(x)].clamp(max=len(x) - 1)) for x in rows]
+    found = f(*moved[:-1], moved[-1] & present)
+    return tuple(x.new_zeros(T + 1, x.shape[1]).scatter_(0, order[:-1], x)[:-1] for x in found)
+
+
+def _has_absent(terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray) -> bool:
+    """Whether a row is absent after one that acted, in the same episode."""
+    if np.count_nonzero(valid) == valid.size:
+        return False
+    return bool((valid[:-1] & ~valid[1:] & ~(terminated | truncated)[:-1]).any())
 
 
 def _td_error(reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, discount: float) -> Tensor:

@@ -13,7 +13,8 @@ from rlframe.replay.make import (
     make_replay,
     replay,
 )
-from rlframe.replay.readers import FixedSequence, NStep
+from rlframe.replay.n_step import NStep
+from rlframe.replay.sequences import FixedSequence
 
 __all__ = [
     "KINDS",

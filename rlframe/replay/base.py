@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from rlframe.core.struct import Struct, Tree
-from rlframe.core.types import AgentInputs, Samples
+from rlframe.core.types import AgentInputs, Array, Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Transitions(Struct):
     bootstrap: Tensor  # [n] float32: the factor on V(next_inputs), γ^k, or 0 if terminated within the k steps
     next_inputs: AgentInputs  # [n] row t+k: the last observation of a truncated episode; anything if terminated
     weight: Tensor  # [n] float32 importance weights, at most 1; ones if uniform
-    index: np.ndarray  # [n] int64 unique row numbers, for `update_priorities`; an overwritten row's is never reused
+    index: Array  # [n] int64 unique row numbers, for `update_priorities`; an overwritten row's is never reused
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,26 +1,94 @@
-"""ReplayBuffer, the replay that algorithms use: storage, selector and reader."""
+"""ReplayBuffer, the replay that algorithms use: storages, selector and readers; and one that several ranks share."""
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from rlframe.core.struct import as_numpy, leaves
-from rlframe.core.types import Samples
-from rlframe.replay.readers import Batch, Reader
-from rlframe.replay.select import Prioritized, Selector
+from rlframe.core.ranks import Ranks
+from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
+from rlframe.core.types import Array, Samples
+from rlframe.replay.select import Candidates, Drawn, Prioritized, Selector
 from rlframe.replay.storage import Storage
+
+Batch = TypeVar("Batch")  # Transitions or Sequences
+_NONE = np.zeros(0, np.int64), np.zeros(0)  # index and priority
+
+
+class Reader(ABC, Generic[Batch]):
+    """Decides which rows of one storage may be sampled, its `candidates`, and builds the batch."""
+
+    candidates: Candidates
+    config: ReaderConfig[Batch]
+    n_rows: int  # number of rows from the sampled one on that must be complete
+    priorities: tuple[np.ndarray, np.ndarray] = _NONE  # newest candidates whose first priority is known, and that
+
+    @abstractmethod
+    def append(self, samples: Samples, start: int) -> np.ndarray:
+        """Update the candidates after the storage appended a batch at time `start`; returns the slots removed."""
+
+    @abstractmethod
+    def read(self, numbers: Array, weight: Tensor) -> Batch:
+        """The batch of these candidates [n]."""
+
+    @abstractmethod
+    def join(self, parts: list[Batch]) -> Batch:
+        """One batch of several."""
+
+    def to_index(self, numbers: Array) -> Array:
+        """The row index [n] of candidates [n]; they are equal unless a reader overrides this."""
+        return numbers
+
+    def from_index(self, index: np.ndarray) -> np.ndarray:
+        """The inverse of `to_index`; overwritten rows give numbers that are no candidates."""
+        return index
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The reader's own arrays, as views."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state of the same shapes."""
+
+
+class ReaderConfig(ABC, Generic[Batch]):
+    """What an algorithm wants to sample; `make_replay` makes the reader from it."""
+
+    @abstractmethod
+    def spacing(self, T: int) -> int:
+        """Time steps from a candidate of an environment to its next, in batches of T; raises ValueError if unfit."""
+
+    @abstractmethod
+    def make_reader(self, storage: Storage, T: int, state: Tree, prioritized: bool) -> Reader[Batch]:
+        """The reader of a storage of batches of T time steps; `state` [B]: NumPy example of the agent's state."""
 
 
 class ReplayBuffer(Generic[Batch]):
-    """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm."""
+    """A replay (see `Replay`) of transitions or sequences, made by `make_replay` and owned by an algorithm.
 
-    def __init__(self, storage: Storage, selector: Selector, reader: Reader[Batch], size: str) -> None:
-        self.size = size  # as text, for the log
-        self._storage, self._selector, self._reader = storage, selector, reader
-        self._ones = storage.memory.send(np.ones(0, np.float32))  # the weights of the last uniform batch
+    Each stream has a storage and a reader of its own, in the order in which they appear. The `index` of a row is its
+    number there times the number of streams, plus the stream's place.
+    """
+
+    def __init__(
+        self, storages: Sequence[Storage], selector: Selector, readers: Sequence[Reader[Batch]], size: str
+    ) -> None:
+        """`storages`, `readers`: one for each stream.    size: as text, for the log."""
+        self.size = size
+        self._storages, self._selector, self._readers = storages, selector, readers
+        self._candidates = [reader.candidates for reader in readers]
+        self._n, self._memory = len(readers), storages[0].memory
+        self._streams: dict[int, int] = {}  # the place of each stream
+        self._newest = 0  # place of the stream that was appended last
+        self._ones = self._memory.send(np.ones(0, np.float32))  # the weights of the last uniform batch
 
     def __str__(self) -> str:
         return self.size
@@ -28,43 +96,76 @@ class ReplayBuffer(Generic[Batch]):
     @property
     def n_rows(self) -> int:
         """Number of valid rows stored; 0 while none can be sampled."""
-        return self._storage.n_rows if self.n_choices else 0
+        return sum(storage.n_rows for storage in self._storages) if self.n_choices else 0
 
     @property
     def n_choices(self) -> int:
         """Number of rows, or of sequences, that can be sampled."""
-        return self._reader.candidates.n
+        return sum(candidates.n for candidates in self._candidates)
 
     @property
     def is_prioritized(self) -> bool:
         return isinstance(self._selector, Prioritized)
 
     def append(self, samples: Samples) -> None:
-        """Copy a batch, overwriting the oldest rows; raises ValueError as `Storage.append` does."""
-        start = self._storage.append(samples)
-        removed = self._reader.append(samples, start)
-        self._selector.update_candidates(self._reader.candidates, removed)
-        numbers, priority = self._reader.priorities
+        """Copy a batch, overwriting the oldest rows of its stream.
+
+        Raises:
+            ValueError: as `Storage.append`, or of more streams than the replay was made for.
+        """
+        self._newest = i = self._place_of(samples.stream)
+        start, reader = self._storages[i].append(samples), self._readers[i]
+        removed = reader.append(samples, start)
+        self._selector.update_candidates(i, reader.candidates, removed)
+        numbers, priority = reader.priorities
         if len(numbers):
-            self._selector.set_priorities(self._reader.candidates, numbers, priority)
+            self._selector.set_priorities(i, reader.candidates, numbers, priority)
+
+    def _place_of(self, stream: int) -> int:
+        if stream not in self._streams:
+            if len(self._streams) == self._n:
+                known = ", ".join(map(str, self._streams))
+                raise ValueError(
+                    f"a batch of stream {stream}, but this replay was made for {self._n}, and has {known}; make it "
+                    f"with BatchSpec(n_streams={self._n + 1})"
+                )
+            self._streams[stream] = len(self._streams)
+        return self._streams[stream]
 
     def sample(self, n: int, beta: float = 0.0) -> Batch:
         """Sample n transitions or sequences (see `Replay.sample`); raises ValueError if there are none yet."""
-        return self.sample_parts(n, 1, beta)[0]
+        drawn, weight = self._draw(n, beta)
+        if self._n == 1:
+            return self._readers[0].read(drawn[0][1], weight)
+        weights = weight.split([len(numbers) for _, numbers in drawn])
+        return self._joined([self._read(i, numbers, own) for (i, numbers), own in zip(drawn, weights, strict=True)])
 
     def sample_parts(self, n: int, n_parts: int, beta: float = 0.0) -> list[Batch]:
-        """What `sample` returns, in parts of n / n_parts."""
-        candidates = self._reader.candidates
-        if not candidates.n:
-            raise ValueError(
-                f"replay cannot be sampled yet: none of its {self._storage.n_rows} valid rows has all rows that must "
-                f"follow it; append more rows, for example with a larger algo.learning_starts"
-            )
-        numbers = self._selector.draw(candidates, n)
-        found = self._selector.weights(candidates, numbers, beta)
-        weight = self._ones_of(n) if found is None else self._storage.memory.send(found)
+        """What `sample` returns, in parts of n / n_parts; of several streams, each part is drawn on its own."""
+        if self._n > 1:
+            return [self.sample(n // n_parts, beta) for _ in range(n_parts)]
+        ((_, numbers),), weight = self._draw(n, beta)
         parts = zip(numbers.reshape(n_parts, -1), weight.view(n_parts, -1), strict=True)
-        return [self._reader.read(*part) for part in parts]
+        return [self._readers[0].read(*part) for part in parts]
+
+    def _draw(self, n: int, beta: float) -> tuple[Drawn, Tensor]:
+        """Numbers, and their weights [n]."""
+        if not self.n_choices:
+            raise ValueError(
+                f"replay cannot be sampled yet: none of its {sum(storage.n_rows for storage in self._storages)} valid "
+                f"rows has all rows that must follow it; append more rows, for example with a larger "
+                f"algo.learning_starts"
+            )
+        drawn = self._selector.draw(self._candidates, n)
+        found = self._selector.weights(self._candidates, drawn, beta)
+        return drawn, self._ones_of(n) if found is None else self._memory.send(found)
+
+    def _read(self, i: int, numbers: Array, weight: Tensor) -> Batch:
+        batch: Any = self._readers[i].read(numbers, weight)
+        return replace(batch, index=batch.index * self._n + i) if self._n > 1 else batch
+
+    def _joined(self, parts: list[Batch]) -> Batch:
+        return parts[0] if len(parts) == 1 else self._readers[0].join(parts)
 
     def mark(self) -> Callable[[], None]:
         """Remember the state of the generator; the returned function restores it, which undoes later samples."""
@@ -73,7 +174,7 @@ class ReplayBuffer(Generic[Batch]):
 
     def _ones_of(self, n: int) -> Tensor:
         if len(self._ones) != n:
-            self._ones = self._storage.memory.send(np.ones(n, np.float32))
+            self._ones = self._memory.send(np.ones(n, np.float32))
         return self._ones
 
     def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
@@ -81,44 +182,130 @@ class ReplayBuffer(Generic[Batch]):
         values = as_numpy(priority)
         if values.shape != index.shape:
             raise ValueError(f"priorities {list(values.shape)} must have the shape {list(index.shape)} of the index")
-        self._selector.set_priorities(self._reader.candidates, self._reader.from_index(index), values)
+        for i, reader in enumerate(self._readers):
+            mine = index % self._n == i if self._n > 1 else slice(None)
+            numbers = reader.from_index(index[mine] // self._n)
+            self._selector.set_priorities(i, reader.candidates, numbers, values[mine])
 
     def read(self, index: np.ndarray) -> Batch:
-        """The rows with this `index` [n], which must still be stored; weights are 1."""
-        return self._reader.read(self._reader.from_index(index), self._ones_of(len(index)))
+        """The rows of one stream with this `index` [n], which must still be stored; weights are 1."""
+        i = int(index[0]) % self._n if len(index) else 0
+        return self._read(i, self._readers[i].from_index(index // self._n), self._ones_of(len(index)))
 
     def layout(self, n: int) -> Batch:
         """A batch of n rows with the shapes and dtypes of a sample; its values mean nothing."""
-        return self._reader.read(np.zeros(n, np.int64), self._ones_of(n))
+        return self._readers[0].read(np.zeros(n, np.int64), self._ones_of(n))
 
     def newest(self) -> np.ndarray:
         """The index [n] of the rows that the last `append` made available.
 
         Their priority is the highest so far, or what the reader knows of it.
         """
-        return self._reader.to_index(self._reader.candidates.newest)
+        reader = self._readers[self._newest]
+        index: np.ndarray = reader.to_index(reader.candidates.newest) * self._n + self._newest
+        return index
 
     def state_dict(self) -> dict[str, Any]:
         """Rows, priorities and generator; arrays are views where possible, valid until the next `append`."""
-        return {
-            "made_for": self._made_for(),
-            "storage": self._storage.state_dict(),
-            "selector": self._selector.state_dict(),
-            "reader": self._reader.state_dict(),
-            "choices": self._reader.candidates.state_dict(),
-        }
+        parts = [
+            {
+                "storage": storage.state_dict(),
+                "reader": reader.state_dict(),
+                "choices": reader.candidates.state_dict(),
+            }
+            for storage, reader in zip(self._storages, self._readers, strict=True)
+        ]
+        streams = {"streams": list(self._streams), "newest": self._newest}
+        return {"made_for": self._made_for(), "selector": self._selector.state_dict(), "parts": parts, **streams}
 
     def _made_for(self) -> str:
-        storage, ring = self._storage, self._storage.ring
-        rows = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves(storage.last))
+        storage, ring = self._storages[0], self._storages[0].ring
+        rows = ", ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves(storage.example))
         kinds = ", ".join(part.name for part in leaves(storage.observation))
-        return f"{self._reader.config} {self._selector} of {ring.L} x {ring.B} rows of {rows} as {kinds}"
+        size = f"{ring.L} x {ring.B}" if self._n == 1 else f"{self._n} x {ring.L} x {ring.B}"
+        return f"{self._readers[0].config} {self._selector} of {size} rows of {rows} as {kinds}"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; raises ValueError if that replay has another layout or size."""
         if state["made_for"] != self._made_for():
             raise ValueError(f"the saved replay is {state['made_for']}, not {self._made_for()}; use its config")
-        self._storage.load_state_dict(state["storage"])
-        self._reader.load_state_dict(state["reader"])
-        self._reader.candidates.load_state_dict(state["choices"])
+        for storage, reader, saved in zip(self._storages, self._readers, state["parts"], strict=True):
+            storage.load_state_dict(saved["storage"])
+            reader.load_state_dict(saved["reader"])
+            reader.candidates.load_state_dict(saved["choices"])
+        self._streams = {stream: i for i, stream in enumerate(state["streams"])}
+        self._newest = state["newest"]
         self._selector.load_state_dict(state["selector"])
+
+
+class DividedReplay(Generic[Batch]):
+    """A replay (see `Replay`) that all ranks sample at the same time; each gets its share of the rows.
+
+    The rows are those that one rank would draw. Priorities that other ranks set reach rank 0 before the next batch is
+    appended or sampled.
+    """
+
+    def __init__(self, replay: ReplayBuffer[Batch], ranks: Ranks) -> None:
+        """`replay`: on rank 0 that of the run; on the others an empty one of the same layout, and of any size."""
+        self._replay, self._ranks = replay, ranks
+        self._new: tuple[np.ndarray, np.ndarray] = _NONE  # index and priority, on their way to rank 0
+
+    def __str__(self) -> str:
+        return f"{self._replay}, each batch shared by {self._ranks.world_size} learners"
+
+    @property
+    def n_rows(self) -> int:
+        return self._replay.n_rows
+
+    def append(self, samples: Samples) -> None:
+        self._send_priorities()  # new rows get the highest one so far
+        if self._ranks.rank == 0:
+            self._replay.append(samples)
+
+    def _send_priorities(self) -> None:
+        """To rank 0, from the others."""
+        if not self._replay.is_prioritized:
+            return
+        for index, priority in self._ranks.gather([x.tolist() for x in self._new]):
+            if self._ranks.rank == 0 and index:
+                self._replay.update_priorities(np.array(index), np.array(priority))
+        self._new = _NONE
+
+    def sample(self, n: int, beta: float = 0.0) -> Batch:
+        """This rank's n / world_size of n rows."""
+        ranks = self._ranks
+        self._send_priorities()
+        if ranks.rank == 0:
+            parts = self._replay.sample_parts(n, ranks.world_size, beta)
+            ranks.scatter([_arrays(part) for part in parts], ())
+            return parts[0]
+        layout = self._replay.layout(n // ranks.world_size)
+        found = iter(ranks.scatter((), _arrays(layout)))
+        return map_tree(lambda x: torch.from_numpy(next(found)) if isinstance(x, Tensor) else next(found), layout)
+
+    def update_priorities(self, index: np.ndarray, priority: np.ndarray | Tensor) -> None:
+        if self._ranks.rank == 0:
+            self._replay.update_priorities(index, priority)
+        else:
+            self._new = np.append(self._new[0], index), np.append(self._new[1], as_numpy(priority))
+
+    def newest(self) -> np.ndarray:
+        return self._replay.newest()
+
+    def read(self, index: np.ndarray) -> Batch:
+        return self._replay.read(index)
+
+    def mark(self) -> Callable[[], None]:
+        return self._replay.mark()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"replay": self._replay.state_dict(), "new": list(self._new)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._replay.load_state_dict(state["replay"])
+        index, priority = state["new"]
+        self._new = index, priority
+
+
+def _arrays(batch: Any) -> list[np.ndarray]:
+    return [as_numpy(leaf) for leaf in leaves(batch)]

@@ -24,12 +24,11 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
 from rlframe.core.types import AgentInputs, BatchSpec
 from rlframe.record import Run, current_run
+from rlframe.replay.arrays import DeviceMemory, DiskMemory, HostMemory, Ring, StorageMemory, available_memory
 from rlframe.replay.base import Replay, StoredReplay
-from rlframe.replay.buffer import ReplayBuffer
-from rlframe.replay.columns import ColumnMemory, DeviceMemory, DiskMemory, HostMemory, Ring, available_memory
-from rlframe.replay.divided import DividedReplay
+from rlframe.replay.buffer import Batch, DividedReplay, ReaderConfig, ReplayBuffer
 from rlframe.replay.frames import CompressedFrames, Frames, WholeRows
-from rlframe.replay.readers import Batch, NStep, ReaderConfig
+from rlframe.replay.n_step import NStep
 from rlframe.replay.select import Prioritized, Selector, Uniform
 from rlframe.replay.storage import Storage
 
@@ -78,8 +77,8 @@ class _Stored(ReplayConfig):
         """Whether frames are compressed."""
         return False
 
-    def memory(self, device: torch.device) -> ColumnMemory:
-        """Where columns are."""
+    def memory(self, device: torch.device) -> StorageMemory:
+        """Where arrays are."""
         raise NotImplementedError
 
     def make(self, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
@@ -97,7 +96,7 @@ class InMemory(_Stored):
     def compresses(self) -> bool:
         return self.compress
 
-    def memory(self, device: torch.device) -> ColumnMemory:
+    def memory(self, device: torch.device) -> StorageMemory:
         return HostMemory(device)
 
 
@@ -107,7 +106,7 @@ class OnDevice(_Stored):
 
     place = "device"
 
-    def memory(self, device: torch.device) -> ColumnMemory:
+    def memory(self, device: torch.device) -> StorageMemory:
         return DeviceMemory(device)
 
 
@@ -117,7 +116,7 @@ class OnDisk(_Stored):
 
     place = "disk"
 
-    def memory(self, device: torch.device) -> ColumnMemory:
+    def memory(self, device: torch.device) -> StorageMemory:
         run = current_run()
         return DiskMemory(device, run.directory if isinstance(run, Run) else Path(tempfile.gettempdir()))
 
@@ -225,32 +224,37 @@ def make_replay(
 def _stored(config: _Stored, spec: ReplaySpec[Batch]) -> StoredReplay[Batch]:
     """A ReplayBuffer, or a learner's share of one."""
     observation_space, action_space, reader = spec.observation_space, spec.action_space, spec.reader
-    (T, B), ranks = spec.batch_spec, current_ranks()
+    (T, B, n_streams), ranks = spec.batch_spec, current_ranks()
     if ranks.rank >= ranks.n_samplers:  # it stores nothing here
         config = InMemory(size=min(config.size, small_size(spec.batch_spec)))
-    memory = config.memory(spec.device)
-    ring = Ring(-(-config.size // B), B)
+    memory, L = config.memory(spec.device), -(-config.size // (B * n_streams))
     example_state, spacing = map_tree(as_numpy, spec.state), reader.spacing(T)
     state_bytes = -(-sum(x.nbytes for x in leaves(example_state)) // (B * spacing))  # of a row, on average
-    size = _checked_size(config, observation_space, action_space, ring, memory, spec.alpha, state_bytes)
+    n_slots = L * B * n_streams
+    size = _checked_size(config, observation_space, action_space, n_slots, memory, spec.alpha, state_bytes)
     zeros = spaces.zeros(observation_space, (B,)), spaces.zeros(action_space, (B,))
     example = AgentInputs(*zeros, np.zeros(B, np.float32), np.zeros(B, np.bool_))
-    observation = _observation_storage(config, observation_space, ring, memory)
-    storage = Storage(ring, memory, observation, example, spec.previous)
-    live_reader = reader.make_reader(storage, T, example_state)
-    least = max(T, spacing) + 2 * storage.rows_before + live_reader.n_rows + 2
-    if least > ring.L:
+    storages: list[Storage] = []
+    for _ in range(n_streams):
+        ring = Ring(L, B)
+        observation = _observation_storage(config, observation_space, ring, memory)
+        storages.append(Storage(ring, memory, observation, example, spec.previous))
+    readers = [reader.make_reader(storage, T, example_state, spec.alpha > 0) for storage in storages]
+    rows_before = storages[0].rows_before
+    least = max(T, spacing) + 2 * rows_before + readers[0].n_rows + 2
+    if least > L:
         raise ValueError(
-            f"algo.replay.size={config.size} holds {ring.L} time steps of {B} environments, but batches of {T} time "
-            f"steps, {reader} and {storage.rows_before} earlier rows need {least}; use algo.replay.size={least * B}"
+            f"algo.replay.size={config.size} holds {L} time steps of {B * n_streams} environments, but batches of {T} "
+            f"time steps, {reader} and {rows_before} earlier rows need {least}; use "
+            f"algo.replay.size={least * B * n_streams}"
         )
-    rng = generator(spec.seed, Role.REPLAY)
-    selector: Selector = Prioritized(rng, spec.alpha, live_reader.candidates.n_slots) if spec.alpha else Uniform(rng)
-    replay = ReplayBuffer(storage, selector, live_reader, size)
+    rng, n_choices = generator(spec.seed, Role.REPLAY), readers[0].candidates.n_slots
+    selector: Selector = Prioritized(rng, spec.alpha, n_choices, n_streams) if spec.alpha else Uniform(rng)
+    replay = ReplayBuffer(storages, selector, readers, size)
     return DividedReplay(replay, ranks) if ranks.n_samplers < ranks.world_size else replay
 
 
-def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: ColumnMemory) -> Tree:
+def _observation_storage(config: _Stored, space: Space, ring: Ring, memory: StorageMemory) -> Tree:
     """A tree of `ObservationStorage`: frames for stacks of frames, else whole rows."""
     match space:
         case gym_spaces.Dict():
@@ -267,27 +271,27 @@ def _checked_size(
     config: _Stored,
     observation_space: Space,
     action_space: Space,
-    ring: Ring,
-    memory: ColumnMemory,
+    n: int,
+    memory: StorageMemory,
     alpha: float,
     state_bytes: int,
 ) -> str:
-    """The size as text; raises ValueError if it does not fit, ConfigError if there are no frames to compress."""
+    """The size of n rows as text; raises ValueError if they do not fit, ConfigError if there are no frames."""
     parts = [(part, spaces.zeros(part).nbytes) for _, part in spaces.action_parts(observation_space)]
     stacks = [n_bytes // part.n_frames for part, n_bytes in parts if isinstance(part, FrameStack)]
     if config.compresses() and not stacks:
         raise ConfigError(f"algo.replay.compress=true needs stacks of frames, but {observation_space} has none")
     rows = sum(n_bytes for part, n_bytes in parts if not isinstance(part, FrameStack))
     rows += sum(x.nbytes for x in leaves(spaces.zeros(action_space)))
-    in_columns = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compresses() else 1)
+    in_arrays = rows + state_bytes + sum(stacks) // (_COMPRESSION if config.compresses() else 1)
     other = _ROW_BYTES + (_PRIORITY_BYTES if alpha else 0)
-    n, in_memory = ring.n_slots, isinstance(config, InMemory)
-    size = _gigabytes(n * (in_columns + other))
+    in_memory = isinstance(config, InMemory)
+    size = _gigabytes(n * (in_arrays + other))
     guess = " (if frames compress to a quarter)" if config.compresses() else ""
-    _check_fits(config, n * (other + in_columns * in_memory), available_memory(), "main memory")
+    _check_fits(config, n * (other + in_arrays * in_memory), available_memory(), "main memory")
     if not in_memory:
-        _check_fits(config, n * in_columns, memory.available(), config.place)
-    return f"{n:,} rows of {in_columns + other:,} bytes: {size}{guess}, in {config.place}"
+        _check_fits(config, n * in_arrays, memory.available(), config.place)
+    return f"{n:,} rows of {in_arrays + other:,} bytes: {size}{guess}, in {config.place}"
 
 
 def _check_fits(config: _Stored, needed: int, available: int, where: str) -> None:

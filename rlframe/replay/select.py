@@ -1,16 +1,20 @@
-"""Selectors: draw candidates uniformly, or in proportion to their priorities with a sum tree."""
+"""Candidates, the rows that may be sampled, and selectors: draw them uniformly, or by priorities with a sum tree."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from rlframe.replay.columns import Candidates
+from rlframe.core.struct import as_numpy
+from rlframe.core.types import Array
+from rlframe.replay.arrays import StorageMemory, spans, write_rows
 
 WIDTH = 64  # children per node
 _ROOT = 1024  # children of the root at most: one cumulative sum of them serves a whole batch
 PRIORITY_EPSILON = 1e-6  # added to priorities, so that every row may be drawn again (Schaul et al. 2016, section 3.3)
+_DRAWS = 32  # of each number on a device
 _MAX_PRIORITY = 1e30  # so that sums do not overflow and float32 holds it
 
 
@@ -70,8 +74,87 @@ class SumTree:
             parent[: len(level)] = level.sum(axis=1)
 
 
+class Candidates:
+    """What a selector may draw: the eligible numbers of the window lo..hi-1, which only moves forward.
+
+    On a device nobody looks at their values, and `n` counts those of the window that are not eligible too.
+    """
+
+    def __init__(self, n_slots: int, memory: StorageMemory) -> None:
+        self.n_slots, self._memory = n_slots, memory
+        self.lo = self.hi = 0
+        self.eligible = memory.zeros((n_slots,), np.bool_)  # by number % n_slots; False outside of the window
+        self.n = 0  # eligible numbers
+        self._new: tuple[int, Array] = 0, self.eligible[:0]  # that the last `advance` added: the first, eligible
+
+    @property
+    def newest(self) -> np.ndarray:
+        """The numbers [n] that became eligible with the last `advance`."""
+        start, eligible = self._new
+        return np.flatnonzero(as_numpy(eligible)) + start
+
+    def advance(self, lo: int, hi: int, eligible: Array) -> np.ndarray:
+        """Move the window to lo..hi-1, with `eligible` of the new numbers [n] bool; returns the slots that left it."""
+        first, last = self.lo, min(lo, self.hi)
+        counts = not self._memory.on_device
+        for places, _ in spans(first, max(0, last - first), self.n_slots):
+            if counts:
+                self.n -= int(np.count_nonzero(self.eligible[places]))
+            self.eligible[places] = False
+        eligible, new = self._memory.own(eligible), max(lo, self.hi)
+        write_rows(self.eligible, new, eligible)
+        self._new = new, eligible
+        self.n = self.n + int(np.count_nonzero(eligible)) if counts else hi - lo
+        self.lo, self.hi = lo, hi
+        return np.arange(first, last) % self.n_slots
+
+    def draw(self, rng: np.random.Generator, n: int) -> Array:
+        """n eligible numbers [n] int64, each with the same probability, with replacement."""
+        if self._memory.on_device:
+            return self._draw_on_device(rng, n)
+        drawn = self._draw_window(rng, n)
+        wrong = np.flatnonzero(~self.eligible.take(drawn % self.n_slots))
+        while len(wrong):
+            drawn[wrong] = again = self._draw_window(rng, len(wrong))
+            wrong = wrong[~self.eligible.take(again % self.n_slots)]
+        return drawn
+
+    def _draw_window(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Any numbers of the window, eligible or not."""
+        # 2.5 us for 256, rng.integers 5.8; a float's 53 bits are enough for the 2**30 numbers of a large window
+        return (rng.random(n) * (self.hi - self.lo)).astype(np.int64) + self.lo
+
+    def _draw_on_device(self, rng: np.random.Generator, n: int) -> Tensor:
+        """The first eligible of many draws each: if half of the window is eligible, one of 10**9 is not."""
+        drawn = self._memory.own(self._draw_window(rng, _DRAWS * n)).view(_DRAWS, n)
+        first = self.eligible[drawn % self.n_slots].byte().argmax(0, keepdim=True)
+        return drawn.gather(0, first)[0]
+
+    def at_slots(self, slots: np.ndarray) -> np.ndarray:
+        """The numbers [n] of the window that have these slots [n]."""
+        return self.lo + (slots - self.lo) % self.n_slots
+
+    def contains(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of `numbers` [n] may be drawn: [n] bool."""
+        return (numbers >= self.lo) & (numbers < self.hi) & self.eligible[numbers % self.n_slots]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window; arrays are views."""
+        start, new = self._new
+        return {"lo": self.lo, "hi": self.hi, "n": self.n, "eligible": self.eligible, "start": start, "new": new}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state of the same size."""
+        self.lo, self.hi, self.n = state["lo"], state["hi"], state["n"]
+        self.eligible[...] = self._memory.own(state["eligible"])
+        self._new = state["start"], self._memory.own(state["new"])
+
+
+Drawn = list[tuple[int, Array]]  # for each stream of which some were drawn: its place, and the numbers [n]
+
+
 class Selector(ABC):
-    """Draws from `Candidates`. Call `update_candidates` whenever they change."""
+    """Draws from the candidates of each stream. Call `update_candidates` whenever they change."""
 
     rng: np.random.Generator
 
@@ -80,19 +163,19 @@ class Selector(ABC):
         """Its kind and parameters; a saved state is loaded only by an equal selector."""
 
     @abstractmethod
-    def update_candidates(self, candidates: Candidates, removed: np.ndarray) -> None:
-        """Give `candidates.newest` a priority, and none to the slots `removed`."""
+    def update_candidates(self, stream: int, candidates: Candidates, removed: np.ndarray) -> None:
+        """Give `candidates.newest` of a stream a priority, and none to the slots `removed`."""
 
     @abstractmethod
-    def draw(self, candidates: Candidates, n: int) -> np.ndarray:
-        """n numbers [n] int64, drawn with replacement; there must be at least one candidate."""
+    def draw(self, streams: Sequence[Candidates], n: int) -> Drawn:
+        """n numbers, drawn with replacement; there must be at least one candidate."""
 
-    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
-        """Importance weights [n] float32, at most 1; None if all are 1."""
+    def weights(self, streams: Sequence[Candidates], drawn: Drawn, beta: float) -> np.ndarray | None:
+        """Importance weights [n] float32 in the order of `drawn`, at most 1; None if all are 1."""
         return None
 
     @abstractmethod
-    def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
+    def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         """Set priorities [n] of the candidates among `numbers` [n]; raises ValueError for negative, NaN or infinite."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +188,7 @@ class Selector(ABC):
 
 
 class Uniform(Selector):
-    """Draws every candidate with the same probability; priorities are checked and ignored."""
+    """Draws every candidate with the same probability; priorities are ignored."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -113,23 +196,17 @@ class Uniform(Selector):
     def __repr__(self) -> str:
         return "Uniform()"
 
-    def update_candidates(self, candidates: Candidates, removed: np.ndarray) -> None:
+    def update_candidates(self, stream: int, candidates: Candidates, removed: np.ndarray) -> None:
         pass
 
-    def draw(self, candidates: Candidates, n: int) -> np.ndarray:
-        drawn = self._draw_window(candidates, n)
-        wrong = np.flatnonzero(~candidates.eligible.take(drawn % candidates.n_slots))
-        while len(wrong):
-            drawn[wrong] = again = self._draw_window(candidates, len(wrong))
-            wrong = wrong[~candidates.eligible.take(again % candidates.n_slots)]
-        return drawn
+    def draw(self, streams: Sequence[Candidates], n: int) -> Drawn:
+        if len(streams) == 1:
+            return [(0, streams[0].draw(self.rng, n))]
+        counts = np.array([candidates.n for candidates in streams])
+        shares = self.rng.multinomial(n, counts / counts.sum()).tolist()
+        return [(i, streams[i].draw(self.rng, share)) for i, share in enumerate(shares) if share]
 
-    def _draw_window(self, candidates: Candidates, n: int) -> np.ndarray:
-        """Any numbers of the window, eligible or not."""
-        # 2.5 us for 256, rng.integers 5.8; a float's 53 bits are enough for the 2**30 numbers of a large window
-        return (self.rng.random(n) * (candidates.hi - candidates.lo)).astype(np.int64) + candidates.lo
-
-    def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
+    def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         _check_priority(priority)
 
 
@@ -140,41 +217,49 @@ class Prioritized(Selector):
     into n equal parts and one number is drawn from each, as in their appendix B.2.1.
     """
 
-    def __init__(self, rng: np.random.Generator, alpha: float, n_slots: int) -> None:
-        """`alpha`: α in (0, 1].    `n_slots`: that of the candidates."""
+    def __init__(self, rng: np.random.Generator, alpha: float, n_slots: int, n_streams: int = 1) -> None:
+        """`alpha`: α in (0, 1].    `n_slots`: that of the candidates of each stream."""
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha={alpha} must be above 0 and at most 1; use Uniform for 0")
-        self.rng, self.alpha, self._n_slots, self._tree = rng, alpha, n_slots, SumTree(n_slots)
+        self.rng, self.alpha, self._n_slots = rng, alpha, n_slots
+        self._n_leaves, self._tree = n_slots * n_streams, SumTree(n_slots * n_streams)
         self._highest = 1.0  # p^α
 
     def __repr__(self) -> str:
         return f"Prioritized(alpha={self.alpha})"
 
-    def update_candidates(self, candidates: Candidates, removed: np.ndarray) -> None:
-        self._tree.set(removed, 0.0)
-        self._tree.set(candidates.newest % candidates.n_slots, self._highest)
+    def update_candidates(self, stream: int, candidates: Candidates, removed: np.ndarray) -> None:
+        self._tree.set(removed + stream * self._n_slots, 0.0)
+        self._tree.set(self._leaves(stream, candidates.newest), self._highest)
 
-    def draw(self, candidates: Candidates, n: int) -> np.ndarray:
-        slots = self._tree.find((np.arange(n) + self.rng.random(n)) / n)
-        return candidates.lo + (slots - candidates.lo) % candidates.n_slots
+    def _leaves(self, stream: int, numbers: np.ndarray) -> np.ndarray:
+        return numbers % self._n_slots + stream * self._n_slots
 
-    def weights(self, candidates: Candidates, numbers: np.ndarray, beta: float) -> np.ndarray | None:
+    def draw(self, streams: Sequence[Candidates], n: int) -> Drawn:
+        leaves = self._tree.find((np.arange(n) + self.rng.random(n)) / n)
+        if len(streams) == 1:
+            return [(0, streams[0].at_slots(leaves))]
+        stream, slots = np.divmod(leaves, self._n_slots)
+        return [(i, streams[i].at_slots(slots[stream == i])) for i in np.unique(stream).tolist()]
+
+    def weights(self, streams: Sequence[Candidates], drawn: Drawn, beta: float) -> np.ndarray | None:
         if beta == 0.0:
             return None
-        power = self._tree.leaves.take(numbers % candidates.n_slots)
+        parts = [self._tree.leaves.take(self._leaves(stream, numbers)) for stream, numbers in drawn]
+        power = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return ((power / power.min()) ** -beta).astype(np.float32)  # N and the total cancel against the maximum
 
-    def set_priorities(self, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
+    def set_priorities(self, stream: int, candidates: Candidates, numbers: np.ndarray, priority: np.ndarray) -> None:
         power = _check_priority(priority) ** self.alpha
         current = candidates.contains(numbers)
         if not current.all():
             numbers, power = numbers[current], power[current]
         if len(power):
-            self._tree.set(numbers % candidates.n_slots, power)
+            self._tree.set(self._leaves(stream, numbers), power)
             self._highest = max(self._highest, float(power.max()))
 
     def state_dict(self) -> dict[str, Any]:
-        leaves = self._tree.leaves[: self._n_slots]
+        leaves = self._tree.leaves[: self._n_leaves]
         return {**super().state_dict(), "power": leaves, "highest": self._highest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a replay buffer: a ring that is written one batch at a time and read at any row."""
+"""The rows of one stream in a replay: a ring that is written one batch at a time and read at any row."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from rlframe.core.struct import Tree, as_numpy, leaves, map_tree
-from rlframe.core.types import AgentInputs, Samples
-from rlframe.replay.columns import Column, ColumnMemory, Ring, spans, write_rows
-from rlframe.replay.frames import Location, ObservationStorage
+from rlframe.core.types import AgentInputs, Array, Samples
+from rlframe.replay.arrays import Ring, RowArray, StorageMemory, spans, write_rows
+from rlframe.replay.frames import ObservationStorage
 
 _ARRAYS = ("reward", "terminated", "truncated", "valid", "first")
 
@@ -25,7 +25,7 @@ class Storage:
     """
 
     def __init__(
-        self, ring: Ring, memory: ColumnMemory, observation: Tree, example: AgentInputs, previous: bool
+        self, ring: Ring, memory: StorageMemory, observation: Tree, example: AgentInputs, previous: bool
     ) -> None:
         """Args:
         observation: tree of `ObservationStorage`.    example: NumPy zeros [B], shaped as the batches' rows.
@@ -34,14 +34,15 @@ class Storage:
         self.ring, self.memory, self.observation, self.previous = ring, memory, observation, previous
         self.rows_before = max([int(previous), *(leaf.rows_before for leaf in leaves(observation))])
         L, B = ring.L, ring.B
-        self.action = map_tree(lambda x: memory.column(L, B, x.shape[1:], x.dtype), example.prev_action)
-        self.reward = np.zeros((L, B), np.float32)
-        self.terminated, self.truncated, self.valid, self.first = (np.zeros((L, B), np.bool_) for _ in range(4))
-        self.n_rows = 0  # valid rows
-        self.last = example.map(np.copy)  # the row where the next batch starts
+        self.action = map_tree(lambda x: memory.array(L, B, x.shape[1:], x.dtype), example.prev_action)
+        self.reward = memory.zeros((L, B), np.float32)
+        self.terminated, self.truncated, self.valid, self.first = (memory.zeros((L, B), np.bool_) for _ in range(4))
+        self.n_rows = 0  # valid rows; on a device about as many
+        self.end = 0  # time of row `ring.t` in its stream
+        self.may_be_absent = False  # some rows of the newest batch; unknown on a device
+        self.example = example
         self._observations: list[ObservationStorage] = leaves(observation)
-        self._columns: list[Column] = leaves(self.action)
-        self._last: list[np.ndarray] = leaves(self.last)
+        self._actions: list[RowArray] = leaves(self.action)
         self._null = replace(example, observation=()).map(lambda x: memory.send(x[:1].copy()))
         self._nulls: dict[tuple[int, ...], AgentInputs] = {}
 
@@ -51,61 +52,59 @@ class Storage:
         Raises:
             ValueError: B differs, T is too large, or stacks of frames cannot be rebuilt (see Frames).
         """
-        inputs, action = _arrays(self.last, samples.inputs), _leaves(self.last.prev_action, samples.action)
-        reward, terminated, truncated, valid = (
-            as_numpy(x) for x in (samples.reward, samples.terminated, samples.truncated, samples.valid)
-        )
+        own, valid = self.memory.own, samples.valid
         T, (L, B) = len(valid), (self.ring.L, self.ring.B)
         if valid.shape != (T, B) or T + 2 * self.rows_before + 2 > L:
             raise ValueError(f"a batch of [T, B] = {list(valid.shape)} does not fit a replay of [L, B] = {[L, B]}")
-        if not self.ring.t or not self._continues(inputs):
+        inputs, action = _parts(self.example, samples.inputs), _leaves(self.example.prev_action, samples.action)
+        outcome = own(samples.reward), own(samples.terminated), own(samples.truncated), own(valid)
+        if not self.ring.t or samples.start != self.end:
             self._start_anew(inputs)
-        start, reset = self.ring.t, ~valid
+        start, first, kept = self.ring.t, own(inputs.first)[1:], outcome[-1]
         for part, rows in zip(self._observations, inputs.observation, strict=True):
-            part.append(start, rows, reset)
+            part.append(start, rows, valid, inputs.first)
         self._invalidate(start + 1, T)
-        if reset[0].any():
-            self._truncate(start - 1, reset[0])  # a worker that died between batches left no end of its episode
-        self._write(start, action, (reward, terminated, truncated, valid))
-        write_rows(self.first, start + 1, inputs.first[0][1:])
-        for to, rows in zip(self._last, _flat(inputs), strict=True):
-            to[...] = rows[-1]
-        self.ring.t = start + T
+        self.may_be_absent = samples.n_env_steps != T * B and _may_be_absent(valid, inputs.first)
+        if samples.n_env_steps != T * B:
+            self._end_interrupted(start, kept, first)
+        self._write(start, action, outcome)
+        write_rows(self.first, start + 1, first)
+        self.ring.t, self.end = start + T, samples.start + T
+        if self.memory.on_device:
+            self.n_rows = min(self.n_rows + samples.n_env_steps, self.ring.n_slots)
         return start
 
-    def _continues(self, inputs: _Arrays) -> bool:
-        """Whether row 0 equals the last row, compared as bytes because NaN != NaN."""
-        if all(rows[0].tobytes() == row.tobytes() for rows, row in zip(_flat(inputs), self._last, strict=True)):
-            return True
-        first = self.last.first & inputs.first[0][0]  # agents null prev_action and prev_reward there: they may differ
-        nowhere = np.zeros_like(first)
-        last = _arrays(self.last, self.last)
-        return all(
-            _starts_with(rows, row, ignored)
-            for part, before, ignored in zip(inputs, last, (nowhere, first, first, nowhere), strict=True)
-            for rows, row in zip(part, before, strict=True)
-        )
-
-    def _start_anew(self, inputs: _Arrays) -> None:
+    def _start_anew(self, inputs: _Parts) -> None:
         """Make row `ring.t` the batch's row 0, preceded by invalid rows with what it needs of the rows before it."""
-        ring, n = self.ring, self.rows_before
+        ring, n, memory = self.ring, self.rows_before, self.memory
         time = ring.t
         if time:
-            self._truncate(time - 1, np.ones(ring.B, np.bool_))
+            self._truncate(time - 1, memory.own(np.ones(ring.B, np.bool_)))
             n += 1
         self._invalidate(time + 1, n)
-        no = np.zeros((n, ring.B), np.bool_)
-        action = [np.zeros((n, *x.shape[1:]), x.dtype) for x in inputs.prev_action]
-        reward = no.astype(np.float32)
-        for to, rows in zip([*action, reward], [*inputs.prev_action, *inputs.prev_reward], strict=True):
-            to[-1:] = rows[0]
+        no, reward = memory.zeros((n, ring.B), np.bool_), memory.zeros((n, ring.B), np.float32)
+        action = [memory.zeros((n, *x.shape), x.dtype) for x in leaves(self.example.prev_action)]
+        for to, rows in zip([*action, reward], [*inputs.prev_action, inputs.prev_reward], strict=True):
+            to[-1:] = memory.own(rows[0])
         self._write(time, action, (reward, no, no, no))
         ring.t = time + n
         for part, rows in zip(self._observations, inputs.observation, strict=True):
             part.write_first(ring.t, rows[0])
-        write_rows(self.first, ring.t, inputs.first[0][:1])
+        write_rows(self.first, ring.t, memory.own(inputs.first[:1]))
 
-    def _truncate(self, time: int, envs: np.ndarray) -> None:
+    def _end_interrupted(self, start: int, valid: Array, first: Array) -> None:
+        """Truncate the episodes that nothing ended before a reset: their worker died between the batches."""
+        if self.memory.on_device:
+            self._truncate(start - 1, ~valid[0] & first[0])
+            return
+        envs = (~np.logical_or.accumulate(valid) & first).any(0)  # reset before they acted
+        time = start - 1
+        while time >= self.ring.oldest and envs.any():
+            self._truncate(time, envs)
+            envs = envs & ~self.valid[time % self.ring.L] & ~self.first[(time + 1) % self.ring.L]
+            time -= 1
+
+    def _truncate(self, time: int, envs: Array) -> None:
         """Truncate the open episodes of `envs` [B] bool at this row."""
         place = time % self.ring.L
         self.truncated[place] |= envs & self.valid[place] & ~self.terminated[place]
@@ -113,39 +112,41 @@ class Storage:
     def _invalidate(self, start: int, n: int) -> None:
         """Mark the rows as not valid that n time steps starting at `start` are about to overwrite."""
         for places, _ in spans(start, n, self.ring.L):
-            self.n_rows -= int(np.count_nonzero(self.valid[places]))
+            self.n_rows -= self._count(self.valid[places])
             self.valid[places] = False
 
-    def _write(self, time: int, action: list[np.ndarray], outcome: tuple[np.ndarray, ...]) -> None:
+    def _count(self, valid: Array) -> int:
+        return 0 if self.memory.on_device else int(np.count_nonzero(valid))
+
+    def _write(self, time: int, action: list[Array], outcome: tuple[Array, ...]) -> None:
         """`outcome`: reward, terminated, truncated and valid."""
         reward, terminated, truncated, valid = outcome
         if not len(valid):
             return
-        for column, rows in zip(self._columns, action, strict=True):
-            column.write(time, rows)
+        for array, rows in zip(self._actions, action, strict=True):
+            array.write(time, rows)
         for places, part in spans(time, len(valid), self.ring.L):
             self.reward[places], self.terminated[places] = reward[part], terminated[part]
             self.truncated[places], self.valid[places] = truncated[part], valid[part]
-        self.n_rows += int(np.count_nonzero(valid))
+        self.n_rows += self._count(valid)
 
-    def locate(self, index: np.ndarray) -> Location:
-        """Where the rows with this index lie."""
-        slots = index % self.ring.n_slots
-        return Location(slots, self.memory.locate(slots))
+    def locate(self, index: Array) -> Array:
+        """The slots of the rows with this index, in the memory's own kind of array."""
+        return index % self.ring.n_slots
 
-    def actions(self, at: Location) -> Tree:
-        """The actions [*slots, ...]."""
-        return map_tree(lambda column: column.take(at.located), self.action)
+    def actions(self, at: Array) -> Tree:
+        """The actions [*at, ...] of the slots `at`."""
+        return map_tree(lambda array: array.take(at), self.action)
 
-    def values(self, array: np.ndarray, at: Location) -> Tensor:
-        """The values [*slots] of an array [L, B], such as `reward`."""
-        return self.memory.send(array.reshape(-1).take(at.slots))
+    def values(self, array: Array, at: Array) -> Tensor:
+        """The values [*at] of an array [L, B], such as `reward`."""
+        return self.memory.take(array, at)
 
-    def inputs(self, at: Location) -> AgentInputs:
-        """The agent's inputs [*slots] at these rows."""
+    def inputs(self, at: Array) -> AgentInputs:
+        """The agent's inputs [*at] at these rows."""
         return self._with_previous(map_tree(lambda part: part.read(at), self.observation), at)
 
-    def inputs_pair(self, at: Location, after: Location) -> tuple[AgentInputs, AgentInputs]:
+    def inputs_pair(self, at: Array, after: Array) -> tuple[AgentInputs, AgentInputs]:
         """The agent's inputs at valid rows [n], and at the rows after them."""
         if isinstance(self.observation, ObservationStorage):  # the usual case; a tree costs 3 us
             one, other = self.observation.read_pair(at, after)
@@ -155,11 +156,11 @@ class Storage:
             other = map_tree(lambda part: pairs[part][1], self.observation)
         return self._with_previous(one, at), self._with_previous(other, after)
 
-    def _with_previous(self, observation: Tree, at: Location) -> AgentInputs:
+    def _with_previous(self, observation: Tree, at: Array) -> AgentInputs:
         if not self.previous:
-            null = self._nulls.get(at.slots.shape) or self._make_null(at.slots.shape)
+            null = self._nulls.get(at.shape) or self._make_null(at.shape)
             return AgentInputs(observation, null.prev_action, null.prev_reward, null.first)
-        before = self.locate(at.slots - self.ring.B)
+        before = self.locate(at - self.ring.B)
         reward, first = self.values(self.reward, before), self.values(self.first, at)
         return AgentInputs(observation, self.actions(before), reward, first)
 
@@ -174,58 +175,49 @@ class Storage:
         n = self.ring.n_used
         return {
             "t": self.ring.t,
+            "end": self.end,
             "n_rows": self.n_rows,
             "observation": [part.state_dict(n) for part in self._observations],
-            "action": [column.saved(n) for column in self._columns],
-            "last": self._last,
-            **{name: vars(self)[name][:n] for name in _ARRAYS},
+            "action": [array.saved(n) for array in self._actions],
+            **{name: as_numpy(vars(self)[name][:n]) for name in _ARRAYS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a storage of the same shapes."""
-        self.ring.t, self.n_rows = state["t"], state["n_rows"]
+        self.ring.t, self.end, self.n_rows = state["t"], state["end"], state["n_rows"]
         for part, saved in zip(self._observations, state["observation"], strict=True):
             part.load_state_dict(saved)
-        for column, saved in zip(self._columns, state["action"], strict=True):
-            column.load(saved)
-        for array, saved in zip(self._last, state["last"], strict=True):
-            array[...] = saved
+        for array, saved in zip(self._actions, state["action"], strict=True):
+            array.load(saved)
         for name in _ARRAYS:
-            vars(self)[name][: len(state[name])] = state[name]
+            vars(self)[name][: len(state[name])] = self.memory.own(state[name])
 
 
-class _Arrays(NamedTuple):
+def _may_be_absent(valid: Array, first: Array) -> bool:
+    """Whether rows of a batch are absent, by its flags [T, B] and [T+1, B]; those of a device are not looked at."""
+    if isinstance(valid, Tensor) and not valid.is_cpu:
+        return True
+    return bool((~as_numpy(valid) & ~as_numpy(first)[1:]).any())
+
+
+class _Parts(NamedTuple):
     """The leaves of AgentInputs. Looping over a Struct would double the time of appending a single row."""
 
-    observation: list[np.ndarray]
-    prev_action: list[np.ndarray]
-    prev_reward: list[np.ndarray]
-    first: list[np.ndarray]
+    observation: list[Array]
+    prev_action: list[Array]
+    prev_reward: Array
+    first: Array
 
 
-def _arrays(own: AgentInputs, inputs: AgentInputs) -> _Arrays:
-    return _Arrays(
-        _leaves(own.observation, inputs.observation),
-        _leaves(own.prev_action, inputs.prev_action),
-        [as_numpy(inputs.prev_reward)],
-        [as_numpy(inputs.first)],
-    )
+def _parts(own: AgentInputs, inputs: AgentInputs) -> _Parts:
+    observation = _leaves(own.observation, inputs.observation)
+    return _Parts(observation, _leaves(own.prev_action, inputs.prev_action), inputs.prev_reward, inputs.first)
 
 
-def _leaves(own: Tree, tree: Tree) -> list[np.ndarray]:
+def _leaves(own: Tree, tree: Tree) -> list[Array]:
     """Leaves in the order of `own`; the keys of a dict may come in another order."""
     if isinstance(own, np.ndarray):
-        return [as_numpy(tree)]
-    found: list[np.ndarray] = []
-    map_tree(lambda _, x: found.append(as_numpy(x)), own, tree)
+        return [tree]
+    found: list[Array] = []
+    map_tree(lambda _, x: found.append(x), own, tree)
     return found
-
-
-def _flat(arrays: _Arrays) -> list[np.ndarray]:
-    return [x for part in arrays for x in part]
-
-
-def _starts_with(rows: np.ndarray, row: np.ndarray, ignored: np.ndarray) -> bool:
-    """Whether rows[0] equals `row`, except in the environments `ignored` [B] bool."""
-    same = np.ascontiguousarray(rows[0]).view(np.uint8) == row.view(np.uint8)
-    return bool((same.reshape(len(ignored), -1).all(1) | ignored).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gymnasium import Space
@@ -113,7 +113,7 @@ class BatchBuffer(Struct):
             leaf[...] = value
 
     def samples(self) -> Samples:
-        """Torch views of the same memory."""
+        """Torch views of the same memory; `numbered` says which batch it holds."""
         rows, outputs = self.rows, self.outputs
         samples = Samples(
             inputs=self.inputs(),
@@ -125,5 +125,12 @@ class BatchBuffer(Struct):
             info=outputs.info,
             state=outputs.state,
             final_state=outputs.final_state,
+            n_env_steps=0,
+            start=0,
         )
         return samples.torch()
+
+
+def numbered(samples: Samples, rows: EnvRows, start: int) -> Samples:
+    """The samples of a batch whose row 0 has this time in its stream, with its env steps counted."""
+    return replace(samples, start=start, n_env_steps=int(np.count_nonzero(rows.valid)))

@@ -13,7 +13,7 @@ from rlframe.core.struct import leaves
 from rlframe.core.types import Samples
 from rlframe.envs import Envs
 from rlframe.envs.observations import BoundsCheck
-from rlframe.rollout.buffer import BatchBuffer, empty_rows
+from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
 from rlframe.rollout.episodes import EpisodeTracker
 from rlframe.rollout.inference import BatchInference, block_size, empty_agent_outputs, empty_batch
 from rlframe.rollout.stepper import LocalStepper, Stepper, worker_steppers
@@ -35,17 +35,20 @@ class Collector:
         self.inferences, self.steppers = list(inferences), list(steppers)
         self.tracker, self.bounds = EpisodeTracker(batch.rows.B), BoundsCheck(observation_space)
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
+        self.end = 0  # time of row T in the stream
         inputs = batch.inputs()
         self._rows = list(zip(leaves(inputs[0]), leaves(inputs[-1]), strict=True))
 
     def collect(self) -> Samples:
         """Fill the batch and update the running episodes."""
+        start = self.end + (not self.complete)  # rows of an interrupted batch are lost
         self.complete = False
         self.start_batch()
         self.run_steps(0)
         self.tracker.update(self.batch.rows, [stepper.pop_events() for stepper in self.steppers])
         self.bounds.check(self.batch.rows.observation)
         self.complete = True
+        self.samples, self.end = numbered(self.samples, self.batch.rows, start), start + self.batch.rows.T
         return self.samples
 
     def start_batch(self) -> None:
@@ -74,7 +77,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """The state between two batches: the last row, the environments and their running episodes."""
         envs = [state for stepper in self.steppers for state in stepper.state()]
-        return {"envs": envs, **running_state(self.batch, self.tracker, self.bounds)}
+        return {"envs": envs, **running_state(self.batch, self.tracker, self.bounds, self.end)}
 
     def load_state(self, saved: Mapping[str, Any]) -> list[str]:
         """Continue from a saved state; returns for each environment why its episode was restarted, or ""."""
@@ -84,7 +87,7 @@ class Collector:
             reasons += stepper.restore(saved["envs"][stepper.lo : stepper.hi])
         for inference in self.inferences:
             inference.load_state()
-        load_running_state(saved, reasons, self.tracker, self.bounds)
+        self.end = load_running_state(saved, reasons, self.tracker, self.bounds)
         return reasons
 
     def reset(self, round_: int = 0) -> None:
@@ -92,6 +95,7 @@ class Collector:
         for stepper in self.steppers:
             stepper.reset(round_)
         self.tracker = EpisodeTracker(self.batch.rows.B)
+        self.end += 1
 
     def decorrelate(self, n_steps: int, seed: int, first: int) -> None:
         """Take random steps, so that episodes do not all start together (see `Stepper.decorrelate`).
@@ -106,17 +110,20 @@ class Collector:
         self.tracker.partial[:] = True
 
 
-def running_state(batch: BatchBuffer, tracker: EpisodeTracker, bounds: BoundsCheck) -> dict[str, Any]:
+def running_state(batch: BatchBuffer, tracker: EpisodeTracker, bounds: BoundsCheck, end: int) -> dict[str, Any]:
     """The state that continues from one batch to the next, except the environments' own."""
-    return {"row": [np.copy(x) for x in batch.last_row()], "episodes": tracker.state(), "bounds": bounds.state()}
+    row = [np.copy(x) for x in batch.last_row()]
+    return {"row": row, "episodes": tracker.state(), "bounds": bounds.state(), "end": end}
 
 
 def load_running_state(
     saved: Mapping[str, Any], reasons: Sequence[str], tracker: EpisodeTracker, bounds: BoundsCheck
-) -> None:
-    """Continue from `running_state`, except the episodes that were restarted for a reason."""
+) -> int:
+    """Continue from `running_state`, except the episodes that were restarted for a reason; returns `end`."""
     tracker.load(saved["episodes"], np.array([bool(reason) for reason in reasons]))
     bounds.load(saved["bounds"])
+    end: int = saved["end"]
+    return end + any(reasons)  # a row that does not continue the last one is another
 
 
 def local_collector(

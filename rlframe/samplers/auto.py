@@ -200,6 +200,6 @@ def rate(make: Callable[[], Sampler], seconds: float) -> float:
         sampler.collect()
         steps, start = 0, time.perf_counter()
         while (passed := time.perf_counter() - start) < seconds:
-            steps += int(sampler.collect().valid.sum())
+            steps += sampler.collect().n_env_steps
             sampler.trajectories()
         return steps / passed

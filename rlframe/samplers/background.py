@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -49,6 +49,7 @@ class BatchSlot(Struct):
 
     batch: BatchBuffer
     version: Array  # [1] int64: of the parameters that sampled the batch
+    numbers: Array  # [3] int64: n_env_steps, start and stream of the samples
     has_message: Array  # [1] bool: the process sent a message with the batch
 
 
@@ -181,10 +182,11 @@ class BackgroundSampler(SourceAhead):
         """The ring has `n_slots` batches, and the process acts on `device`."""
         self.process, self._timeout_s = process, process.supervision.timeout_s
         self.config, self.env, self.seed = process.config, process.env, process.seed
-        self.batch_spec = BatchSpec(process.config.batch_T, process.config.batch_B)
+        self.batch_spec = spec = BatchSpec(process.config.batch_T, process.config.batch_B)
         self.shared_parameters = make_shared_parameters(parameters(agent))
-        batch = empty_batch(process.observation_space, process.action_space, agent, *self.batch_spec)
-        self.ring = BatchRing(BatchSlot(batch, np.zeros(1, np.int64), np.zeros(1, np.bool_)), n_slots, "ring")
+        batch = empty_batch(process.observation_space, process.action_space, agent, spec.T, spec.B)
+        slot = BatchSlot(batch, np.zeros(1, np.int64), np.zeros(3, np.int64), np.zeros(1, np.bool_))
+        self.ring = BatchRing(slot, n_slots, "ring")
         self._samples = [slot.batch.samples() for slot in self.ring.slots]
         self._pinned = PinnedMemory(self.ring.memory, next(agent.parameters()).device)
         self.posted_version = int(self.shared_parameters.tree["version"][0])  # of the last `refresh`
@@ -222,7 +224,8 @@ class BackgroundSampler(SourceAhead):
                 self._replace(death)
         self.process.deaths_in_a_row = 0
         self.version, self.queue_length = int(slot.version[0]), queue_length
-        return self._samples[index]
+        n_env_steps, start, stream = slot.numbers.tolist()
+        return replace(self._samples[index], n_env_steps=n_env_steps, start=start, stream=stream)
 
     def made_with(self) -> dict[str, Any]:
         return {"n_slots": len(self.ring.slots)}
@@ -360,6 +363,7 @@ class _SlotFiller:
         write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
         write(slot.batch.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
         slot.version[0] = self.copies.version
+        slot.numbers[...] = samples.n_env_steps, samples.start, samples.stream
         slot.has_message[0] = self._send_message()
 
     def _send_message(self) -> bool:

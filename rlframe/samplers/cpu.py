@@ -16,7 +16,7 @@ from rlframe.core.struct import write
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs.observations import BoundsCheck
 from rlframe.rollout import cpu_worker
-from rlframe.rollout.buffer import BatchBuffer, empty_rows
+from rlframe.rollout.buffer import BatchBuffer, empty_rows, numbered
 from rlframe.rollout.collector import load_running_state, running_state
 from rlframe.rollout.episodes import EpisodeStatistic, EpisodeTracker
 from rlframe.rollout.inference import block_size, empty_agent_outputs, load_noise
@@ -60,6 +60,7 @@ class CpuSampler(Sampler):
         self.shared_parameters = make_shared_parameters(cpu_worker.parameters(agent))
         self.tracker, self.bounds = EpisodeTracker(envs.n), BoundsCheck(envs.observation_space)
         self.complete = True  # False after a batch was interrupted, when environments are at different rows
+        self.end = 0  # time of row T in the stream
         self.tracker.partial[:] = decorrelation_steps > 0
         arguments = (copy.deepcopy(agent).to("cpu"), seed, decorrelation_steps, block_size(envs.n), first)
         noise = share_zeros(np.zeros((envs.n, STATE_WORDS), np.uint64), "noise")
@@ -67,6 +68,7 @@ class CpuSampler(Sampler):
         envs.assign(WorkerTask(cpu_worker.CollectHandler, (shared, self.shared_parameters, noise), arguments))
 
     def collect(self) -> Samples:
+        start = self.end + (not self.complete)  # rows of an interrupted batch are lost
         self.complete = False
         ready = [worker for worker in self.envs.workers if not worker.needs_reset]
         unfinished = {worker: -1 for worker in self.envs.workers if worker.needs_reset}  # worker: steps done
@@ -82,6 +84,7 @@ class CpuSampler(Sampler):
         self.tracker.update(self.batch.rows, events)
         self.bounds.check(self.batch.rows.observation)
         self.complete = True
+        self.samples, self.end = numbered(self.samples, self.batch.rows, start), start + self.batch.rows.T
         return self.samples
 
     def _complete(self, worker: Worker, progress: int) -> BatchEvents:
@@ -118,7 +121,7 @@ class CpuSampler(Sampler):
         if not self.complete:
             return noise
         envs = [each for worker in self.envs.workers for each in self.envs.states(worker, cpu_worker.STATE)]
-        return {**noise, "envs": envs, **running_state(self.batch, self.tracker, self.bounds)}
+        return {**noise, "envs": envs, **running_state(self.batch, self.tracker, self.bounds, self.end)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         rngs = generators(0, Role.NOISE, self.envs.n)
@@ -132,7 +135,7 @@ class CpuSampler(Sampler):
             reasons += self.envs.call(worker, cpu_worker.LOAD_STATE, values=[own])
         if "envs" not in state:
             return [NOT_SAVED] * self.envs.n
-        load_running_state(state, reasons, self.tracker, self.bounds)
+        self.end = load_running_state(state, reasons, self.tracker, self.bounds)
         return reasons
 
     def close(self) -> None:

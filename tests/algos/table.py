@@ -52,4 +52,6 @@ def one_step_episodes(
         info=PolicyInfo(log_prob=torch.tensor([log_prob]), value=torch.tensor([value])),
         state=(),
         final_state=(),
+        n_env_steps=int(kept.sum()),
+        start=0,
     )

@@ -36,7 +36,9 @@ def tell(algo: Evolution, returns: np.ndarray, length: int = 1) -> dict[str, Any
     reward = torch.as_tensor(returns.reshape(1, -1), dtype=torch.float32)
     rows, ends = torch.zeros(2, reward.shape[1]), torch.ones_like(reward, dtype=torch.bool)
     info = EvaluationInfo(torch.full(reward.shape, length), ())
-    algo.receive(Samples(AgentInputs((), (), rows, rows > 0), rows[:1], reward, ends, ~ends, ends, info, (), ()))
+    inputs = AgentInputs((), (), rows, rows > 0)
+    parts = rows[:1], reward, ends, ~ends, ends, info, (), ()
+    algo.receive(Samples(inputs, *parts, n_env_steps=int(info.length.sum()), start=0))
     return dict(algo.update())
 
 
@@ -140,4 +142,4 @@ def test_what_it_cannot_act_with_is_refused() -> None:
     algo = algorithm(es.Config())
     rows = torch.zeros(2, 1)
     with pytest.raises(ConfigError, match="ES learns from whole episodes of a population: use runner=evolution"):
-        algo.receive(Samples((), rows, rows, rows, rows, rows, (), (), ()))  # type: ignore[arg-type]
+        algo.receive(Samples((), rows, rows, rows, rows, rows, (), (), (), 0, 0))  # type: ignore[arg-type]

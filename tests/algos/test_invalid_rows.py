@@ -1,6 +1,7 @@
 """Rows that do not count change nothing; one seed gives one result; a saved algorithm goes on as if never stopped."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_rows_that_are_not_valid_change_nothing(
 @ALL
 def test_a_batch_without_any_valid_row_does_no_harm(module: Any, settings: dict[str, Any], memory: str) -> None:
     sampler, agent, algo = made(module, settings, env=debug_envs.memory, model_memory=memory)
-    samples = copied(sampler.collect())
+    samples = replace(copied(sampler.collect()), n_env_steps=0)
     samples.valid[...] = False
     metrics = learn(algo, samples)
     assert algo.progress.env_steps == 0

@@ -43,7 +43,7 @@ def test_sequences_start_at_the_states_of_acting_and_reproduce_its_q_values(memo
     time, env = np.divmod(batch.index, 8)
     acted = torch.cat([b.info.q for b in batches])  # type: ignore[attr-defined]  # [48, 8, A]
     # replay begins with the row before the first, for its action
-    rows = torch.from_numpy(time - algo.replay._storage.rows_before) + torch.arange(8)[:, None]
+    rows = torch.from_numpy(time - algo.replay._storages[0].rows_before) + torch.arange(8)[:, None]
     torch.testing.assert_close(values.squeeze(-1), acted[rows, torch.from_numpy(env)], rtol=1e-4, atol=1e-5)
 
 

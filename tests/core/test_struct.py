@@ -211,6 +211,9 @@ def sampled(T: int = 4, B: int = 2) -> Samples:
         info=Inner(prev_reward[:-1]),
         state=(np.full((B, 8), 0.5, np.float32), np.zeros((B, 8), np.float32)),
         final_state=(),
+        n_env_steps=T * B,
+        start=12,
+        stream=3,
     )
 
 

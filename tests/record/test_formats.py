@@ -57,6 +57,6 @@ def test_replay_continues_from_it(compress: bool) -> None:
 
 def test_large_arrays_are_stored_in_chunks() -> None:
     replay = load_snapshot(SNAPSHOT)[0]["replay"]
-    frames = next(part for part in replay["storage"]["observation"] if "frames" in part)["frames"]
+    frames = next(part for part in replay["parts"][0]["storage"]["observation"] if "frames" in part)["frames"]
     assert isinstance(frames, ChunkedArray)
     assert len(frames.counts) > 3

@@ -12,7 +12,7 @@ from rlframe.core.spaces import FrameStack
 from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import BatchSpec
 from rlframe.replay import KINDS, NStep, ReplayBuffer, make_replay
-from rlframe.replay.readers import ReaderConfig
+from rlframe.replay.buffer import ReaderConfig
 from tests.replay.history import SIZE, History
 
 ACTIONS = spaces.Discrete(1000)
@@ -31,6 +31,7 @@ def replay_for(
     T: int = 4,
     L: int = 40,
     config: Any = None,
+    n_streams: int = 1,
     **options: Any,
 ) -> ReplayBuffer[Any]:
     """A buffer of L time steps for a history that is appended T steps at a time; `config`: its kind and fields."""
@@ -39,7 +40,7 @@ def replay_for(
         KINDS[options_of.pop("kind", "memory")](size=L * history.B, **options_of),
         space_of(history),
         ACTIONS,
-        BatchSpec(T, history.B),
+        BatchSpec(T, history.B, n_streams),
         reader or NStep(0.5),
         state=(torch.zeros(history.B, 2),),
         **options,

@@ -30,6 +30,7 @@ class History:
     ends: float = 0.1
     black: bool = True
     seed: int = 0
+    stream: int = 0
     rows: list[list[dict[str, Any]]] = field(default_factory=list)  # by time, by environment
 
     def __post_init__(self) -> None:
@@ -92,6 +93,9 @@ class History:
             info=None,  # type: ignore[arg-type]  # not read by replay
             state=(torch.full((self.B, 2), float(start)) + torch.arange(self.B)[:, None] / 8,),
             final_state=(),
+            n_env_steps=sum(row["valid"] for each in steps for row in each),
+            start=start,
+            stream=self.stream,
         )
 
     def at(self, time: int, env: int) -> dict[str, Any]:

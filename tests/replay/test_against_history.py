@@ -77,7 +77,7 @@ def test_transitions_equal_the_history(
         history = History(3, kind, black=black, seed=seed)
         replay = replay_for(history, NStep(0.5, n), T, 23, config, alpha=alpha, previous=previous)
         rng = np.random.default_rng(seed)
-        offset = replay._storage.rows_before
+        offset = replay._storages[0].rows_before
         for _ in range(60 // T):
             replay.append(history.batch(T))
             if replay.n_choices:
@@ -92,7 +92,7 @@ def test_sequences_equal_the_history(kind: str, config: dict[str, Any], T: int, 
     for seed, alpha in enumerate((0.0, 0.9)):
         history = History(3, kind, seed=seed)
         replay = replay_for(history, FixedSequence(length), T, 31, config, alpha=alpha, previous=True)
-        offset = replay._storage.rows_before
+        offset = replay._storages[0].rows_before
         for _ in range(70 // T):
             replay.append(history.batch(T))
             if replay.n_choices:

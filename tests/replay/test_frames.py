@@ -33,20 +33,24 @@ def stacks_of(counters: list[int], n: int = 3, channels: int = 1) -> torch.Tenso
     return torch.from_numpy(np.stack(rows).astype(np.uint8))[:, None, :, None, None].expand(-1, -1, -1, *SIZE).clone()
 
 
-def samples_of(observation: torch.Tensor, valid: list[bool] | None = None, first: int = 0) -> Samples:
-    """Steps of one environment; `first`: the row at which an episode starts."""
+def samples_of(observation: torch.Tensor, valid: list[bool] | None = None, first: int = 0, start: int = 0) -> Samples:
+    """Steps of one environment; `first`: the row at which an episode starts, as it does after one that is not valid."""
     T = len(observation) - 1
     zeros = torch.zeros(T + 1, 1)
+    acted = torch.tensor(valid or [True] * T)[:, None]
+    starts = torch.cat([zeros[:1] > 0, ~acted]) | (torch.arange(T + 1)[:, None] == first)
     return Samples(
-        inputs=AgentInputs(observation, zeros.long(), zeros, torch.arange(T + 1)[:, None] == first),
+        inputs=AgentInputs(observation, zeros.long(), zeros, starts),
         action=zeros[1:].long(),
         reward=zeros[1:],
         terminated=zeros[1:].bool(),
-        truncated=zeros[1:].bool(),
-        valid=torch.tensor(valid or [True] * T)[:, None],
+        truncated=torch.cat([~acted, zeros[:1] > 0])[1:] & acted,
+        valid=acted,
         info=None,  # type: ignore[arg-type]  # not read by replay
         state=(),
         final_state=(),
+        n_env_steps=int(acted.sum()),
+        start=start,
     )
 
 
@@ -110,7 +114,7 @@ def test_both_paddings_of_gymnasium_are_detected(padding: str) -> None:
     floats = env.reset(seed=0)[0]
     stacks = np.zeros((2, 1, *floats.shape), np.uint8)
     stacks[1, 0] = np.abs(floats * 1e4).astype(np.uint8)
-    assert check_stacks(stacks, np.ones((1, 1), np.bool_)).item() == (padding == "zero")
+    assert check_stacks(stacks, np.ones((1, 1), np.bool_), np.zeros((1, 1), np.bool_)).item() == (padding == "zero")
 
 
 @COMPRESS
@@ -166,9 +170,9 @@ def test_stacks_of_a_game_are_rebuilt(game: str, compress: bool) -> None:
     stepper.reset()
     config = InMemory(size=10 * T * B, compress=compress)
     replay = make_replay(config, envs.observation_space, envs.action_space, BatchSpec(T, B), NStep(0.9, 2))
-    offset = replay._storage.rows_before
+    offset = replay._storages[0].rows_before
     history = []
-    for _ in range(15):
+    for start in range(0, 15 * T, T):
         rows.observation[0], rows.first[0] = rows.observation[-1], rows.first[-1]
         rows.action[0], rows.reward[0] = rows.action[-1], rows.reward[-1]
         for t, action in enumerate(rows.actions()):
@@ -179,7 +183,8 @@ def test_stacks_of_a_game_are_rebuilt(game: str, compress: bool) -> None:
         inputs = AgentInputs(rows.observation, rows.action, rows.reward, rows.first)
         answers: tuple[Any, Any, Any] = (None, (), ())
         ends = (rows.terminated, rows.truncated, rows.valid)
-        replay.append(Samples(inputs, rows.action[1:], rows.reward[1:], *ends, *answers))
+        numbers = {"n_env_steps": int(rows.valid.sum()), "start": start}
+        replay.append(Samples(inputs, rows.action[1:], rows.reward[1:], *ends, *answers, **numbers))
         found = replay.sample(32)
         time, env = np.divmod(found.index, B)
         for i in range(32):

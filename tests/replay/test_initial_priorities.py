@@ -13,7 +13,7 @@ from rlframe.agents.q import QInfo
 from rlframe.core.spaces import ACTION_MASK
 from rlframe.core.types import Samples
 from rlframe.replay import NStep, ReplayBuffer
-from rlframe.replay.initial_priorities import InitialPriorities
+from rlframe.replay.n_step import InitialPriorities
 from rlframe.replay.select import PRIORITY_EPSILON
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
@@ -41,7 +41,7 @@ def error(history: History, time: int, env: int, n: int) -> float:
 
 def priorities(replay: ReplayBuffer[Any], index: np.ndarray) -> np.ndarray:
     leaves: np.ndarray = replay._selector._tree.leaves  # type: ignore[attr-defined]
-    return leaves[index % replay._reader.candidates.n_slots]
+    return leaves[index % replay._readers[0].candidates.n_slots]
 
 
 @pytest.mark.parametrize("T", [1, 4])

@@ -14,8 +14,8 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.spaces import FrameStack
 from rlframe.core.types import BatchSpec
 from rlframe.record import logger_context
-from rlframe.replay import FixedSequence, InMemory, NStep, OnDisk, ReplayConfig, columns, make_replay
-from rlframe.replay.columns import DiskMemory, available_memory
+from rlframe.replay import FixedSequence, InMemory, NStep, OnDisk, ReplayConfig, arrays, make_replay
+from rlframe.replay.arrays import DiskMemory, available_memory
 from rlframe.replay.frames import Frames, WholeRows
 from tests.replay.buffers import replay_for
 from tests.replay.history import History
@@ -30,7 +30,7 @@ def make(config: ReplayConfig, space: Any = VECTOR, reader: Any = NStep(0.99), *
 
 def test_stacks_of_frames_are_stored_as_frames() -> None:
     replay = make(InMemory(size=800), Dict({"screen": ATARI, "image": Box(0, 255, (4, 8, 8), np.uint8), "x": VECTOR}))
-    kinds = {name: type(leaf) for name, leaf in replay._storage.observation.items()}
+    kinds = {name: type(leaf) for name, leaf in replay._storages[0].observation.items()}
     assert kinds == {"screen": Frames, "image": WholeRows, "x": WholeRows}
 
 
@@ -45,7 +45,7 @@ def test_vectors_of_float64_take_four_bytes_a_number() -> None:
 
 def test_a_replay_that_does_not_fit_raises_an_error_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlframe.replay.make.available_memory", lambda: 10**9)
-    monkeypatch.setattr(columns, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(arrays, "available_memory", lambda: 10**9)
     with pytest.raises(ValueError, match=r"algo\.replay\.size=1000000 needs 7\.1\d GB .* 1\.00 GB .*size=14\d{4} or"):
         make(InMemory(), ATARI)
     with pytest.raises(ValueError, match=r"needs 1\.8\d GB .* of main memory"):
@@ -94,7 +94,7 @@ def test_memory_on_disk_is_an_unnamed_file_in_the_run_directory(tmp_path: Path) 
     with logger_context(tmp_path, console=False) as run:
         before = set(run.directory.iterdir())
         replay = make(OnDisk(size=800), ATARI)
-        assert replay._storage.memory.folder == run.directory
+        assert replay._storages[0].memory.folder == run.directory
         assert set(run.directory.iterdir()) == before
     history = History(2)
     replay = replay_for(history, config={"kind": "disk"})  # without a run
@@ -114,11 +114,11 @@ def test_memory_limits_of_control_groups_apply(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(columns, "_control_groups", lambda: [tmp_path])
+    monkeypatch.setattr(arrays, "_control_groups", lambda: [tmp_path])
     assert available_memory() == left
 
 
 def test_without_a_limit_all_memory_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(columns, "_control_groups", lambda: [tmp_path, tmp_path / "missing"])
+    monkeypatch.setattr(arrays, "_control_groups", lambda: [tmp_path, tmp_path / "missing"])
     assert available_memory() > 10**6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ def test_episodes_that_end_between_batches_are_truncated(what: str) -> None:
         history = History(2, ends=0.0, seed=1)
     batch = history.batch(4)
     if what == "worker":
-        batch.valid[0, 0] = False  # it died, and the row after begins an episode
+        batch = replace(batch, n_env_steps=7)
+        batch.valid[0, 0], batch.inputs.first[1, 0] = False, True  # it died, and the row after begins an episode
     replay.append(batch)
     found = replay.sample(50)
     ended = found.truncated[:, torch.from_numpy(found.index < 2)]
@@ -160,7 +162,7 @@ def test_an_interval_of_a_batch_is_the_default_and_a_longer_one_stores_fewer_sta
     n_bytes = {}
     for interval in (0, 4, 8, 12):
         replay, _ = spaced(interval, 16)
-        n_bytes[interval] = sum(column._slots.nbytes for column in replay._reader._state)  # type: ignore[attr-defined]
+        n_bytes[interval] = sum(column._slots.nbytes for column in replay._readers[0]._state)  # type: ignore[attr-defined]
         if interval <= 4:
             assert starts(replay) == {28, 32, 36, 40, 44, 48, 52, 56}
     assert n_bytes == {0: 12 * 16, 4: 12 * 16, 8: 7 * 16, 12: 5 * 16}  # of two environments, two floats each

@@ -97,7 +97,7 @@ def test_only_written_rows_are_saved() -> None:
     history = History(2)
     replay = replay_for(history, L=4_000)
     replay.append(history.batch(4))
-    assert max(x.nbytes for x in leaves(replay.state_dict()["storage"]["observation"][0])) == 5 * 2 * 12
+    assert max(x.nbytes for x in leaves(replay.state_dict()["parts"][0]["storage"]["observation"][0])) == 5 * 2 * 12
 
 
 def chunks(snapshot: Path) -> dict[str, int]:
@@ -160,7 +160,7 @@ def test_chunks_without_writes_are_not_read_again(tmp_path: Path, monkeypatch: p
         replay.append(history.batch(4))
     save_snapshot(tmp_path, replay.state_dict(), {"env_steps": 1})
     replay.append(history.batch(4))
-    column = replay.state_dict()["storage"]["observation"][0]["rows"]
+    column = replay.state_dict()["parts"][0]["storage"]["observation"][0]["rows"]
     known = [bool(digest) for digest in column.digests[: len(column.counts)]]
     assert known.count(False) <= 3
     assert len(known) > 100

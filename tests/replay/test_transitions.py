@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ def batch(
     T = torch.arange(start, start + n + 1)
     ends = torch.isin(T, torch.tensor((*terminated, *truncated)))[:-1, None]
     valid = torch.cat([torch.ones(1, 1, dtype=torch.bool), ~ends[:-1]])
+    starts = (T[:, None] == 0) | torch.cat([torch.zeros(1, 1, dtype=torch.bool), ~valid])
     return Samples(
-        inputs=AgentInputs(T[:, None, None].float(), T[:, None] - 1, 2.0 ** (T[:, None] - 1), T[:, None] == 0),
+        inputs=AgentInputs(T[:, None, None].float(), T[:, None] - 1, 2.0 ** (T[:, None] - 1), starts),
         action=T[:-1, None],
         reward=2.0 ** T[:-1, None],
         terminated=torch.isin(T, torch.tensor((*terminated, *life)))[:-1, None],
@@ -39,6 +41,8 @@ def batch(
         info=None,  # type: ignore[arg-type]  # not read by replay
         state=(),
         final_state=(),
+        n_env_steps=int(valid.sum()),
+        start=start,
     )
 
 
@@ -108,8 +112,8 @@ def test_an_episode_end_on_the_last_row_needs_no_row_of_the_next_batch() -> None
 def test_a_worker_that_dies_between_batches_truncates_its_episode() -> None:
     buffer = replay(2)
     buffer.append(batch(6))
-    after = batch(6, start=6)
-    after.valid[0] = False  # row 6 ends an episode that nothing ended
+    after = replace(batch(6, start=6), n_env_steps=5)
+    after.valid[0], after.inputs.first[1] = False, True  # row 6 ends an episode that nothing ended
     buffer.append(after)
     found = drawn(buffer)
     assert found[5] == (32.0, 0.5, 6.0)

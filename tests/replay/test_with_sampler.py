@@ -26,7 +26,7 @@ def test_batches_of_a_sampler_are_stored_without_gaps(memory: str) -> None:
         replay.append(samples)
         n_valid += int(samples.valid.sum())
     assert replay.n_rows == n_valid
-    assert replay._storage.ring.t == 6 * 8 + 1  # no gap, only one row before the first
+    assert replay._storages[0].ring.t == 6 * 8 + 1  # no gap, only one row before the first
     drawn = replay.sample(50)
     assert torch.isfinite(drawn.weight).all()
     sampler.close()

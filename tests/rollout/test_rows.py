@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rlframe.core.spaces import action_decoder
 from rlframe.core.struct import leaves, map_tree
-from rlframe.core.types import Samples
+from rlframe.core.types import BatchSpec, Samples
 from rlframe.envs import debug_envs
 from tests.samplers.made import assert_equal, copied, sampler_for
 
@@ -92,7 +92,7 @@ def test_every_batch_uses_the_same_memory() -> None:
 def test_shapes_and_types_of_a_batch() -> None:
     sampler, _ = sampler_for(debug_envs.identity, T=5, B=3, action="dict")
     samples = sampler.collect()
-    assert sampler.batch_spec == (5, 3)
+    assert sampler.batch_spec == BatchSpec(5, 3)
     assert samples.action["which"].shape == (5, 3)
     assert samples.action["level"].shape == (5, 3, 1)
     assert samples.action["level"].dtype == torch.float32

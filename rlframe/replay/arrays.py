@@ -1,4 +1,4 @@
-"""The memory of replay: a ring of L time steps of B environments, stored in columns in RAM, on disk or on a device."""
+"""The memory of replay: arrays that are rings of L time steps of B environments, in RAM, on disk or on a device."""
 
 import mmap
 import os
@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import psutil
 import torch
 from torch import Tensor
 
+from rlframe.core.struct import as_numpy
+from rlframe.core.types import Array
 from rlframe.kernels.device import to_device
 from rlframe.record.codec import ChunkedArray, ChunkHashes, iter_chunks
 
@@ -48,57 +50,24 @@ def spans(time: int, n: int, L: int) -> list[tuple[slice, slice]]:
     return [first] if fits == n else [first, (slice(0, n - fits), slice(fits, n))]
 
 
-def write_rows(grid: np.ndarray, time: int, values: Any) -> None:
+def write_rows(grid: Array, time: int, values: Any) -> None:
     """Write values [n, ...] into a ring of len(grid) time steps, starting at `time`."""
     for places, part in spans(time, len(values), len(grid)):
         grid[places] = values[part]
 
 
-def read_rows(grid: np.ndarray, time: int, n: int) -> np.ndarray:
+def read_rows(grid: Array, time: int, n: int) -> Array:
     """n time steps [n, ...] starting at `time`; a view unless they wrap around the end of the ring."""
     parts = [grid[places] for places, _ in spans(time, n, len(grid))]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else concatenate(*parts)
 
 
-class Candidates:
-    """What a selector may draw: the eligible numbers of the window lo..hi-1, which only moves forward."""
-
-    def __init__(self, n_slots: int) -> None:
-        self.n_slots = n_slots
-        self.lo = self.hi = 0
-        self.eligible = np.zeros(n_slots, np.bool_)  # by number % n_slots; False outside of the window
-        self.n = 0  # eligible numbers
-        self.newest = np.zeros(0, np.int64)  # numbers that became eligible with the last `advance`
-
-    def advance(self, lo: int, hi: int, eligible: np.ndarray) -> np.ndarray:
-        """Move the window to lo..hi-1, with `eligible` of the new numbers [n] bool; returns the slots that left it."""
-        first, last = self.lo, min(lo, self.hi)
-        for places, _ in spans(first, max(0, last - first), self.n_slots):
-            self.n -= int(np.count_nonzero(self.eligible[places]))
-            self.eligible[places] = False
-        new = max(lo, self.hi)
-        write_rows(self.eligible, new, eligible)
-        self.newest = np.flatnonzero(eligible) + new
-        self.n += len(self.newest)
-        self.lo, self.hi = lo, hi
-        return np.arange(first, last) % self.n_slots
-
-    def contains(self, numbers: np.ndarray) -> np.ndarray:
-        """Which of `numbers` [n] may be drawn: [n] bool."""
-        return (numbers >= self.lo) & (numbers < self.hi) & self.eligible[numbers % self.n_slots]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The window; arrays are views."""
-        return {"lo": self.lo, "hi": self.hi, "eligible": self.eligible, "newest": self.newest}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state of the same size."""
-        self.lo, self.hi, self.newest = state["lo"], state["hi"], np.array(state["newest"])
-        self.eligible[...] = state["eligible"]
-        self.n = int(np.count_nonzero(self.eligible))
+def concatenate(*arrays: Array, axis: int = 0) -> Array:
+    """One array or tensor of several."""
+    return torch.cat(arrays, axis) if isinstance(arrays[0], Tensor) else np.concatenate(arrays, axis)
 
 
-class Column(ABC):
+class RowArray(ABC):
     """A ring of L time steps of B rows of one shape. The slot is time % L * B + b, or by_env: b * L + time % L.
 
     With by_env, consecutive rows are neighbours in memory, and stacks of 84x84 frames are gathered 20 % faster.
@@ -113,12 +82,12 @@ class Column(ABC):
         self._digests = ChunkHashes(L, self._grid[:1].nbytes)
 
     @abstractmethod
-    def write(self, time: int, values: np.ndarray) -> None:
-        """Write [n, B, ...] starting at `time`."""
+    def write(self, time: int, values: Array) -> None:
+        """Write [n, B, ...], an array or a tensor of any device, starting at `time`."""
 
     @abstractmethod
-    def take(self, at: Any) -> Tensor:
-        """A copy [*slots, ...] of the slots `at`, as returned by `Memory.locate`, on the learner's device."""
+    def take(self, at: Array) -> Tensor:
+        """A copy [*slots, ...] of the slots `at`, an array of the memory's own, on the learner's device."""
 
     @abstractmethod
     def _read(self, rows: slice) -> np.ndarray:
@@ -136,86 +105,101 @@ class Column(ABC):
         self._digests.load(saved)
 
 
-class ColumnMemory(ABC):
-    """Allocates columns, and moves what is read from them to the learner's device."""
+class StorageMemory(ABC):
+    """Allocates arrays, and moves what is read from them to the learner's device.
+
+    Small ones (rewards, flags, returns) are plain arrays of its own kind: NumPy, or tensors on a device.
+    """
+
+    xp: Any = np  # the module with the functions of its own arrays
+    on_device = False  # its own arrays are tensors, whose values nobody looks at
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @abstractmethod
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
-        """A column of zeros, with `extra` slots after the ring."""
+    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
+        """A ring of zeros, with `extra` slots after it."""
 
     @abstractmethod
     def available(self) -> int:
-        """Bytes available for columns."""
+        """Bytes available for arrays."""
 
-    def locate(self, slots: np.ndarray) -> Any:
-        """Slots in the form `Column.take` needs, computed once for several columns."""
-        return slots
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Array:
+        """A small array of its own."""
+        return np.zeros(shape, dtype)
+
+    def own(self, x: Array) -> Array:
+        """An array or a tensor of any device as one of its own; a view if it is one."""
+        return as_numpy(x)
+
+    def take(self, array: Array, at: Array) -> Tensor:
+        """The values [*at] of a small array of its own at the slots `at`, on the learner's device."""
+        return self.send(array.reshape(-1).take(at))
 
     def send(self, array: np.ndarray) -> Tensor:
         """A new array as a tensor on the learner's device, copied asynchronously."""
         return to_device(torch.from_numpy(array), self.device)
 
 
-class ArrayColumn(Column):
+class HostArray(RowArray):
     """A NumPy array, in RAM or memory-mapped.
 
     256 rows of 17 float32 out of a million take 7 us with np.take and 16 us with torch.index_select; 160 frames of
     84x84 take 86 us and 105 us.
     """
 
-    def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: ColumnMemory) -> None:
+    def __init__(self, slots: np.ndarray, L: int, B: int, by_env: bool, memory: StorageMemory) -> None:
         super().__init__(slots, L, B, by_env)
         self._memory = memory
 
-    def write(self, time: int, values: np.ndarray) -> None:
+    def write(self, time: int, values: Array) -> None:
+        values = as_numpy(values)
         for places, part in spans(time, len(values), len(self._grid)):
             self._grid[places] = values[part]
             self._digests.invalidate(places)
 
-    def take(self, at: Any) -> Tensor:
+    def take(self, at: Array) -> Tensor:
         return self._memory.send(self._slots.take(at, axis=0))
 
     def _read(self, rows: slice) -> np.ndarray:
         return np.ascontiguousarray(self._grid[rows])
 
 
-class TensorColumn(Column):
+class DeviceArray(RowArray):
     """A tensor on the learner's device, so that only the indices of sampled rows are copied to it."""
 
-    def write(self, time: int, values: np.ndarray) -> None:
-        tensor = torch.from_numpy(values)
+    def write(self, time: int, values: Array) -> None:
+        tensor = torch.as_tensor(values)
         for places, part in spans(time, len(values), len(self._grid)):
             self._grid[places].copy_(to_device(tensor[part], self._grid.device))
             self._digests.invalidate(places)
 
-    def take(self, at: Any) -> Tensor:
+    def take(self, at: Array) -> Tensor:
         return self._slots.index_select(0, at.reshape(-1)).view(*at.shape, *self._slots.shape[1:])
 
     def _read(self, rows: slice) -> np.ndarray:
         return self._grid[rows].contiguous().cpu().numpy()
 
 
-class HostMemory(ColumnMemory):
+class HostMemory(StorageMemory):
     """RAM; the operating system allocates it as it is written."""
 
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
-        return ArrayColumn(np.zeros((L * B + extra, *shape), dtype), L, B, by_env, self)
+    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
+        return HostArray(np.zeros((L * B + extra, *shape), dtype), L, B, by_env, self)
 
     def available(self) -> int:
         return available_memory()
 
 
-class DiskMemory(ColumnMemory):
+class DiskMemory(StorageMemory):
     """Unnamed files in `folder`, which disappear with the process however it ends."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
         super().__init__(device)
         self.folder = folder
 
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
+    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
         dtype, shape = np.dtype(dtype), (L * B + extra, *shape)
         n_bytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         with tempfile.TemporaryFile(dir=self.folder) as file:
@@ -224,21 +208,30 @@ class DiskMemory(ColumnMemory):
             else:
                 file.truncate(n_bytes)
             mapped = mmap.mmap(file.fileno(), n_bytes)
-        return ArrayColumn(np.frombuffer(mapped, dtype, count=int(np.prod(shape))).reshape(shape), L, B, by_env, self)
+        return HostArray(np.frombuffer(mapped, dtype, count=int(np.prod(shape))).reshape(shape), L, B, by_env, self)
 
     def available(self) -> int:
         return shutil.disk_usage(self.folder).free
 
 
-class DeviceMemory(ColumnMemory):
-    """The learner's device, usually a GPU; the CPU in tests."""
+class DeviceMemory(StorageMemory):
+    """The learner's device, usually a GPU; the CPU in tests. Batches of its tensors are never copied to the host."""
 
-    def column(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> Column:
+    xp: Any = torch
+    on_device = True
+
+    def array(self, L: int, B: int, shape: Sequence[int], dtype: Any, by_env: bool = False, extra: int = 0) -> RowArray:
+        return DeviceArray(self.zeros((L * B + extra, *shape), dtype), L, B, by_env)
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Array:
         like = torch.from_numpy(np.zeros(0, dtype))
-        return TensorColumn(torch.zeros((L * B + extra, *shape), dtype=like.dtype, device=self.device), L, B, by_env)
+        return torch.zeros(tuple(shape), dtype=like.dtype, device=self.device)
 
-    def locate(self, slots: np.ndarray) -> Any:
-        return self.send(slots)
+    def own(self, x: Array) -> Array:
+        return to_device(torch.as_tensor(x), self.device)
+
+    def take(self, array: Array, at: Array) -> Tensor:
+        return array.view(-1).index_select(0, at.reshape(-1)).view(at.shape)
 
     def available(self) -> int:
         if self.device.type != "cuda":

@@ -1,0 +1,1 @@
+"""Tests of the seams between packages: what every part must keep to."""
