@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,20 +19,22 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
+from rlframe.distributions import TanhGaussian
 from rlframe.distributions.categorical import gumbel
-from rlframe.exploration import ActionNoise, Evaluated, ExploreConfig, NetworkNoise, check_features, config_of
+from rlframe.exploration import ActionNoise, ExploreConfig, NetworkNoise, check_features, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
 from rlframe.models.masks import FORBIDDEN
-from rlframe.ops.fused import squashed_samples
 
 LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
 
 
 @dataclass(frozen=True, eq=False)
 class ActorInfo(Struct):
-    """Empty: training from replay evaluates actions again."""
+    """Results of acting; training from replay evaluates actions again."""
+
+    log_prob: Tree  # [B] of behaviour, NaN where noise was added to a sample; () of a deterministic policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,10 @@ class ActorPolicy(ABC):
         """
 
     @abstractmethod
+    def log_prob(self, params: Any, action: Any, random: Any, xp: Any) -> Any:
+        """Log-probability [n] of what `sample` gave, uniform where `random` [n, 1] is 1; () if deterministic."""
+
+    @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
         """Greedy actions [n, *act]: those of zero noise."""
 
@@ -81,6 +88,9 @@ class Deterministic(ActorPolicy):
         action = xp.tanh(params)
         return action if isinstance(noise, tuple) else (action + noise).clip(-1, 1)
 
+    def log_prob(self, params: Any, action: Any, random: Any, xp: Any) -> Any:
+        return ()
+
     def mode(self, params: Tensor) -> Tensor:
         return self.action(params)
 
@@ -94,26 +104,21 @@ class SquashedGaussian(ActorPolicy):
 
     def __init__(self, action_space: Space) -> None:
         self.shape = bounded_box(action_space).shape
-        self.size = int(np.prod(self.shape))
-        self.param_size = 2 * self.size
+        self.distribution = TanhGaussian(self.shape, LOG_STD)
+        self.size, self.param_size = self.distribution.size, self.distribution.param_size
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
-        return rng.standard_normal((*lead, self.size), np.float32)
+        return self.distribution.noise(rng, lead)
 
     def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
-        mean, log_std = params[:, : self.size], params[:, self.size :].clip(*LOG_STD)
-        return xp.tanh(mean + xp.exp(log_std) * noise)
+        return self.distribution.sample_flat(params, noise, xp)
+
+    def log_prob(self, params: Any, action: Any, random: Any, xp: Any) -> Any:
+        sampled, uniform = self.distribution.log_prob_flat(params, action, xp), -self.size * math.log(2)
+        return xp.where(random[:, 0] != 0, xp.full_like(sampled, uniform), sampled)
 
     def mode(self, params: Tensor) -> Tensor:
-        return params[:, : self.size].tanh().reshape(-1, *self.shape)
-
-    def sample_with_next(self, params: Tensor, next_params: Tensor, noise: Tensor) -> Any:
-        """Actions [n, *act] and log-probabilities [n] of a batch [n, P]; and those of its next rows, without gradient.
-
-        `noise` [2 n, d] is standard normal.
-        """
-        action, log_prob, next_action, next_log_prob = squashed_samples(params, next_params, noise, *LOG_STD)
-        return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
+        return self.distribution.mode(params)
 
 
 class Choice(ActorPolicy):
@@ -129,10 +134,16 @@ class Choice(ActorPolicy):
         return gumbel(rng, (*lead, self.param_size))
 
     def sample(self, params: Any, noise: Tree, random: Any, xp: Any) -> Any:
+        return (self._logits(params, random, xp) + noise).argmax(-1)
+
+    def log_prob(self, params: Any, action: Any, random: Any, xp: Any) -> Any:
+        logits = self._logits(params, random, xp)
+        size = xp.exp(logits - xp.amax(logits, -1)[:, None]).sum(-1)
+        return logits[xp.arange(len(action)), action] - xp.amax(logits, -1) - xp.log(size)
+
+    def _logits(self, params: Any, random: Any, xp: Any) -> Any:
         logits = params * (1 - random)
-        if self.masked:  # random actions are allowed ones too
-            logits = xp.where(params <= FORBIDDEN, params, logits)
-        return (logits + noise).argmax(-1)
+        return xp.where(params <= FORBIDDEN, params, logits) if self.masked else logits  # random ones are allowed too
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
@@ -179,6 +190,8 @@ class ActorAgent(Agent):
         self.observation_space, self.action_space = observation_space, action_space
         self.register_buffer("random", torch.zeros(()))
         self._samples_if_random = not (policy.size or exploration.samples)  # a choice that is greedy otherwise
+        sampled = exploration.samples and not exploration.changes
+        self._log_prob_known = sampled or isinstance(exploration, NetworkNoise)
 
     def set_random(self, random: bool) -> None:
         """Whether actions are uniformly random from now on."""
@@ -187,53 +200,45 @@ class ActorAgent(Agent):
     @torch.inference_mode()
     def step(self, inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
         if isinstance(self.exploration, NetworkNoise):
-            found = self.exploration.evaluate(self.model, inputs, noise.explore, state)
-            return self._sampled(found, noise, self.random, torch)
-        params, random = self.model(inputs.observation), noise.active * self.random
-        exploration = self.exploration
-        drawn = noise.policy * random if self._samples_if_random else noise.policy
-        action = self.policy.sample(params, drawn, random, torch)
-        if self.policy.size:
-            if exploration.changes:
-                level = exploration.level
-                action, state = exploration.perturb(action, inputs, noise.explore, state, level, torch)
-            action = (action * (1 - random) + noise.uniform * random).reshape(-1, *self.policy.shape)
-        return AgentStep(action=action, info=ActorInfo(), state=state)
+            params, drawn, state = self.exploration.evaluate(self.model, inputs, noise.explore, state)
+            return self._act(params, drawn, inputs, noise, state, self.random, torch)
+        params = self.model(inputs.observation)
+        return self._act(params, noise.policy, inputs, noise, state, self.random, torch)
 
     def numpy_step(self, n: int) -> NumpyStep | None:
+        random = as_numpy(self.random)
         if isinstance(self.exploration, NetworkNoise):
-            return self._numpy_step_of(self.exploration, n)
-        forward, policy, exploration = self.model.numpy_forward(n), self.policy, self.exploration
-        if forward is None:
-            return None
-        all_random, level, info = as_numpy(self.random), as_numpy(exploration.level), ActorInfo()
-        perturbs, shape, is_box = exploration.changes, (n, *policy.shape), bool(policy.size)
-        samples_if_random = self._samples_if_random
+            evaluate = self.exploration.numpy_evaluate(self.model, n)
+
+            def step_of_noise(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
+                params, drawn, state = evaluate(inputs, noise.explore, state)  # type: ignore[misc]
+                return self._act(params, drawn, inputs, noise, state, random, np)
+
+            return step_of_noise if evaluate else None
+        forward = self.model.numpy_forward(n)
 
         def step(inputs: AgentInputs, state: Tree, noise: Tree) -> AgentStep:
-            random = noise.active * all_random if all_random else 0.0
-            drawn = noise.policy * random if samples_if_random else noise.policy
-            action = policy.sample(forward(inputs.observation), drawn, random, np)
-            if perturbs:
-                action, state = exploration.perturb(action, inputs, noise.explore, state, level, np)
-            if is_box and all_random:
-                action = action * (1 - random) + noise.uniform * random
-            return AgentStep(action=action.reshape(shape), info=info, state=state)
+            params = forward(inputs.observation)  # type: ignore[misc]
+            return self._act(params, noise.policy, inputs, noise, state, random, np)
 
-        return step
+        return step if forward else None
 
-    def _numpy_step_of(self, exploration: NetworkNoise, n: int) -> NumpyStep | None:
-        evaluate, random = exploration.numpy_evaluate(self.model, n), as_numpy(self.random)
-        if evaluate is None:
-            return None
-        return lambda inputs, state, noise: self._sampled(evaluate(inputs, noise.explore, state), noise, random, np)
-
-    def _sampled(self, evaluated: Evaluated, noise: ActorNoise, all_random: Any, xp: Any) -> AgentStep:
-        """A step whose policy is evaluated by the exploration."""
-        params, drawn, state = evaluated
-        random = noise.active * all_random
-        action = self.policy.sample(params, drawn, random, xp) * (1 - random) + noise.uniform * random
-        return AgentStep(action=action.reshape(-1, *self.policy.shape), info=ActorInfo(), state=state)
+    def _act(
+        self, params: Any, drawn: Tree, inputs: AgentInputs, noise: ActorNoise, state: Tree, all_random: Any, xp: Any
+    ) -> AgentStep:
+        """A step with these parameters [n, P] and the policy's noise, of arrays of `xp`, torch or numpy."""
+        policy, exploration, random = self.policy, self.exploration, noise.active * all_random
+        drawn = drawn * random if self._samples_if_random else drawn
+        action = policy.sample(params, drawn, random, xp)
+        if exploration.changes:
+            level = as_numpy(exploration.level) if xp is np else exploration.level
+            action, state = exploration.perturb(action, inputs, noise.explore, state, level, xp)
+        if policy.size:
+            action = action * (1 - random) + noise.uniform * random
+        log_prob = policy.log_prob(params, action, random, xp)
+        if not self._log_prob_known:
+            log_prob = map_tree(lambda x: x * math.nan, log_prob)
+        return AgentStep(action.reshape(-1, *policy.shape), ActorInfo(log_prob), state)
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         policy, exploration = self.policy, self.exploration

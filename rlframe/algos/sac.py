@@ -144,7 +144,7 @@ class Continuous(SoftValue):
 
     def draw(self, params: Tensor, next_params: Tensor) -> Pair:
         noise = torch.randn((2 * len(params), self.policy.size), generator=self.generator, device=params.device)
-        return self.policy.sample_with_next(params, next_params, noise)
+        return self.policy.distribution.sample_with_next(params, next_params, noise)
 
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Pair:
         next_action, next_log_prob = next_drawn

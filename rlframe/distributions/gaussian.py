@@ -1,14 +1,15 @@
 """Distributions over Box actions: diagonal Gaussian, unbounded or squashed by tanh."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlframe.core.struct import Tree
 from rlframe.distributions.base import Distribution
+from rlframe.ops.fused import squashed_samples
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _MAX_ACTION = 1 - 1e-6  # larger |action| have no float32 pre-image under tanh
@@ -55,24 +56,54 @@ class DiagonalGaussian(Distribution):
 class TanhGaussian(Distribution):
     """tanh of a diagonal Gaussian, in (-1, 1), for bounded Box actions (Haarnoja et al. 2018, appendix C)."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], log_std: tuple[float, float] = (-math.inf, math.inf)) -> None:
+        """`log_std`: range that the log standard deviation is clamped to."""
+        self.shape, self.log_std = shape, log_std
         self.gaussian = DiagonalGaussian((int(np.prod(shape)),))  # before squashing, flat
-        self.param_size = self.gaussian.param_size
+        self.size, self.param_size = self.gaussian.size, self.gaussian.param_size
 
     def noise(self, rng: np.random.Generator, lead: tuple[int, ...]) -> Tree:
         return self.gaussian.noise(rng, lead)
 
     def sample(self, params: Tensor, noise: Tree) -> Tensor:
-        return shaped(self.gaussian.sample(params, noise).tanh(), self.shape)
+        return shaped(self.sample_flat(params, noise, torch), self.shape)
+
+    def sample_flat(self, params: Any, noise: Any, xp: Any) -> Any:
+        """Actions [..., d] of arrays of `xp`, torch or numpy."""
+        mean, log_std = self._split(params)
+        return xp.tanh(mean + xp.exp(log_std) * noise)
+
+    def sample_with_next(self, params: Tensor, next_params: Tensor, noise: Tensor) -> Any:
+        """Actions [n, *act] and log-probabilities [n] of a batch [n, P]; and those of its next rows, without gradient.
+
+        Computed from the noise [2 n, d], standard normal, and so exact also where tanh saturates.
+        """
+        action, log_prob, next_action, next_log_prob = squashed_samples(params, next_params, noise, *self.log_std)
+        return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """Actions [..., *act] of zero noise."""
+        return shaped(params[..., : self.size].tanh(), self.shape)
 
     def log_prob(self, params: Tensor, action: Tree) -> Tensor:
-        raw = torch.atanh(flat(action, self.shape).clamp(-_MAX_ACTION, _MAX_ACTION))
-        return self.gaussian.log_prob(params, raw) - _log_det_tanh(raw)
+        found: Tensor = self.log_prob_flat(params, flat(action, self.shape), torch)
+        return found
+
+    def log_prob_flat(self, params: Any, action: Any, xp: Any) -> Any:
+        """The same of actions [..., d] of arrays of `xp`, torch or numpy."""
+        mean, log_std = self._split(params)
+        raw = xp.arctanh(action.clip(-_MAX_ACTION, _MAX_ACTION))
+        scaled = (raw - mean) * xp.exp(-log_std)
+        return (-0.5 * scaled * scaled - log_std - _HALF_LOG_TWO_PI - _log_slope(raw, xp)).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         # an estimate, with the log-determinant at the mean
-        return self.gaussian.entropy(params) + _log_det_tanh(params.chunk(2, -1)[0])
+        mean, log_std = self._split(params)
+        return (log_std + 0.5 + _HALF_LOG_TWO_PI + _log_slope(mean, torch)).sum(-1)
+
+    def _split(self, params: Any) -> tuple[Any, Any]:
+        """Mean and log standard deviation [..., d]."""
+        return params[..., : self.size], params[..., self.size :].clip(*self.log_std)
 
 
 def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -85,6 +116,7 @@ def flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
     return action if len(shape) == 1 else action.flatten(-len(shape)) if shape else action.unsqueeze(-1)
 
 
-def _log_det_tanh(raw: Tensor) -> Tensor:
-    """Sum of log(d tanh(x)/dx) = log(1 - tanh(x)²) = 2 (log 2 - x - softplus(-2x)), without cancellation at large x."""
-    return (2 * (math.log(2) - raw - F.softplus(-2 * raw))).sum(-1)
+def _log_slope(raw: Any, xp: Any) -> Any:
+    """log(1 - tanh(x)²) = 2 (log 2 - |x| - log(1 + exp(-2|x|))), without cancellation at large x."""
+    size = abs(raw)
+    return 2 * (math.log(2) - size - xp.log1p(xp.exp(-2 * size)))

@@ -1,5 +1,6 @@
 """ActorAgent: greedy without noise, random in the warm-up, the same in NumPy; and what it refuses."""
 
+import math
 import pickle
 from typing import Any
 
@@ -107,11 +108,45 @@ def test_a_gaussian_policy_acts_with_its_own_standard_deviation() -> None:
     assert action.atanh().std().item() == pytest.approx(np.exp(-2), rel=0.05)
 
 
+def behaviour(agent: ActorAgent, n: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Observations, actions and their log-probabilities."""
+    inputs = inputs_for(agent.observation_space, agent.action_space, n)
+    noise = map_tree(torch.from_numpy, agent.noise(np.random.default_rng(seed), (n,)))
+    step = agent.step(inputs.torch(), agent.initial_state(range(n)), noise)
+    return inputs.torch().observation, step.action, step.info.log_prob
+
+
+def test_the_log_probability_of_behaviour_is_that_of_the_policy_or_of_random_actions() -> None:
+    agent = agent_for(SquashedGaussian, BOX)
+    observation, action, log_prob = behaviour(agent, 8)
+    policy = agent.policy
+    assert isinstance(policy, SquashedGaussian)
+    torch.testing.assert_close(log_prob, policy.distribution.log_prob(agent.model(observation).detach(), action))
+    agent.set_random(True)
+    assert behaviour(agent, 8)[2].tolist() == pytest.approx([-BOX.shape[0] * math.log(2)] * 8)
+
+
+def test_the_log_probability_of_a_choice_is_that_of_its_logits_or_of_uniform_ones() -> None:
+    agent = agent_for(Choice, DISCRETE)
+    observation, action, log_prob = behaviour(agent, 8)
+    logits = agent.model(observation).detach()
+    expected = logits.log_softmax(-1).gather(-1, action.clone().unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(log_prob, expected)
+    agent.set_random(True)
+    assert behaviour(agent, 8)[2].tolist() == pytest.approx([-math.log(DISCRETE.n)] * 8)
+
+
+def test_behaviour_has_no_log_probability_where_noise_is_added_or_the_policy_is_deterministic() -> None:
+    assert behaviour(agent_for(Deterministic, BOX), 4)[2] == ()
+    agent = make_actor_agent(MIXED, BOX, SquashedGaussian(BOX), ModelConfig(hidden=(8,)), "gaussian")
+    assert behaviour(agent, 4)[2].isnan().all()
+
+
 @pytest.mark.parametrize(("log_std", "used"), [(-50.0, -20.0), (50.0, 2.0)])
 def test_log_std_stays_within_its_range(log_std: float, used: float) -> None:
     policy = SquashedGaussian(NUMBER)
     noise, params = torch.ones(2, 1), torch.tensor([[0.1, log_std]], requires_grad=True)
-    (action, log_prob), (expected, expected_log_prob) = policy.sample_with_next(
+    (action, log_prob), (expected, expected_log_prob) = policy.distribution.sample_with_next(
         params, torch.tensor([[0.1, used]]), noise
     )
     assert torch.equal(action, expected)
