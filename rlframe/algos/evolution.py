@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import chz
@@ -11,7 +12,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from rlframe.agents import ActorAgent, Choice, Deterministic, make_actor_agent
+from rlframe.agents import ActorAgent, Agent, Choice, Deterministic, make_actor_agent
 from rlframe.algos.base import Algorithm, Progress, UpdateMetrics
 from rlframe.algos.defaults import default_model
 from rlframe.algos.optimizer_step import make_optimizer_step
@@ -20,11 +21,11 @@ from rlframe.core.config import count
 from rlframe.core.errors import ConfigError, ReadableError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
-from rlframe.core.struct import as_numpy
-from rlframe.core.types import Samples
+from rlframe.core.struct import Struct, Tree, as_numpy
+from rlframe.core.types import Array, Samples
 from rlframe.models import ModelConfig
+from rlframe.models.normalize import RunningNorm
 from rlframe.ops.evolution import merged_moments, weighted_sum
-from rlframe.rollout.population import EvaluationInfo, Population, norms_of, population_of
 
 
 @chz.chz
@@ -61,6 +62,44 @@ class EvolutionConfig:
             raise ConfigError(f"evolution strategies need one Discrete action or bounded Box, not {action_space}")
         policy = Choice(action_space) if discrete else Deterministic(action_space)
         return make_actor_agent(observation_space, action_space, policy, model, "none", seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Population(Struct):
+    """A generation: the policies θ + σ ε and θ - σ ε of every seed, so that a worker needs θ and a few numbers.
+
+    Column 2 d of the batch is seed d's first policy, column 2 d + 1 its mirror image. Both play the same episode.
+    """
+
+    policy: Array  # [n] float32: θ, all parameters in the order of `agent.parameters()`
+    buffers: Tree  # of the agent by name, as running statistics of observations
+    seeds: Array  # [D] int64, of ε
+    noise_std: Array  # [1] float32: σ
+    generation: Array  # [1] int64, from 0
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationInfo(Struct):
+    """`Samples.info` of a population's batch."""
+
+    length: Array  # [1, P] int64, env_steps of each episode
+    moments: Tree  # of its observations, tuple of [1, P, 3, *shape]
+
+
+def flat_parameters(agent: Agent) -> Tensor:
+    """All parameters [n] in one copy."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in agent.parameters()])
+
+
+def norms_of(agent: Agent) -> list[RunningNorm]:
+    """Its running statistics, each of one vector of the observation."""
+    return [module for module in agent.modules() if isinstance(module, RunningNorm)]
+
+
+def population_of(agent: Agent, seeds: np.ndarray, noise_std: float, generation: int) -> Population:
+    buffers = {name: buffer.detach() for name, buffer in agent.named_buffers()}
+    numbers = np.array([noise_std], np.float32), np.array([generation], np.int64)
+    return Population(flat_parameters(agent), buffers, np.asarray(seeds, np.int64), *numbers)
 
 
 class ReturnsTooLarge(ReadableError):

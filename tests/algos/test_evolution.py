@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.algos import ars, es
-from rlframe.algos.evolution import Evolution, ReturnsTooLarge
+from rlframe.algos.evolution import EvaluationInfo, Evolution, ReturnsTooLarge, flat_parameters
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import as_numpy
 from rlframe.core.types import AgentInputs, Samples
@@ -18,7 +18,6 @@ from rlframe.experiment.config import check_parts
 from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig
 from rlframe.ops.evolution import perturbation
-from rlframe.rollout.population import EvaluationInfo, flat_parameters
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 LINEAR = ModelConfig(hidden=())
