@@ -6,7 +6,7 @@ import chz
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
@@ -56,7 +56,7 @@ class A2C(OnPolicy):
         samples = self.samples.pop()
         metrics = self.learn(samples)
         self.progress.updates += 1
-        self.agent.observe(samples.observation)
+        self.agent.observe(observed(samples))
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:

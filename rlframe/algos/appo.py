@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.on_policy import (
     Batch,
     OnPolicy,
@@ -91,7 +91,7 @@ class APPO(OnPolicy):
                 batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._normalized
             ):
                 metrics.append(self._learn(minibatch, state))
-        self.agent.observe(samples.observation)
+        self.agent.observe(observed(samples))
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.schedule import Scheduled
-from rlframe.core.struct import Tree
+from rlframe.core.struct import Tree, map_tree
 from rlframe.core.types import Samples
 
 UpdateMetrics = Mapping[str, Tensor | float]  # by name, without the group "algo/"; tensors become floats at the log
@@ -86,6 +86,17 @@ class Progress:
         self.env_steps, self.updates = state["env_steps"], state["updates"]
         self.skipped = state["skipped"]
         self.schedule(state["scheduled"])
+
+
+def observed(samples: Samples) -> Tree:
+    """The observations of a batch for running statistics: [T, B], or without absent rows [n].
+
+    Batches of a device are not looked at, and keep all rows.
+    """
+    if samples.n_env_steps == samples.valid.numel() or not samples.valid.is_cpu:
+        return samples.observation
+    present = samples.valid | samples.inputs.first[1:]
+    return samples.observation if present.all() else map_tree(lambda x: x[present], samples.observation)
 
 
 class Algorithm(ABC):

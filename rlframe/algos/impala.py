@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
@@ -60,7 +60,7 @@ class IMPALA(OnPolicy):
         loss, metrics = self._loss(samples)
         grad_norm = self.optimizer.minimize(loss, samples, samples.valid)
         self.progress.updates += 1
-        self.agent.observe(samples.observation)
+        self.agent.observe(observed(samples))
         return {**metrics, "grad_norm": grad_norm, "learning_rate": self.optimizer.rate}
 
     def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:

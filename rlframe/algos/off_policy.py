@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, QAgent
-from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.base import Algorithm, Progress, observed
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import AUTO, choice, count, fraction, number, positive
 from rlframe.core.errors import ConfigError
@@ -192,7 +192,7 @@ class OffPolicy(Algorithm):
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)
         self.replay.append(samples)
-        self.agent.observe(samples.observation)
+        self.agent.observe(observed(samples))
         before, after = self.progress.scheduled, self.progress.env_steps
         self.ratio.receive(before, after)
         self.explore()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import chz
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
@@ -51,6 +51,6 @@ class PolicyGradient(OnPolicy):
         loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
         grad_norm = self.optimizer.minimize(loss, samples, valid)
         self.progress.updates += 1
-        self.agent.observe(samples.observation)
+        self.agent.observe(observed(samples))
         fit = explained_variance(baseline[:-1], return_, valid)
         return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.optimizer.rate}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.cuda_graph import graphed
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
@@ -151,7 +151,7 @@ class PPO(OnPolicy):
             if not self._epoch(batch, samples.state, steps):
                 break
         penalty = self._adapt_penalty(samples) if self.config.kl_coef != 0 else {}
-        self.agent.observe(samples.observation)  # only now: acting and learning saw the same statistics
+        self.agent.observe(observed(samples))  # only now: acting and learning saw the same statistics
         return {**self._means(steps), **penalty, "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
     def _advantages(self, samples: Samples, value: Tensor) -> Batch:

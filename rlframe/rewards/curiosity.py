@@ -23,18 +23,25 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator, seed_int
 from rlframe.core.spaces import zeros
-from rlframe.core.struct import as_numpy, leaves, map_tree
+from rlframe.core.struct import leaves, map_tree
 from rlframe.core.types import Samples
 from rlframe.distributions import make_distribution
 from rlframe.models.heads import GaussianHead, policy_head
 from rlframe.models.network import Network, orthogonal
-from rlframe.models.normalize import RunningNorm
-from rlframe.ops.masked import mean_weights
+from rlframe.ops.masked import masked_mean, mean_weights
 from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
-from rlframe.rewards.base import Bonus, BonusConfig, RewardConfig, Steps, encoder_of, normalizer, rows_of
+from rlframe.rewards.base import (
+    Bonus,
+    BonusConfig,
+    RewardConfig,
+    RunningDeviation,
+    Steps,
+    encoder_of,
+    normalizer,
+    rows_of,
+)
 
-_EPSILON = 1e-8  # of the variance
 _CPU = torch.device("cpu")
 
 
@@ -100,10 +107,7 @@ class Curiosity(AlgorithmWrapper):
         self.bonus_optimizer = OptimizerStep(Adam(learned, (0.9, 0.999), 1e-8), self.bonus_schedules)
         self.scale = self.bonus_schedules.of("scale")
         self.rng = generator(seed, Role.BONUS)
-        self.sums = np.zeros(())  # of novelty in each environment, discounted
-        self.statistics = RunningNorm(())  # of all sums
-        self.statistics.variance.zero_()
-        self.statistics.count.fill_(1.0)
+        self.deviation = RunningDeviation(config.discount)  # of novelty
         self.collected: list[tuple[Steps, Tensor]] = []  # steps to learn from, and whether each is valid
 
     def receive(self, samples: Samples) -> None:
@@ -113,23 +117,15 @@ class Curiosity(AlgorithmWrapper):
         self._collect(steps, samples.valid.flatten(), learns)
 
     def _with_bonus(self, samples: Samples, steps: Steps, scale: float) -> Samples:
-        valid = as_numpy(samples.valid)
+        valid, device = samples.valid, samples.reward.device
         with torch.no_grad():
-            novelty = self.bonus.novelty(steps.to(self.device)).cpu().numpy().reshape(valid.shape)
-        self.statistics.update(torch.from_numpy(self._discounted(novelty, valid)[valid]))
-        deviation = math.sqrt(float(self.statistics.variance) + _EPSILON)
-        bonus = torch.from_numpy(np.where(valid, scale / deviation * novelty, 0.0).astype(np.float32))
-        if valid.any():
-            metrics.add({"algo/bonus_mean": bonus[samples.valid].mean(), "algo/bonus_deviation": deviation})
+            novelty = self.bonus.novelty(steps.to(self.device)).view(valid.shape)
+        self.deviation.update(novelty, samples, over_ends=True)
+        deviation = self.deviation.value
+        bonus = (scale / deviation * novelty).float().to(device).where(valid, 0.0)
+        if samples.n_env_steps:
+            metrics.add({"algo/bonus_mean": masked_mean(bonus, valid), "algo/bonus_deviation": deviation.clone()})
         return replace(samples, reward=samples.reward + bonus)
-
-    def _discounted(self, novelty: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """The discounted sums [T, B] up to each row."""
-        found = np.empty(novelty.shape)
-        for t in range(len(novelty)):
-            self.sums = np.where(valid[t], self.bonus_config.discount * self.sums + novelty[t], self.sums)
-            found[t] = self.sums
-        return found
 
     def _collect(self, steps: Steps, valid: Tensor, learns: bool) -> None:
         """Keep the steps, and learn from all that are kept once they are enough on some rank."""
@@ -166,8 +162,7 @@ class Curiosity(AlgorithmWrapper):
             "networks": self.bonus.state_dict(),
             "optimizer": self.bonus_optimizer.state_dict(),
             "rng": self.rng.bit_generator.state,
-            "sums": np.array(self.sums),
-            "statistics": self.statistics.state_dict(),
+            "deviation": self.deviation.state_dict(),
             "collected": [{"steps": leaves(steps), "valid": valid} for steps, valid in self.collected],
         }
         return {**self.algo.state_dict(), "bonus": own}
@@ -178,8 +173,7 @@ class Curiosity(AlgorithmWrapper):
         self.bonus.load_state_dict(own["networks"])
         self.bonus_optimizer.load_state_dict(own["optimizer"])
         self.rng.bit_generator.state = own["rng"]
-        self.sums = np.array(own["sums"])
-        self.statistics.load_state_dict(own["statistics"])
+        self.deviation.load_state_dict(own["deviation"])
         self.collected = []
         for each in own["collected"]:
             saved = iter(each["steps"])

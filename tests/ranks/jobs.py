@@ -153,11 +153,14 @@ def normalized(B: int, n_batches: int = 5) -> dict[str, Any]:
     """The rewards of the last of some batches, and the statistics that they are divided by."""
     envs = make_envs(PENDULUM, B, env_seeds(2, Role.ENV, B))
     agent = a2c.Config().make_agent(envs.observation_space, envs.action_space, ModelConfig(hidden=(8,)), 2)
-    rewards = NormalizedRewards(B, 0.9, EnvOptions(normalize_reward=True))
+    rewards = NormalizedRewards(0.9, EnvOptions(normalize_reward=True))
     with closing(SerialSampler(envs, agent, batch_T=6, seed=2)) as sampler:
         for _ in range(n_batches):
             found = rewards(sampler.collect()).reward.clone()
-    return {"reward": found, "statistics": (rewards.count, rewards.mean, rewards.squares)}
+    return {
+        "reward": found,
+        "statistics": {name: float(x) for name, x in rewards.deviation.statistics.state_dict().items()},
+    }
 
 
 def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def curious(B: int, n_batches: int = 4) -> dict[str, Any]:
             algo.update()
         check_equal(learned(Learner(agent, algo)), current_ranks())
     own = algo.state_dict()["bonus"]
-    return {**own["networks"], **own["statistics"]}
+    return {**own["networks"], **own["deviation"]["statistics"]}
 
 
 def stopped(n_steps: int = 10_000) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     if case == "dqn_prefetched":
         claim_two_threads(monkeypatch)
     own = last_state(assert_resumed_exactly(CASES[case], tmp_path, monkeypatch))["algo"]["bonus"]
-    assert float(own["statistics"]["count"]) > 100
+    assert float(own["deviation"]["statistics"]["count"]) > 100
 
 
 @pytest.mark.parametrize(

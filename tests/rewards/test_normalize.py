@@ -36,7 +36,7 @@ def sampled(env: str, B: int, T: int, **options: Any) -> SerialSampler:
 
 
 def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns() -> None:
-    rewards, returns, running = NormalizedRewards(3, 0.9, NORMALIZED), [0.0], np.zeros(3)
+    rewards, returns, running = NormalizedRewards(0.9, NORMALIZED), [0.0], np.zeros(3)
     with closing(sampled("Pendulum-v1", 3, 5, max_episode_steps=7)) as sampler:
         for _ in range(4):
             samples = sampler.collect()
@@ -54,7 +54,7 @@ def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns() -> Non
 def test_the_deviation_is_gymnasiums() -> None:
     env = gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1"), gamma=0.99)
     env.action_space.seed(3)
-    rewards, ended = NormalizedRewards(1, 0.99, NORMALIZED), True
+    rewards, ended = NormalizedRewards(0.99, NORMALIZED), True
     with closing(sampled("CartPole-v1", 1, 1)) as sampler:
         sample = sampler.collect()
         for _ in range(4000):
@@ -64,7 +64,7 @@ def test_the_deviation_is_gymnasiums() -> None:
             ended = terminated or truncated
             sample.reward[:], sample.valid[:], sample.terminated[:] = 1.0, True, ended
             rewards(sample)
-    assert rewards.deviation == pytest.approx(float(np.sqrt(env.return_rms.var)), rel=0.05)
+    assert float(rewards.deviation.value) == pytest.approx(float(np.sqrt(env.return_rms.var)), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_first_reward_of_all_is_of_order_one(reward: float, expected: float)
     with closing(sampled("CartPole-v1", 1, 1)) as sampler:
         sample = sampler.collect()
     sample.reward[:] = reward
-    found = NormalizedRewards(1, 0.99, NORMALIZED)(sample)
+    found = NormalizedRewards(0.99, NORMALIZED)(sample)
     assert float(found.reward) == pytest.approx(expected, rel=0.05)
 
 
@@ -82,7 +82,7 @@ def test_scale_and_clip_come_after_the_division() -> None:
     options = EnvOptions(normalize_reward=True, reward_scale=3.0, reward_clip="[-1,4]")
     with closing(sampled("Pendulum-v1", 2, 8)) as sampler:
         sample = sampler.collect()
-        plain, scaled = (NormalizedRewards(2, 0.9, each)(sample).reward for each in (NORMALIZED, options))
+        plain, scaled = (NormalizedRewards(0.9, each)(sample).reward for each in (NORMALIZED, options))
     np.testing.assert_allclose(scaled, (3 * plain).clip(-1, 4), rtol=1e-6)
     assert (scaled == -1).any()
 
@@ -106,9 +106,9 @@ def test_the_learner_of_an_async_run_has_the_statistics() -> None:
     env = EnvConfig("Pendulum-v1", backend="python", options=NORMALIZED)
     with runner_for(ppo.Config(epochs=1), env, n_steps=128) as runner:
         runner.train()
-        state = runner.state_dict()["rewards"]
+        state = runner.state_dict()["rewards"]["statistics"]
     assert state["count"] == 1 + runner.env_steps
-    assert state["squares"] > 0
+    assert state["variance"] > 0
 
 
 def test_a_learner_without_the_rewards_that_its_environments_ask_for_is_refused() -> None:
@@ -127,7 +127,7 @@ def test_every_sampler_has_the_same_statistics(tmp_path: Path) -> None:
         workers = [] if sampler == "serial" else ["sampler.n_workers=2", "eval.n_workers=0"]
         where = f"log_dir={tmp_path / sampler}"
         assert launch.main([*words.split(), f"sampler={sampler}", *workers, where]) == 0
-    states = [last_state(tmp_path / name / "run_0")["rewards"] for name in ("serial", "cpu", "gpu")]
+    states = [last_state(tmp_path / name / "run_0")["rewards"]["statistics"] for name in ("serial", "cpu", "gpu")]
     assert states[0]["count"] == 129
     for state in states[1:]:
         assert all(np.array_equal(states[0][name], value) for name, value in state.items())
@@ -138,9 +138,9 @@ def test_a_discount_with_a_schedule_counts_as_its_last_number(tmp_path: Path) ->
     for name, discount in (("schedule", "linear(0.5,0.9)"), ("constant", "0.9")):
         still = ("algo.learning_rate=1e-30", f"algo.discount={discount}", f"log_dir={tmp_path / name}")
         assert launch.main([*words.split(), *still]) == 0
-    one, other = (last_state(tmp_path / name / "run_0")["rewards"] for name in ("schedule", "constant"))
-    assert one["squares"] == pytest.approx(other["squares"])
-    assert one["squares"] > 0
+    one, other = (last_state(tmp_path / name / "run_0")["rewards"]["statistics"] for name in ("schedule", "constant"))
+    assert float(one["variance"]) == pytest.approx(float(other["variance"]))
+    assert one["variance"] > 0
 
 
 @pytest.mark.parametrize("feed_back", [True, False])

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rlframe.core.struct import leaves
-from rlframe.core.types import Samples
-from rlframe.replay import FixedSequence, NStep, ReplayBuffer
+from rlframe.algos import a2c, appo, dqn, impala, pg, ppo
+from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.core.struct import Struct, leaves, map_tree
+from rlframe.core.types import BatchSpec, Samples
+from rlframe.envs import EnvConfig, EnvOptions, make_envs
+from rlframe.models import ModelConfig
+from rlframe.replay import FixedSequence, NStep, OnDevice, ReplayBuffer
+from rlframe.rewards.normalize import NormalizedRewards
+from rlframe.samplers import SerialSampler
 from tests.replay.buffers import replay_for, same
 from tests.replay.history import History
 
@@ -102,7 +110,7 @@ def with_absences(samples: Samples, places: Sequence[int]) -> Samples:
 
     inputs = samples.inputs.map(moved)
     if isinstance(inputs.observation, torch.Tensor) and inputs.observation.is_floating_point():
-        inputs.observation[absent] = torch.nan
+        inputs.observation[absent] = 99.0  # but the row from which the batch's end bootstraps
     action, reward = (moved(x) for x in (samples.action, samples.reward))
     for t in range(len(action)):  # absent rows repeat the action and the reward of the row before
         action[t] = torch.where(absent[t], action[t - 1], action[t])
@@ -116,6 +124,7 @@ def with_absences(samples: Samples, places: Sequence[int]) -> Samples:
         terminated=moved(samples.terminated) & no,
         truncated=moved(samples.truncated) & no,
         valid=moved(samples.valid) & no,
+        info=map_tree(moved, samples.info) if isinstance(samples.info, Struct) else samples.info,
     )
 
 
@@ -173,3 +182,111 @@ def test_a_column_invalid_for_ten_rows_is_replayed_as_if_they_were_absent(
         other.append(batch)
     assert transitions(one) == transitions(other)
     assert len(transitions(one)) == one.n_choices if not config.get("kind") else True
+
+
+ON_POLICY = pytest.mark.parametrize(
+    "config",
+    [
+        ppo.Config(minibatches=1, epochs=1),
+        a2c.Config(),
+        pg.Config(),
+        impala.Config(),
+        appo.Config(minibatches=1, epochs=1),
+    ],
+    ids=["ppo", "a2c", "pg", "impala", "appo"],
+)
+
+
+def played(config: Any, n_batches: int = 1) -> tuple[Any, Any, list[Samples]]:
+    """An agent, its algorithm, and batches [40, 4] of CartPole."""
+    envs = make_envs(EnvConfig("CartPole-v1", backend="python"), 4, range(4))
+    model = ModelConfig(hidden=(8,), normalize_observation=True)
+    agent = config.make_agent(envs.observation_space, envs.action_space, model, 0)
+    with closing(SerialSampler(envs, agent, 40)) as sampler:
+        batches = [sampler.collect().map(torch.clone) for _ in range(n_batches)]
+        return agent, config.make_algorithm(agent, sampler.batch_spec, 10_000, 0), batches
+
+
+@ON_POLICY
+def test_a_column_invalid_for_ten_rows_trains_as_if_they_were_absent(config: Any) -> None:
+    agents = []
+    for absent in (False, True):
+        agent, algo, (samples,) = played(config)
+        places = [next(t for t in range(3, 40) if samples.valid[t - 2 : t + 2, b].all()) for b in range(4)]
+        learn(algo, [with_absences(samples, places) if absent else samples])
+        assert algo.progress.updates
+        agents.append(agent.state_dict())
+    for name, one in agents[0].items():
+        torch.testing.assert_close(one, agents[1][name], rtol=1e-4, atol=1e-6)
+
+
+REPLAYED = pytest.mark.parametrize(
+    "config",
+    [
+        dqn.Config(replay=OnDevice(size=2_000), learning_starts=64, batch_size=16, replay_ratio=1.0, n_step=n)
+        for n in (1, 3)
+    ],
+    ids=["n=1", "n=3"],
+)
+
+
+class Reached(Exception):
+    """A loss."""
+
+
+def learn(algo: Any, batches: Sequence[Samples]) -> None:
+    for batch in batches:
+        algo.receive(batch)
+        while algo.updates_due():
+            algo.update()
+
+
+def reach_loss(config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The loss of the first update from batches of the meta device, any copy of which to the host is an error."""
+    losses: list[torch.Tensor] = []
+
+    def minimize(self: OptimizerStep, loss: torch.Tensor, *more: Any) -> torch.Tensor:
+        losses.append(loss)
+        raise Reached
+
+    monkeypatch.setattr(OptimizerStep, "minimize", minimize)
+    agent, _, batches = played(config, 6)
+    agent = agent.to("meta")
+    algo = config.make_algorithm(agent, BatchSpec(40, 4), 10_000, 0)
+    rewards = NormalizedRewards(0.9, EnvOptions(normalize_reward=True))
+    with pytest.raises(Reached):
+        learn(algo, [rewards(batch.to("meta")) for batch in batches])
+    return losses[0].device
+
+
+@ON_POLICY
+def test_a_batch_on_another_device_reaches_the_loss_without_a_host_copy(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reach_loss(config, monkeypatch) == torch.device("meta")
+
+
+@REPLAYED
+def test_a_batch_on_another_device_reaches_the_loss_through_replay_without_a_host_copy(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reach_loss(config, monkeypatch) == torch.device("meta")
+
+
+def test_a_replay_on_a_device_draws_every_valid_row_alike() -> None:
+    history = History(3, ends=0.2)
+    replay = replay_for(history, NStep(0.5, 2), T=5, L=21, config={"kind": "device"})
+    for _ in range(9):
+        replay.append(history.batch(5))
+    counts = np.unique(replay.sample(20_000).index.numpy(), return_counts=True)[1]
+    n = sum(history.at(t, b)["valid"] for t in range(44 - 19, 44) for b in range(3))
+    assert abs(len(counts) - n) < 15
+    np.testing.assert_allclose(counts, 20_000 / len(counts), rtol=0.25)
+
+
+def test_the_batches_of_every_sampler_go_on_where_the_last_one_ended() -> None:
+    _, _, batches = played(a2c.Config(), 4)
+    assert [batch.start for batch in batches] == [0, 40, 80, 120]
+    assert [batch.n_env_steps for batch in batches] == [int(batch.valid.sum()) for batch in batches]
+    for one, after in pairwise(batches):
+        assert same(one.inputs[-1], after.inputs[0])
