@@ -17,8 +17,8 @@ from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import worker_steppers
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.process import START_METHODS
+from rlframe.system.service import Supervision
 from rlframe.system.shared import share_zeros
-from rlframe.system.supervision import Supervision
 
 ENV = "CartPole-v1"
 READY_S, RESIDENT_MB = 1.0, 60.0  # at most

@@ -23,7 +23,7 @@ from rlframe.evaluation.film import FilmConfig, Films
 from rlframe.evaluation.report import summarize
 from rlframe.rollout.collector import local_collector, worker_collector
 from rlframe.rollout.worker_pool import WorkerPool, split
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 
 _CHUNK = 16  # time steps between checks for finished episodes
 

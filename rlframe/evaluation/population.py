@@ -28,8 +28,8 @@ from rlframe.rollout.worker_pool import WorkerContext, WorkerPool, WorkerTask
 from rlframe.samplers import cpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig
 from rlframe.system.machine import retain_freed_memory
+from rlframe.system.service import Supervision
 from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share_zeros
-from rlframe.system.supervision import Supervision
 from rlframe.system.worker_main import PROGRESS
 
 _CHUNK = 64  # steps between looks at a stop request

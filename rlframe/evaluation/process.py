@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -23,16 +22,14 @@ from rlframe.evaluation.function import EvaluationFunction, find_function
 from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.system.affinity import Affinity
 from rlframe.system.machine import retain_freed_memory
-from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
-from rlframe.system.shared import make_shared_parameters, post_parameters
-from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
+from rlframe.system.process import SLICE_S, ChildDied, ChildProcess
+from rlframe.system.service import RestartBudget, Service, Supervision, WorkersFailed
+from rlframe.system.shared import Shared, make_shared_parameters, post_parameters
 from rlframe.system.worker_main import PROGRESS, ParentLink
 
 MakeEvaluator = Callable[[Agent], BaseEvaluator]
 _READY, _EVALUATE = range(2)  # commands
 _TRIES = 3  # of an evaluation
-
-_log = logging.getLogger("rlframe")
 
 
 def make_evaluator(
@@ -77,6 +74,56 @@ def _check_spaces(env: EnvConfig, spaces: tuple[Space, Space]) -> None:
             raise ConfigError(f"eval.env={env.id} has the {name} space {own}, and the agent is for {of_training}")
 
 
+class EvaluationService(Service):
+    """The process of an EvaluatorProcess, and the evaluation that it makes."""
+
+    def __init__(
+        self, arguments: tuple[Any, ...], cpus: tuple[int, ...], supervision: Supervision, parameters: Shared
+    ) -> None:
+        super().__init__(
+            supervision.name,
+            RestartBudget(
+                supervision.max_restarts, "sampler.max_restarts", "the evaluation's process", "an evaluation"
+            ),
+            "If a step of its environments may take that long, raise sampler.timeout_s",
+        )
+        self._arguments, self._cpus, self._supervision, self._shared = arguments, cpus, supervision, parameters
+        self.folder = ""  # for films
+        self.number = -1  # of the running evaluation; -1: none
+        self._deaths = 0  # in this evaluation
+
+    def launch(self) -> ChildProcess:
+        method, preload = self._supervision.start_method, ("rlframe.evaluation.process",)
+        return ChildProcess(self.name, _main, self._arguments, self._cpus, method, preload)
+
+    def send_parameters(self) -> None:
+        self.child.send_memory(self._shared)
+
+    def make_ready(self) -> None:
+        self.send_parameters()
+        if self.number >= 0:
+            self._begin()
+
+    def died_early(self) -> bool:
+        return False
+
+    def renew(self) -> str:
+        self._deaths += 1
+        again, number = self._deaths < _TRIES, self.number
+        self.number = number if again else -1
+        return f"the evaluation of env_steps {number:,} is {'made again' if again else 'lost'}"
+
+    def begin(self, number: int) -> None:
+        """Start an evaluation."""
+        self.number, self._deaths = number, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.child.start_command(_EVALUATE, self.number)
+        with suppress(ChildDied):  # `finished` replaces it
+            self.child.send(self.folder)
+
+
 class EvaluatorProcess(BaseEvaluator):
     """`evaluate` starts an evaluation, and `finished` returns its result when it is there.
 
@@ -101,50 +148,36 @@ class EvaluatorProcess(BaseEvaluator):
         """
         self.interval_steps = interval_steps
         self._supervision = supervision or Supervision(name="evaluation")
-        self._restarts = RestartBudget(
-            self._supervision.max_restarts, "sampler.max_restarts", "the evaluation's process", "an evaluation"
-        )
-        self._arguments = make, copy.deepcopy(agent).to("cpu"), str(next(agent.parameters()).device)
-        self._parameters, self._cpus = parameters(agent), tuple(cpus)
+        self._parameters = parameters(agent)
         self._shared = make_shared_parameters(self._parameters)
-        self._folder = ""  # for films
+        arguments = make, copy.deepcopy(agent).to("cpu"), str(next(agent.parameters()).device)
+        self._service = EvaluationService(arguments, tuple(cpus), self._supervision, self._shared)
         self._waiting: list[Result] = []  # that `finished` has not returned yet
-        self._number = -1  # of the running evaluation; -1: none
-        self._checked_at, self._deaths = 0.0, 0  # in this evaluation
-        self._child = self._start()
+        self._checked_at = 0.0
+        self._service.start()
         try:
-            self._child.start_command(_READY)
+            self._service.send_parameters()
+            self._service.child.start_command(_READY)
             self._wait(never)
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> ChildProcess:
-        method, preload = self._supervision.start_method, ("rlframe.evaluation.process",)
-        child = ChildProcess(self._supervision.name, _main, self._arguments, self._cpus, method, preload)
-        child.send_memory(self._shared)
-        return child
-
     @property
     def busy(self) -> bool:
-        return self._number >= 0
+        return self._service.number >= 0
 
     def evaluate(self, number: int, stop: Stop = never) -> dict[str, float]:
         """Start an evaluation of the parameters as they are now; returns nothing yet."""
         if self.busy:
-            raise RuntimeError(f"the evaluation of env_steps {self._number} is not finished")
+            raise RuntimeError(f"the evaluation of env_steps {self._service.number} is not finished")
         post_parameters(self._shared.tree, self._parameters)
-        self._number, self._checked_at, self._deaths = number, time.monotonic(), 0
-        self._begin()
+        self._checked_at = time.monotonic()
+        self._service.begin(number)
         return {}
 
-    def _begin(self) -> None:
-        self._child.start_command(_EVALUATE, self._number)
-        with suppress(ChildDied):  # `finished` replaces it
-            self._child.send(self._folder)
-
     def film_in(self, folder: str) -> None:
-        self._folder = folder
+        self._service.folder = folder
 
     def evaluate_now(self, number: int) -> dict[str, float]:
         """Raises:
@@ -167,14 +200,15 @@ class EvaluatorProcess(BaseEvaluator):
             try:
                 if not (self._wait(stop) if wait else self._is_done()):
                     return []
-                number, metrics = self._number, self._child.answer(self._timeout_s)
+                number, metrics = self._service.number, self._service.child.answer(self._timeout_s)
             except ChildDied as death:
-                self._replace(death)
+                self._service.replace(death)
                 if wait:
                     continue
                 return []
-            self._number = -1
-            return [(number, {**metrics, "eval/restarts": metrics.get("eval/restarts", 0) + self._restarts.n})]
+            self._service.number = -1
+            restarts = metrics.get("eval/restarts", 0) + self._service.restarts.n
+            return [(number, {**metrics, "eval/restarts": restarts})]
         return []
 
     @property
@@ -183,35 +217,20 @@ class EvaluatorProcess(BaseEvaluator):
 
     def _is_done(self) -> bool:
         waited_s, self._checked_at = time.monotonic() - self._checked_at, time.monotonic()
-        return self._child.wait(0.0) or self._child.check(waited_s, self._timeout_s)
+        child = self._service.child
+        return bool(child.wait(0.0) or child.check(waited_s, self._timeout_s))
 
     def _wait(self, stop: Stop) -> bool:
         """Wait until the command is done; False if `stop()` became true first."""
-        while not (self._child.wait(SLICE_S) or self._child.check(SLICE_S, self._timeout_s)):
+        child = self._service.child
+        while not (child.wait(SLICE_S) or child.check(SLICE_S, self._timeout_s)):
             if stop():
                 return False
         return True
 
-    def _replace(self, death: ChildDied) -> None:
-        what = f"{self._supervision.name} (process {self._child.pid}) {death}"
-        if isinstance(death, ChildHung):
-            what += "\nIf a step of its environments may take that long, raise sampler.timeout_s"
-        self._child.close(0.0)
-        if reason := self._restarts.record_death(0):
-            raise WorkersFailed(f"{what}; {reason}")
-        self._deaths += 1
-        again = self._deaths < _TRIES
-        how = "made again" if again else "lost"
-        _log.warning(f"{what}; the evaluation of env_steps {self._number:,} is {how} (restart {self._restarts.n})")
-        self._child = self._start()
-        if again:
-            self._begin()
-        else:
-            self._number = -1
-
     def close(self) -> None:
-        self._child.stop()
-        self._child.close(0.0 if self.busy else SLICE_S)
+        self._service.child.stop()
+        self._service.child.close(0.0 if self.busy else SLICE_S)
         self._shared.close()
 
 

@@ -32,7 +32,7 @@ from rlframe.replay.make import small_size
 from rlframe.samplers import serial
 from rlframe.system.affinity import Affinity
 from rlframe.system.distributed import RankInfo, join, launch_ranks
-from rlframe.system.free_cpus import FreeCpus
+from rlframe.system.machine import FreeCpus
 
 _ROUNDS = 3  # measurements of each way
 _MIN_S = 0.1  # of a measurement

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,9 @@ from rlframe.core.struct import Tree
 from rlframe.envs.base import EnvConfig, EnvError, Envs
 from rlframe.envs.make import fixed_backend, make_envs
 from rlframe.system.machine import choose_egl_device, n_cpus
-from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
+from rlframe.system.process import SLICE_S, ChildDied, ChildProcess
+from rlframe.system.service import RestartBudget, Service, Supervision
 from rlframe.system.shared import Shared
-from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
 from rlframe.system.worker_main import Handler, ParentLink
 
 
@@ -62,9 +61,6 @@ def worker_main(
         envs.close()
 
 
-_log = logging.getLogger("rlframe")
-
-
 @dataclass(frozen=True)
 class WorkerTask:
     """What the workers of a pool do: `make_handler` is called in each, and the handler it returns handles commands."""
@@ -88,20 +84,42 @@ class CommandResult(NamedTuple):
     value: Any
 
 
-class Worker:
+class Worker(Service):
     """A range of environments and the process that steps them; another process takes over if it dies."""
 
-    def __init__(
-        self, name: str, index: int, columns: tuple[int, int], seeds: Sequence[int], cpus: Sequence[int]
-    ) -> None:
-        self.name, self.index, (self.lo, self.hi) = f"{name} {index}", index, columns
-        self.seeds, self.cpus = list(seeds), tuple(cpus)
+    def __init__(self, pool: WorkerPool, index: int, columns: tuple[int, int], seeds: Sequence[int]) -> None:
+        self.index, (self.lo, self.hi), self.seeds = index, columns, list(seeds)
+        n_envs = pluralize(self.hi - self.lo, "environment")
+        super().__init__(
+            f"{pool.supervision.name} {index}",
+            pool.restart_budget,
+            f"If making, resetting or stepping its {n_envs} may take that long, raise sampler.timeout_s",
+            f", environments {self.lo} to {self.hi - 1}",
+        )
         self.generation = 0
-        self.deaths_in_a_row = 0  # without a finished step or command in between
         self.envs_started = False  # its environments have been reset once
         self.needs_reset = False  # its process is a replacement whose environments have not been reset
-        self.child: Any = None  # a ChildProcess after the first start
+        self._pool = pool
         self._busy_s = 0.0
+
+    def launch(self) -> ChildProcess:
+        return self._pool.launch(self)
+
+    def make_ready(self) -> None:
+        self._pool.receive_spaces(self)
+        self._pool.give_task(self)
+
+    def died_early(self) -> bool:
+        return bool(self.child.progress <= 0)
+
+    def renew(self) -> str:
+        self.generation += 1
+        self.needs_reset = self.envs_started
+        if not self._pool.supervision.fresh_seeds:
+            return "restarted with the same seeds"
+        sequences = [np.random.SeedSequence([seed, self.generation]) for seed in self.seeds]
+        self.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
+        return f"restarted with fresh seeds {self.seeds}"
 
     def busy_s(self) -> float:
         """Seconds that its process worked since the last call."""
@@ -154,17 +172,15 @@ class WorkerPool:
         self.config = replace(config, backend=fixed_backend(config, n), n_threads=n_threads, rank=rank)
         self.heartbeat = np.zeros(1, np.int64)  # incremented while waiting for workers
         most = self.supervision.max_restarts
-        self._restarts = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
+        self.restart_budget = RestartBudget(most, "sampler.max_restarts", "workers", "a single step")
         self._preload = ("rlframe.rollout.worker_pool", *preload)
         self._task: WorkerTask | None = None
         self._spaces: list[Any] = []  # spaces and backend of worker 0
-        self.workers = [
-            Worker(self.supervision.name, i, (lo, hi), seeds[lo:hi], cpus[i] if cpus else ())
-            for i, (lo, hi) in enumerate(split(n, n_workers))
-        ]
+        self._cpus = [tuple(each) for each in cpus] or [()] * n_workers
+        self.workers = [Worker(self, i, (lo, hi), seeds[lo:hi]) for i, (lo, hi) in enumerate(split(n, n_workers))]
         atexit.register(self.close)
         try:
-            self._on_all_workers(self._start, self._receive_spaces)
+            self._on_all_workers(Worker.start, self.receive_spaces)
         except BaseException:
             self.close()
             raise
@@ -174,7 +190,7 @@ class WorkerPool:
     @property
     def restarts(self) -> int:
         """The number of processes that replaced one that died."""
-        return self._restarts.n
+        return self.restart_budget.n
 
     def _on_all_workers(self, send: Callable[[Worker], None], receive: Callable[[Worker], None]) -> None:
         """Send to all workers, then receive from all; workers that die are restarted."""
@@ -185,16 +201,17 @@ class WorkerPool:
             try:
                 receive(worker)
             except ChildDied as death:
-                self._restart_until_ready(worker, death)
+                worker.replace(death)
 
-    def _start(self, worker: Worker) -> None:
+    def launch(self, worker: Worker) -> ChildProcess:
+        """Start a process for a worker."""
         columns = worker.lo, self._first + worker.lo
         place = self.config.rank * len(self.workers) + worker.index
         arguments = (self.config, worker.seeds, place, columns, worker.generation, worker.envs_started)
-        method = self.supervision.start_method
-        worker.child = ChildProcess(worker.name, worker_main, arguments, worker.cpus, method, self._preload)
+        cpus, method = self._cpus[worker.index], self.supervision.start_method
+        return ChildProcess(worker.name, worker_main, arguments, cpus, method, self._preload)
 
-    def _receive_spaces(self, worker: Worker) -> None:
+    def receive_spaces(self, worker: Worker) -> None:
         """Receive the spaces of a worker's environments, and check that they equal worker 0's."""
         answer = list(self._receive(worker))
         self._spaces = self._spaces or answer
@@ -215,11 +232,17 @@ class WorkerPool:
             worker.envs_started = True
 
     def _send_task(self, worker: Worker) -> None:
-        """Send the task, if there is one yet, to a worker whose spaces have been received."""
+        """Send the task to a worker whose spaces have been received."""
+        assert self._task is not None
+        worker.child.send((self._task.make_handler, len(self._task.memory), self._task.arguments))
+        for shared in self._task.memory:
+            worker.child.send_memory(shared)
+
+    def give_task(self, worker: Worker) -> None:
+        """Send the task, if there is one yet, and wait until the worker has it."""
         if self._task is not None:
-            worker.child.send((self._task.make_handler, len(self._task.memory), self._task.arguments))
-            for shared in self._task.memory:
-                worker.child.send_memory(shared)
+            self._send_task(worker)
+            self._receive(worker)
 
     def _receive(self, worker: Worker) -> Any:
         try:
@@ -269,49 +292,14 @@ class WorkerPool:
                             results[worker.index] = CommandResult(True, worker.child.answer(self.supervision.timeout_s))
                     except ChildDied as death:
                         progress = worker.child.progress
-                        self._restart_until_ready(worker, death)
+                        worker.replace(death)
                         results[worker.index] = CommandResult(False, progress)
                     except EnvError as error:
                         raise self._with_worker_name(worker, error) from error.__cause__
         return [results[worker.index] for worker in workers]
 
-    def _restart_until_ready(self, worker: Worker, death: ChildDied) -> None:
-        """Start processes until one has its environments and its task."""
-        while True:
-            self._restart(worker, death)
-            try:
-                self._receive_spaces(worker)
-                if self._task is not None:
-                    self._send_task(worker)
-                    self._receive(worker)
-            except ChildDied as another:
-                death = another
-            else:
-                return
-
     def _with_worker_name(self, worker: Worker, error: EnvError) -> EnvError:
         return EnvError(f"in {worker.name} (process {worker.child.pid}), {error}")
-
-    def _restart(self, worker: Worker, death: ChildDied) -> None:
-        """Replace a worker's process, unless too many have died."""
-        worker.deaths_in_a_row = worker.deaths_in_a_row + 1 if worker.child.progress <= 0 else 0
-        what = f"{worker.name} (process {worker.child.pid}, environments {worker.lo} to {worker.hi - 1}) {death}"
-        if isinstance(death, ChildHung):
-            n_envs = pluralize(worker.hi - worker.lo, "environment")
-            what += f"\nIf making, resetting or stepping its {n_envs} may take that long, raise sampler.timeout_s"
-        worker.child.close(0.0)
-        if reason := self._restarts.record_death(worker.deaths_in_a_row):
-            raise WorkersFailed(f"{what}; {reason}")
-        self._restarts.back_off(worker.deaths_in_a_row)
-        worker.generation += 1
-        seeds = "the same seeds"
-        if self.supervision.fresh_seeds:
-            sequences = [np.random.SeedSequence([seed, worker.generation]) for seed in worker.seeds]
-            worker.seeds = [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
-            seeds = f"fresh seeds {worker.seeds}"
-        worker.needs_reset = worker.envs_started
-        _log.warning(f"{what}; restarted with {seeds} (restart {self.restarts})")
-        self._start(worker)
 
     def counters(self) -> dict[str, float]:
         """Restarts since the start, and since the last call the busiest worker's working time over the mean."""

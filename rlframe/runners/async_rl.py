@@ -12,7 +12,7 @@ from rlframe.runners.base import Runner
 from rlframe.runners.config import RunnerConfig
 from rlframe.samplers.base import SourceAhead
 from rlframe.system.process import START_METHODS
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 
 
 class AsyncRl(Runner):

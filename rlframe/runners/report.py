@@ -27,7 +27,7 @@ from rlframe.record import Metrics, Timers, current_run
 from rlframe.record.metrics import over_ranks
 from rlframe.record.rank_state import RankEntry, write_rank_state
 from rlframe.runners.stop_rule import StopRule
-from rlframe.system.usage import Usage
+from rlframe.system.machine import Usage
 
 if TYPE_CHECKING:
     from rlframe.runners.base import Runner

@@ -23,7 +23,7 @@ from rlframe.rollout.stepper import make_timing_handler
 from rlframe.rollout.worker_pool import WorkerPool, WorkerTask
 from rlframe.samplers import cpu, gpu, serial
 from rlframe.samplers.base import Sampler, SamplerConfig, WorkersConfig
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 
 _ENV_BUDGET_S, _POLICY_BUDGET_S = 0.1, 0.05  # seconds for each timing
 _HANDOVER_S = 15e-6  # to one worker and back (benchmarks/handover.py)

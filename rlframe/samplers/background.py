@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -30,17 +29,15 @@ from rlframe.rollout.cpu_worker import ParameterCopies, parameters
 from rlframe.rollout.inference import PinnedMemory, empty_batch, load_noise, noise_state
 from rlframe.samplers.base import Sampler, SourceAhead, WorkersConfig
 from rlframe.system.machine import retain_freed_memory
-from rlframe.system.process import SLICE_S, ChildDied, ChildHung, ChildProcess
+from rlframe.system.process import SLICE_S, ChildDied, ChildProcess
 from rlframe.system.ring import FILL, BatchRing, fill_handler
+from rlframe.system.service import RestartBudget, Service, Supervision
 from rlframe.system.shared import Shared, make_shared_parameters, post_parameters
-from rlframe.system.supervision import RestartBudget, Supervision, WorkersFailed
 from rlframe.system.worker_main import PROGRESS, ParentLink
 
 _LOAD_NOISE = 1  # command besides FILL; only before the first FILL
 _MESSAGE_INTERVAL_S = 1.0  # between messages with the sampler's counters
 _CLOSE_S = 5.0  # for the process and its workers to end by themselves
-
-_log = logging.getLogger("rlframe")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +50,7 @@ class BatchSlot(Struct):
     has_message: Array  # [1] bool: the process sent a message with the batch
 
 
-class BackgroundProcess:
+class BackgroundProcess(Service):
     """Makes the environments in a background process, which waits for a BackgroundSampler to send its agent.
 
     If the process dies, it is replaced by one with fresh seeds, which starts new episodes.
@@ -92,50 +89,49 @@ class BackgroundProcess:
         self.config, self.env, self.seed, self.cpus = config, env, seed, tuple(cpus)
         self.worker_cpus, self.n_threads = [tuple(each) for each in worker_cpus], n_threads
         most = self.supervision.max_restarts
-        self.restarts = RestartBudget(most, "runner.max_restarts", "the sampler's process", "a single batch")
-        self.deaths_in_a_row = 0  # without a finished batch in between
-        self.child: Any = None  # a ChildProcess after the first start
+        super().__init__(
+            self.supervision.name,
+            RestartBudget(most, "runner.max_restarts", "the sampler's process", "a single batch"),
+            "If making, resetting or stepping its environments may take that long, raise runner.timeout_s",
+        )
         self._task: tuple[Agent, str, tuple[Shared, ...]] | None = None
-        self._start_until_ready()
+        try:
+            self.start()
+            with self._replacing():
+                self.make_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def assign(self, agent: Agent, device: str, memory: tuple[Shared, ...]) -> None:
         """Send the agent, its device and the shared memory. Call it once. Raises the same errors as the constructor."""
         if self._task is not None:
             raise ConfigError("this process already belongs to a sampler; make one BackgroundProcess for each")
         self._task = (agent, device, memory)
-        try:
+        with self._replacing():
             self._send_task()
+
+    @contextlib.contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Replace the process if it dies inside."""
+        try:
+            yield
         except ChildDied as death:
             self.replace(death)
 
-    def replace(self, death: ChildDied) -> None:
-        """Replace a process that died. Raises WorkersFailed if too many have died."""
-        self._count_death(death)
-        self._start_until_ready()
-
-    def _start_until_ready(self) -> None:
-        """Start processes until one has its environments and its task."""
-        while True:
-            try:
-                self._start()
-                answer = self.child.receive(self.supervision.timeout_s)
-                self.observation_space, self.action_space, self.backend = answer
-                self._send_task()
-            except ChildDied as death:
-                self._count_death(death)
-            except BaseException:
-                self.close()
-                raise
-            else:
-                return
-
-    def _start(self) -> None:
+    def launch(self) -> ChildProcess:
         seed = seed_int(self.seed, Role.RESTART, n) if (n := self.restarts.n) else self.seed
         arguments = (self.config, self.env, seed, self.worker_cpus, self.n_threads)
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
         preload = ("rlframe.samplers.background", *preload)
-        method = self.supervision.start_method
-        self.child = ChildProcess(self.supervision.name, background_main, arguments, self.cpus, method, preload)
+        return ChildProcess(self.name, background_main, arguments, self.cpus, self.supervision.start_method, preload)
+
+    def make_ready(self) -> None:
+        self.observation_space, self.action_space, self.backend = self.child.receive(self.supervision.timeout_s)
+        self._send_task()
+
+    def renew(self) -> str:
+        return "restarted with fresh seeds"
 
     def _send_task(self) -> None:
         """Send the task, if there is one yet, to a process whose spaces have been received."""
@@ -145,18 +141,6 @@ class BackgroundProcess:
             for shared in memory:
                 self.child.send_memory(shared)
             self.backend = self.child.receive(self.supervision.timeout_s)
-
-    def _count_death(self, death: ChildDied) -> None:
-        """Clean up after a process that died; raises if too many have died."""
-        self.deaths_in_a_row += 1
-        what = f"{self.supervision.name} (process {self.child.pid}) {death}"
-        if isinstance(death, ChildHung):
-            what += "\nIf making, resetting or stepping its environments may take that long, raise runner.timeout_s"
-        self.child.close(0.0)
-        if reason := self.restarts.record_death(self.deaths_in_a_row):
-            raise WorkersFailed(f"{what}; {reason}")
-        self.restarts.back_off(self.deaths_in_a_row)
-        _log.warning(f"{what}; restarted with fresh seeds (restart {self.restarts.n})")
 
     def close(self) -> None:
         """Stop the process and its workers, and kill them if they do not end within 5 s. May be called twice."""

@@ -25,7 +25,7 @@ from rlframe.rollout.episodes import EpisodeStatistic
 from rlframe.rollout.inference import load_noise, noise_state
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.system.process import START_METHODS
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 
 NOT_SAVED = "the snapshot holds no environments"  # reason for restarting episodes
 

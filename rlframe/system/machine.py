@@ -1,4 +1,4 @@
-"""The machine's CPUs, GPUs and CPU quota, and process-wide settings: malloc, garbage collection, thread counts."""
+"""The machine's CPUs, GPUs and quota, what of them is used, and settings of a process: malloc, collection, threads."""
 
 import contextlib
 import ctypes
@@ -8,9 +8,12 @@ import mmap
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from rlframe.system.parent_death import QUEUE_CPUS
 
@@ -207,3 +210,84 @@ def limit_threads(concurrent: str = "threads") -> None:
 
 def n_cpus() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+_STAT = Path("/proc/stat")
+_TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
+_REFRESH = 10  # looks between searches for new children, which read every process of the machine
+_BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq
+
+
+class FreeCpus:
+    """Compares the CPU time of all processes with that of this one and its children, since the last look."""
+
+    def __init__(self) -> None:
+        self._cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+        self._children: list[psutil.Process] = []
+        self._n_looks = 0
+        self._seen = self._times()
+
+    @property
+    def n(self) -> int:
+        """The CPUs that this process may use."""
+        return len(self._cpus) or os.cpu_count() or 1
+
+    def look(self) -> float:
+        """CPUs that were free for this process since the last look, from 0 to n; n where the system does not tell."""
+        before, self._seen = self._seen, self._times()
+        seconds, busy, own = (now - then for now, then in zip(self._seen, before, strict=True))
+        if not self._cpus or seconds <= 0.0:
+            return float(self.n)
+        return min(float(self.n), max(0.0, self.n - max(0.0, busy - own) / seconds))
+
+    def _times(self) -> tuple[float, float, float]:
+        """Seconds: the clock, CPU time of all on our CPUs, CPU time of this process and its children."""
+        return time.monotonic(), self._busy_s(), self._own_s()
+
+    def _busy_s(self) -> float:
+        if not self._cpus:
+            return 0.0
+        names = {f"cpu{cpu}" for cpu in self._cpus}
+        lines = (line.split() for line in _STAT.read_text().splitlines())
+        return sum(int(cells[1 + i]) for cells in lines if cells[0] in names for i in _BUSY) / _TICKS
+
+    def _own_s(self) -> float:
+        """CPU seconds of this process and of its children; those that have ended count through their parent."""
+        me = psutil.Process()
+        if self._n_looks % _REFRESH == 0:
+            self._children = me.children(recursive=True)
+        self._n_looks += 1
+        total = sum(me.cpu_times()[:4])
+        for child in self._children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(child.cpu_times()[:4])
+        return float(total)
+
+
+class Usage:
+    """Measures between two calls of `metrics`."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._seconds: dict[int, float] = {}  # CPU time of each process so far
+        self._measured_at = time.monotonic()
+        self.metrics()
+
+    def metrics(self) -> dict[str, float]:
+        """Resident memory in MB, shared pages counted in each process, and CPUs used since the last call."""
+        resident: dict[int, int] = {}
+        seconds: dict[int, float] = {}
+        for process in (self._process, *self._process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has exited meanwhile
+                times = process.cpu_times()
+                resident[process.pid] = process.memory_info().rss
+                seconds[process.pid] = times.user + times.system
+        before, self._seconds = self._seconds, seconds
+        start, self._measured_at = self._measured_at, time.monotonic()
+        used = sum(now - before.get(pid, 0.0) for pid, now in seconds.items())
+        return {
+            "memory/resident_mb": sum(resident.values()) / 1e6,
+            "memory/main_mb": resident.get(self._process.pid, 0) / 1e6,
+            "system/cpus_used": used / max(self._measured_at - start, 1e-9),
+            "system/cpus_busy": psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
+        }

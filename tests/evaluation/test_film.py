@@ -195,8 +195,8 @@ def test_the_evaluations_own_process_films_the_parameters_that_it_evaluates(tmp_
 def test_a_process_that_replaces_a_killed_one_films_too(tmp_path: Path) -> None:
     with closing(EvaluatorProcess(partial(filming, CARTPOLE), cartpole_agent(), 0.0)) as evaluator:
         evaluator.film_in(str(tmp_path / "videos"))
-        os.kill(evaluator._child.pid, signal.SIGKILL)
-        evaluator._child._process.join()
+        os.kill(evaluator._service.child.pid, signal.SIGKILL)
+        evaluator._service.child._process.join()
         evaluator.evaluate(0)  # to a dead process
         assert [number for number, _ in evaluator.finished(wait=True)] == [0], "by the process that replaces it"
     assert film_path(tmp_path / "videos", 0).exists()

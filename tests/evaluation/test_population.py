@@ -18,7 +18,7 @@ from rlframe.envs import EnvConfig
 from rlframe.evaluation.evaluator import EvaluationStopped
 from rlframe.evaluation.population import PopulationSampler, make_single_envs
 from rlframe.models import ModelConfig
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 from tests.envs.deadly import Deadly
 
 D = 6

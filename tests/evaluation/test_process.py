@@ -19,7 +19,7 @@ from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.evaluation.evaluator import BaseEvaluator, Result
 from rlframe.evaluation.function import EvaluationError, EvaluationFunction
 from rlframe.evaluation.process import EvaluatorProcess
-from rlframe.system.supervision import Supervision, WorkersFailed
+from rlframe.system.service import Supervision, WorkersFailed
 from tests.processes import until
 from tests.samplers.made import agent_for
 from tests.samplers.supervised import supervision
@@ -104,13 +104,13 @@ def test_a_killed_process_makes_its_evaluation_again_twice(caplog: pytest.LogCap
         before = result(evaluator, 3)
         evaluator.evaluate(3)
         for n in (1, 2):
-            os.kill(evaluator._child.pid, signal.SIGKILL)
+            os.kill(evaluator._service.child.pid, signal.SIGKILL)
             while f"the evaluation of env_steps 3 is made again (restart {n})" not in caplog.text:
                 assert evaluator.finished(wait=False) == []
         assert evaluator.finished(wait=True) == [(3, {**before, "eval/restarts": 2})]
         evaluator.evaluate(3)
         for n in (3, 4, 5):
-            os.kill(evaluator._child.pid, signal.SIGKILL)
+            os.kill(evaluator._service.child.pid, signal.SIGKILL)
             while f"(restart {n})" not in caplog.text:
                 assert evaluator.finished(wait=False) == []
         assert "the evaluation of env_steps 3 is lost (restart 5)" in caplog.text
@@ -159,7 +159,7 @@ def test_too_many_deaths_end_the_run() -> None:
         def kill_again_and_again() -> None:
             while True:
                 with suppress(ProcessLookupError):
-                    os.kill(evaluator._child.pid, signal.SIGKILL)
+                    os.kill(evaluator._service.child.pid, signal.SIGKILL)
                 evaluator.finished(wait=False)
 
         with pytest.raises(WorkersFailed, match=r"more than sampler\.max_restarts=1"):

@@ -13,7 +13,7 @@ import pytest
 from rlframe import launch
 from rlframe.core.ranks import SingleRank
 from rlframe.evaluation.evaluator import BaseEvaluator, EvaluationStopped
-from rlframe.evaluation.process import EvaluatorProcess
+from rlframe.evaluation.process import EvaluationService
 from rlframe.evaluation.schedule import EvaluationSchedule
 from rlframe.record.snapshot import read_meta, resolve_snapshot
 from rlframe.runners import Callback, Runner
@@ -80,15 +80,15 @@ def test_the_process_of_evaluation_is_killed_and_the_run_goes_on(
     n_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = []
-    begin = EvaluatorProcess._begin
+    begin = EvaluationService._begin
 
-    def kill(self: EvaluatorProcess) -> None:
+    def kill(self: EvaluationService) -> None:
         begin(self)
         if len(killed) < n_kills:
-            killed.append(self._number)
-            os.kill(self._child.pid, signal.SIGKILL)
+            killed.append(self.number)
+            os.kill(self.child.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(EvaluatorProcess, "_begin", kill)
+    monkeypatch.setattr(EvaluationService, "_begin", kill)
     run = trained(tmp_path / "killed", "eval.asynchronous=true")
     monkeypatch.undo()
     whole = trained(tmp_path / "whole")

@@ -29,7 +29,7 @@ from rlframe.rewards import rewards_for
 from rlframe.runners import AsyncRl, AsyncRlConfig, Learner, MinibatchRl, RunnerConfig
 from rlframe.runners.learner import Learners
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, serial
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 from tests.processes import DEADLINE_S, descendants, is_running, launched, until
 from tests.samplers import faulty
 from tests.samplers.faulty import Coded, Fault

@@ -11,9 +11,9 @@ from rlframe.envs import EnvConfig
 from rlframe.rollout.buffer import empty_rows
 from rlframe.rollout.stepper import worker_steppers
 from rlframe.rollout.worker_pool import WorkerPool
+from rlframe.system.service import Supervision
 from rlframe.system.shared import share_zeros
 from rlframe.system.signals import stop_request
-from rlframe.system.supervision import Supervision
 from tests.samplers import faulty
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored

@@ -14,7 +14,7 @@ from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 from tests.processes import is_running, until
 from tests.samplers.faulty import Coded
 from tests.samplers.made import agent_for, copied

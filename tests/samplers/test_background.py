@@ -17,7 +17,7 @@ from rlframe.agents import PolicyAgent
 from rlframe.core.errors import ConfigError, Stopped
 from rlframe.envs import EnvConfig, EnvError
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, background, cpu, gpu, serial
-from rlframe.system.supervision import Supervision, WorkersFailed
+from rlframe.system.service import Supervision, WorkersFailed
 from tests.processes import descendants, is_running, until
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory, without_diagnostics

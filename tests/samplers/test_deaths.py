@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rlframe.samplers import GpuSampler
-from rlframe.system.supervision import WorkersFailed
+from rlframe.system.service import WorkersFailed
 from tests.processes import until
 from tests.samplers import faulty
 from tests.samplers.batch_history import BatchHistory, assert_states_match_rows, column, without_diagnostics

@@ -163,7 +163,7 @@ import gymnasium
 from rlframe.envs import EnvConfig
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import GpuSampler
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 from tests.samplers.faulty import Modules
 from tests.samplers.made import agent_for
 

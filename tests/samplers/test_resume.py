@@ -17,7 +17,7 @@ from rlframe.models import ModelConfig
 from rlframe.rollout.inference import BatchInference, block_size, empty_batch
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, SerialSampler
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 from tests.envs import resumable
 from tests.envs.test_restore import stored
 from tests.samplers.made import agent_for, assert_equal, copied, sampler_for

@@ -18,7 +18,7 @@ from rlframe.core.seeding import Role, env_seeds
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.rollout.worker_pool import WorkerPool
 from rlframe.samplers import CpuSampler, GpuSampler, Sampler, SerialSampler
-from rlframe.system.supervision import Supervision
+from rlframe.system.service import Supervision
 from tests.samplers.made import agent_for, assert_equal, copied
 from tests.variants import variants
 
