@@ -129,7 +129,8 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
         save_files(document, tmp_path)
         given += [dict(word.split("=", 1) for word in words) for words in commands(document, "rlframe.launch")]
     given = [keys | ({"algo.learning_starts": "500"} if "algo.learning_starts" in keys else {}) for keys in given]
-    runs = [{**keys, **SMALL, "log_dir": "runs", "run_ID": str(index)} for index, keys in enumerate(given)]
+    samplers = [{"sampler": keys.get("sampler", "serial")} for keys in given]
+    runs = [{**given[n], **SMALL, **samplers[n], "log_dir": "runs", "run_ID": str(n)} for n in range(len(given))]
     program = (
         "import sys; from rlframe.launch import main; sys.exit(sum(main(words.split()) for words in sys.argv[1:]))"
     )
@@ -139,7 +140,7 @@ def test_commands_of_the_tutorials_train(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert len(runs) == 8
+    assert len(runs) == 10
     assert "env/place" in (tmp_path / "runs/run_0/progress.csv").read_text()
 
 

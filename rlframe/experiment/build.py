@@ -167,7 +167,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     """The environments, or the background process that steps them."""
     config, runner = experiment.sampler_config(), experiment.runner
     env = replace(experiment.env_config(), gpus=affinity.gpus)
-    if not runner.samples_in_background:
+    if not runner.samples_in_background or config.collects_ahead:
         return runner.make_envs(config, env, experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)
     where = affinity.sampler, affinity.workers, threads, runner.supervision()
@@ -176,7 +176,7 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
 
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Source:
     config = experiment.sampler_config()
-    if not experiment.runner.samples_in_background:
+    if not experiment.runner.samples_in_background or config.collects_ahead:
         return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
     return BackgroundSampler(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
 

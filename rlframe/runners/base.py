@@ -240,6 +240,7 @@ class Runner(ABC):
             self.log.metrics.learner = ""
         for learner, samples in batches:
             if not self._described:
+                learner.check_batch(samples)
                 lines = describe_tree(samples, of_learner("samples", learner.name))
                 _logger.debug("first batch:\n%s", "\n".join(lines))
             if samples.valid.numel():  # none where there are no environments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -44,16 +44,24 @@ class Learner:
         """` of red`, for messages; empty for the only one."""
         return f" of {self.name}" if self.name else ""
 
+    def check_batch(self, samples: Samples) -> None:
+        """Raise ConfigError if a sampler has not counted the env steps of its batch, which would never end."""
+        if not samples.n_env_steps and bool(samples.valid.any()):
+            raise ConfigError(
+                f"the sampler's batch{self.of} has valid rows and says n_env_steps=0; count them, for example with "
+                f"rlframe.rollout.buffer.numbered(samples, rows, start)"
+            )
+
     def named(self, values: Mapping[str, _V]) -> dict[str, _V]:
         """Metrics, or parts of a snapshot, with this learner's name in theirs."""
-        return {of_learner(key, self.name): value for key, value in values.items()}
+        return {of_learner(key, self.name): value for key, value in values.items()} if self.name else {**values}
 
 
 class Diverged(ReadableError):
     """A loss, gradient or parameter became NaN or Inf; the state since is not worth saving."""
 
 
-class Learners(Mapping[str, Learner]):
+class Learners(dict[str, Learner]):
     """The learners of a run, by name. Each of several knows its name."""
 
     def __init__(self, given: Learner | Mapping[str, Learner]) -> None:
@@ -65,20 +73,9 @@ class Learners(Mapping[str, Learner]):
             names = ", ".join(map(repr, learners)) or "none"
             raise ConfigError(f"learners need names without spaces, dots and slashes, such as red; got {names}")
         several = len(learners) > 1
-        self._all = {name: replace(each, name=name if several else "") for name, each in learners.items()}
-
-    def __getitem__(self, name: str) -> Learner:
-        return self._all[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    @property
-    def first(self) -> Learner:
-        return next(iter(self._all.values()))
+        super().__init__({name: replace(each, name=name if several else "") for name, each in learners.items()})
+        self.first = next(iter(self.values()))
+        self._progress = [learner.algo.progress for learner in self.values()]
 
     @property
     def only(self) -> Learner:
@@ -87,23 +84,18 @@ class Learners(Mapping[str, Learner]):
             raise ConfigError(f"this run has the learners {', '.join(self)}: use runner.learners[NAME]")
         return self.first
 
-    def _name_of_only(self) -> str:
-        if len(self) > 1:
-            raise ConfigError(f"the sampler has one batch, and this run has the learners {', '.join(self)}")
-        return next(iter(self))
-
     @property
     def env_steps(self) -> int:
         """Valid rows trained on, over all ranks; of several, those of the one that has most."""
-        return max(learner.algo.progress.env_steps for learner in self._all.values())
+        return max([progress.env_steps for progress in self._progress])
 
     @property
     def updates(self) -> int:
         """Gradient steps; of several, those of the one that has most."""
-        return max(learner.algo.progress.updates for learner in self._all.values())
+        return max([progress.updates for progress in self._progress])
 
     def updates_due(self) -> bool:
-        return any(learner.algo.updates_due() for learner in self._all.values())
+        return any(learner.algo.updates_due() for learner in self.values())
 
     def batches(self, found: Samples | Mapping[str, Samples]) -> list[tuple[Learner, Samples]]:
         """What a source has collected, by learner, with the rewards that each learns from.
@@ -111,25 +103,24 @@ class Learners(Mapping[str, Learner]):
         Raises:
             ConfigError: the source has batches for other learners.
         """
-        given = {self._name_of_only(): found} if isinstance(found, Samples) else found
-        if others := given.keys() - self.keys():
-            raise ConfigError(
-                f"the sampler has batches of {', '.join(sorted(others))}, and the learners of this run are "
-                f"{', '.join(self)}"
-            )
-        return [(self[name], self[name].rewards(samples)) for name, samples in given.items()]
+        if isinstance(found, Samples) and len(self) == 1:
+            return [(self.first, self.first.rewards(found))]
+        if isinstance(found, Samples) or not found.keys() <= self.keys():
+            of = "one batch" if isinstance(found, Samples) else f"batches of {', '.join(found)}"
+            raise ConfigError(f"the sampler has {of}, and the learners of this run are {', '.join(self)}")
+        return [(self[name], self[name].rewards(samples)) for name, samples in found.items()]
 
     def counters(self) -> dict[str, float]:
         """The metrics of the algorithms' states."""
         found: dict[str, float] = {}
-        for learner in self._all.values():
+        for learner in self.values():
             skipped = learner.algo.progress.skipped
             found |= learner.named({**learner.algo.counters(), **({"algo/refused": skipped} if skipped else {})})
         return found
 
     def check_parameters(self, place: str, cause: BaseException | None) -> None:
         """Raise Diverged if a parameter is NaN or Inf; `place`: where the run is."""
-        for learner in self._all.values():
+        for learner in self.values():
             if rate := learner.algo.progress.diverged(learner.agent.parameters()):
                 raise Diverged(
                     f"training diverged: at {place} a parameter{learner.of} is NaN or Inf; the last snapshot is from "
@@ -139,20 +130,20 @@ class Learners(Mapping[str, Learner]):
     def state_dict(self) -> dict[str, Any]:
         """Agent, algorithm and rewards, each under a key of its own, so that one can be read without the others."""
         found: dict[str, Any] = {}
-        for each in self._all.values():
+        for each in self.values():
             own = {"agent": each.agent.state_dict(), "algo": each.algo.state_dict()}
             found |= each.named({**own, "rewards": each.rewards.state_dict()})
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, but for the rewards, which `load_rewards` loads."""
-        for learner in self._all.values():
+        for learner in self.values():
             learner.agent.load_state_dict(state[of_learner("agent", learner.name)])
             learner.algo.load_state_dict(state[of_learner("algo", learner.name)])
 
     def load_rewards(self, state: Mapping[str, Any], reasons: Sequence[str]) -> None:
         """`reasons`: of each environment, why its episode starts anew, empty where it continues."""
-        for learner in self._all.values():
+        for learner in self.values():
             learner.rewards.load_state_dict(state[of_learner("rewards", learner.name)], reasons)
 
 

@@ -129,6 +129,7 @@ class SamplerConfig:
     undecided = False  # the hardware decides which sampler it is (sampler=auto)
     acts_in_workers = False  # worker processes act, with copies of the agent; else the sampler's process acts
     acts_on_device = False  # in a process of its own, the sampler acts on the learner's device; else on the CPU
+    collects_ahead = False  # `make_sampler` returns a SourceAhead, which async_rl takes as it is
 
     batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")

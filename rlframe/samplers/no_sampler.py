@@ -19,11 +19,12 @@ from rlframe.samplers.base import Sampler, SamplerConfig, Source
 
 @dataclass(frozen=True)
 class Spaces:
-    """What a learner needs to know of the environments; they are closed already."""
+    """What a learner needs to know of environments that are not open here; what a sampler's `make_envs` may return."""
 
     observation_space: Space
     action_space: Space
     env: EnvConfig
+    backend: str = "none"  # how they are stepped, for the log
 
     def close(self) -> None:
         """Nothing is open."""

@@ -129,5 +129,5 @@ def test_what_needs_one_learner_names_them_all() -> None:
 def test_a_batch_of_no_learner_is_an_error() -> None:
     with two_learners() as runner:
         runner.sampler.samplers["green"] = runner.sampler.samplers.pop("blue")  # type: ignore[attr-defined]
-        with pytest.raises(ConfigError, match="batches of green, and the learners of this run are red, blue"):
+        with pytest.raises(ConfigError, match="batches of red, green, and the learners of this run are red, blue"):
             runner.train()

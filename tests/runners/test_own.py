@@ -1,0 +1,64 @@
+"""A runner of the user's own by key, from docs/guides/extend.md: it trains, and is recorded and resumed exactly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlframe import launch
+from rlframe.experiment.keys import list_parts
+from rlframe.experiment.trust import foreign
+from tests.blocks import saved_block
+from tests.runners.resumed import assert_resumed_exactly, words
+
+RUN = (
+    "algo=dqn env=CartPole-v1 sampler=serial sampler.batch_T=4 sampler.batch_B=2 model.hidden=[8] eval.n_episodes=1 "
+    "algo.learning_starts=40 algo.batch_size=8 algo.replay_ratio=2 algo.replay.size=400 "
+    "runner.n_steps=240 runner.log_interval_steps=80"
+)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the runner of the docs, under a name of its own for each test."""
+    return saved_block("my_runner", "guides/extend", tmp_path, monkeypatch)
+
+
+def test_a_runner_of_your_own_is_named_by_key_and_resumed_exactly(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = f"runner={mine}:CollectFirstConfig runner.n_batches=3"
+    run = assert_resumed_exactly(f"{RUN} {given}", tmp_path, monkeypatch)
+    config = json.loads((run / "params.json").read_text())["config"]
+    assert config["runner"].endswith(":CollectFirstConfig")
+    assert config["runner.n_batches"] == 3
+    assert any(key.startswith("runner=") for key in foreign(config)), "a config with it needs trust=true"
+
+
+def test_a_file_with_a_config_needs_no_name(mine: Path, tmp_path: Path) -> None:
+    mine.write_text(mine.read_text().replace("class CollectFirstConfig", "class Config"))
+    assert launch.main(words(f"{RUN} runner={mine}", tmp_path / "runs")) == 0
+
+
+WRONG = {
+    "runner=FILE:CollectFirst": "is no class of a Config, made with chz.chz",
+    "runner=FILE:Nothing": "has no Nothing",
+    "runner=minibatch": "'minibatch' is not in rlframe.runners (.*); did you mean minibatch_rl",
+    "runner=FILE:CollectFirstConfig runner.n_batch=2": "unknown key runner.n_batch; did you mean runner.n_batches",
+    "runner=FILE:CollectFirstConfig world_size=2": "world_size=2 needs runner=sync_rl",
+}
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_what_cannot_be_a_runner_is_refused(
+    given: str, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = RUN.replace("eval.n_episodes=1", "eval.n_episodes=2")
+    assert launch.main(words(f"{case} {given.replace('FILE', str(mine))}", tmp_path / "runs")) == 2
+    said = capsys.readouterr().err
+    for part in WRONG[given].split("(.*)"):
+        assert part in said
+
+
+def test_the_list_of_runners_says_what_each_is() -> None:
+    assert "offline_rl         OfflineRl: learn from data alone" in list_parts("runners")

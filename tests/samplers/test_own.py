@@ -1,0 +1,48 @@
+"""A sampler of the user's own by key, from docs/guides/extend.md: it learns, and is resumed exactly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlframe import launch
+from rlframe.experiment.trust import foreign
+from tests.blocks import saved_block
+from tests.runners.resumed import assert_resumed_exactly, log, words
+
+RUN = (
+    "algo=ppo sampler.batch_T=16 sampler.batch_B=4 model.hidden=[8] algo.minibatches=2 eval.n_episodes=1 eval.n_envs=1 "
+    "runner.n_steps=240 runner.log_interval_steps=80"
+)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The words that name the sampler of the docs, from a file of its own for each test."""
+    file = saved_block("my_sampler", "guides/extend", tmp_path, monkeypatch)
+    return f"sampler={file}:LineConfig env={file.stem}:Line"
+
+
+def test_a_sampler_of_your_own_is_named_by_key_and_resumed_exactly(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = assert_resumed_exactly(f"{RUN} {mine}", tmp_path, monkeypatch)
+    config = json.loads((run / "params.json").read_text())["config"]
+    assert config["sampler"].endswith(":LineConfig")
+    assert any(key.startswith("sampler=") for key in foreign(config)), "a config with it needs trust=true"
+
+
+def test_it_gives_what_a_sampler_of_rlframe_gives(mine: str, tmp_path: Path) -> None:
+    options = "algo.learning_rate=1e-2 runner.n_steps=6_000 runner.log_interval_steps=2_000"
+    case = RUN.replace("runner.n_steps=240 runner.log_interval_steps=80", options)
+    rows = {}
+    for name, given in {"own": mine, "serial": mine.replace(mine.split()[0], "sampler=serial")}.items():
+        assert launch.main(words(f"{case} {given}", tmp_path / name)) == 0
+        rows[name] = log(tmp_path / name / "run_0")[-1]
+        assert float(rows[name]["eval/return_mean"]) == 1
+    assert float(rows["own"]["episode/length_mean"]) == pytest.approx(float(rows["serial"]["episode/length_mean"]), 0.3)
+
+
+def test_an_unknown_key_of_it_is_refused_by_name(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(words(f"{RUN} {mine} sampler.n_groups=2", tmp_path)) == 2
+    assert "unknown key sampler.n_groups" in capsys.readouterr().err
