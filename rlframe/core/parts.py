@@ -4,6 +4,7 @@ A kind of a part is a class of its package: one that its KINDS names, or the cla
 parts of its own, and a field may be a mapping of configs that have some: sampler.inner.n_workers, teams.red.algo.clip.
 """
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import chz
 from chz.factories import MetaFactory, MetaFromString
@@ -141,14 +142,26 @@ def part(
     )
 
 
-def config_below(field: Any) -> tuple[type | None, bool]:
-    """The class of the config that a field holds, or None, and whether it holds a mapping of such configs."""
-    annotation = field.final_type
-    if isinstance(annotation, type) and chz.is_chz(annotation):
-        return annotation, False
-    arguments = get_args(annotation)
-    is_mapping = get_origin(annotation) is Mapping and isinstance(arguments[1], type) and chz.is_chz(arguments[1])
-    return (arguments[1], True) if is_mapping else (None, False)
+class ConfigField(NamedTuple):
+    """A field of a config's class."""
+
+    chz: Any  # its documentation, type and default
+    part: Part | None
+    below: type | None  # the class of the config that it holds, if that is no part
+    is_mapping: bool  # of such configs by name
+
+
+@functools.cache
+def fields_of(config: type) -> Mapping[str, ConfigField]:
+    """The fields of a config's class by name."""
+    found = {}
+    for name, field in chz.chz_fields(config).items():
+        factory, annotation = field.meta_factory, field.final_type
+        is_mapping = get_origin(annotation) is Mapping
+        below = get_args(annotation)[1] if is_mapping else annotation
+        below = below if isinstance(below, type) and chz.is_chz(below) else None
+        found[name] = ConfigField(field, factory if isinstance(factory, Part) else None, below, is_mapping)
+    return MappingProxyType(found)
 
 
 def known_keys(config: type, given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -158,20 +171,17 @@ def known_keys(config: type, given: Mapping[str, Any], prefix: str = "") -> dict
     has no keys: that is reported when the config is made.
     """
     found: dict[str, Any] = {}
-    for name, field in chz.chz_fields(config).items():
-        key, factory = f"{prefix}{name}", field.meta_factory
-        below, is_mapping = config_below(field)
-        if isinstance(factory, Part):
-            found[key] = factory
+    for name, field in fields_of(config).items():
+        key = f"{prefix}{name}"
+        found[key] = field.part or field.below or field.chz
+        if part := field.part:
             with suppress(ConfigError):
-                found |= known_keys(factory.find(given.get(key, factory.default)), given, f"{key}.")
-        elif below is None:
-            found[key] = field
-        else:
-            found[key], group = below, GROUPS.get(key, key)
-            names = {each.split(".")[group.count(".") + 1] for each in given if each.startswith(f"{group}.")}
-            for inside in [f"{group}.{name}" for name in sorted(names)] if is_mapping else [group]:
-                found |= ({inside: below} if is_mapping else {}) | known_keys(below, given, f"{inside}.")
+                found |= known_keys(part.find(given.get(key, part.default)), given, f"{key}.")
+        elif field.below and field.is_mapping:
+            for inside in sorted({each.split(".")[key.count(".") + 1] for each in given if each.startswith(f"{key}.")}):
+                found |= {f"{key}.{inside}": field.below, **known_keys(field.below, given, f"{key}.{inside}.")}
+        elif field.below:
+            found |= known_keys(field.below, given, f"{GROUPS.get(key, key)}.")
     return found
 
 
@@ -182,42 +192,36 @@ def part_at(config: type, key: str, given: Mapping[str, Any]) -> Part | None:
     if key in known or not isinstance(known.get(around), Part):
         found = known.get(key)
         return found if isinstance(found, Part) else None
-    return next(iter(inner_parts(known[around], name).values()), None)
+    return next(iter(inner_parts(known[around], name)), None)
 
 
-def inner_parts(outer: Part, name: str) -> dict[str, Part]:
-    """The parts of this name in the kinds of a part, by kind."""
-    found = {}
-    for kind in module_names(outer.package):
-        field = chz.chz_fields(outer.find(kind)).get(name)
-        if field is not None and isinstance(field.meta_factory, Part):
-            found[kind] = field.meta_factory
-    return found
+def inner_parts(outer: Part, name: str) -> list[Part]:
+    """The parts of this name in the kinds of a part."""
+    fields = [fields_of(outer.find(kind)).get(name) for kind in module_names(outer.package)]
+    return [field.part for field in fields if field and field.part]
 
 
-def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def values_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, ConfigField]]:
     """Every key of a config with its value and its field; a part has its Config, and then the keys below it."""
-    for name, field in chz.chz_fields(type(config)).items():
+    cls: type = type(config)
+    for name, field in fields_of(cls).items():
         value, key = getattr(config, name), f"{prefix}{name}"
-        if isinstance(field.meta_factory, Part):
+        if field.part or not (field.below or chz.is_chz(value)):
             yield key, value, field
-        if chz.is_chz(value):
-            yield from values_of(value, f"{GROUPS.get(key, key)}.")
-        elif config_below(field)[1]:
+        if field.below and field.is_mapping:
             for inside, each in value.items():
                 yield from values_of(each, f"{key}.{inside}.")
-        elif not isinstance(field.meta_factory, Part):
-            yield key, value, field
+        elif chz.is_chz(value):
+            yield from values_of(value, f"{GROUPS.get(key, key)}.")
 
 
-def named_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def named_values(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, ConfigField]]:
     """As `values_of`, with the names of parts."""
     of_own = ""
     for key, value, field in values_of(config, prefix):
-        part = field.meta_factory
-        if isinstance(part, Part):
-            of_own = f"{key}.name" if part.is_of_own(value) and value.name else ""
-            yield key, part.name_of(value), field
+        if field.part:
+            of_own = f"{key}.name" if field.part.is_of_own(value) and value.name else ""
+            yield key, field.part.name_of(value), field
         elif key != of_own:
             yield key, value, field
 
@@ -369,8 +373,13 @@ def module_names(package: str) -> list[str]:
     """The kinds of `package`: those of KINDS, or the modules that define a class Config."""
     if kinds := kinds_of(package):
         return sorted(kinds)
-    folder = Path(importlib.import_module(package).__path__[0])
-    return sorted(path.stem for path in folder.glob("*.py") if "\nclass Config" in path.read_text(encoding="utf-8"))
+    return _modules_in(importlib.import_module(package).__path__[0])
+
+
+@functools.cache  # a study looks names up for each of its runs
+def _modules_in(folder: str) -> list[str]:
+    paths = Path(folder).glob("*.py")
+    return sorted(path.stem for path in paths if "\nclass Config" in path.read_text(encoding="utf-8"))
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -41,12 +41,12 @@ class Key:
 def keys_of(config: Any, prefix: str = "") -> Iterator[Key]:
     """Every key of an experiment or another config, in the order of its fields, with the value that it has there."""
     for key, value, field in named_values(config, prefix):
-        if isinstance(part := field.meta_factory, Part):
-            yield Key(key, "part", str(value), field._doc, part)
+        if field.part:
+            yield Key(key, "part", str(value), field.chz._doc, field.part)
         else:
-            kind = "number or schedule" if accepts_schedule(field) else _TYPES.get(field.final_type, "list")
+            kind = "number or schedule" if accepts_schedule(field.chz) else _TYPES.get(field.chz.final_type, "list")
             kind = _MAPPING if isinstance(value, Mapping) else kind
-            yield Key(key, kind, _text(value, accepts_auto(field)), field._doc)
+            yield Key(key, kind, _text(value, accepts_auto(field.chz)), field.chz._doc)
 
 
 def _text(value: Any, may_be_auto: bool) -> str:

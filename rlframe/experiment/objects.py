@@ -117,9 +117,9 @@ def _named_part(key: str, value: Any, part: Part) -> Iterator[tuple[str, Any]]:
 def _named_fields(key: str, config: Any) -> Iterator[tuple[str, Any]]:
     of_own = ""
     for name, value, field in values_of(config, f"{key}."):
-        if isinstance(part := field.meta_factory, Part):
-            of_own = f"{name}.name" if part.is_of_own(value) else ""
-            yield next(_named_part(name, value, part))  # what is below it follows
+        if field.part:
+            of_own = f"{name}.name" if field.part.is_of_own(value) else ""
+            yield next(_named_part(name, value, field.part))  # what is below it follows
         elif name != of_own:
             yield from _named(name, value, None)
 
