@@ -101,4 +101,4 @@ def test_a_damaged_gif_is_not_shown(tmp_path: Path, damage: bytes) -> None:
     gif = film_path(tmp_path / FILMS, 0).with_suffix(".gif")
     gif.parent.mkdir()
     gif.write_bytes(damage)
-    assert read_gif(tmp_path, 0) is None or read_gif(tmp_path, 0).data == damage
+    assert read_gif(tmp_path, 0)[2] in (b"", damage)

@@ -43,6 +43,10 @@ class FilmConfig:
     max_length: int = 200_000  # env steps; a longer episode is cut, and is the last
 
 
+# The time before a step of an episode, or its end: return and env steps so far, and the episode, if this is its end.
+Moment = tuple[float, int, tuple[Trajectory, ...]]
+
+
 class Frame(NamedTuple):
     """A picture of an episode, with its return and step so far written on it."""
 
@@ -164,8 +168,8 @@ def frames(env: EnvConfig, agent: Agent, config: FilmConfig) -> Generator[Frame]
     if not is_atari:
         env = replace(env, kwargs={**env.kwargs, "render_mode": "rgb_array"}, backend="python")
     with _play(env, agent, config) as (envs, moments):
-        for moment in moments:
-            yield Frame(_picture(envs, moment), envs.render_fps, moment.ended)
+        for return_, length, ended in moments:
+            yield Frame(_picture(envs, f"return {return_:.1f}  step {length:,}"), envs.render_fps, ended)
 
 
 def show(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Trajectory]:
@@ -185,18 +189,10 @@ def show(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[Trajector
                 f'pip install "rlframe[video]"; video=DIR films without a window'
             ) from None
         due_s = time.monotonic()
-        for moment in moments:
+        for _, _, ended in moments:
             time.sleep(max(0.0, due_s - time.monotonic()))  # many environments wait for this themselves
             due_s = max(due_s, time.monotonic()) + 1 / envs.render_fps
-            yield from moment.ended
-
-
-class Moment(NamedTuple):
-    """The time before a step of an episode, or its end."""
-
-    return_: float  # so far
-    length: int  # env steps so far
-    ended: tuple[Trajectory, ...]  # the episode, if this is its end
+            yield from ended
 
 
 @contextmanager
@@ -210,7 +206,7 @@ def _play(env: EnvConfig, agent: Agent, config: FilmConfig) -> Iterator[tuple[En
 def _moments(collector: Collector, config: FilmConfig) -> Iterator[Moment]:
     tracker, n = collector.tracker, 0  # n: episodes that have ended
     while n < config.n_episodes:
-        yield Moment(float(tracker.return_[0]), int(tracker.length[0]), ())
+        yield float(tracker.return_[0]), int(tracker.length[0]), ()
         collector.collect()
         ended = tracker.pop()
         if not ended and tracker.length[0] > config.max_length:
@@ -219,20 +215,20 @@ def _moments(collector: Collector, config: FilmConfig) -> Iterator[Moment]:
             n = config.n_episodes
         if ended:
             n += 1
-            yield Moment(ended[0].return_, ended[0].length, tuple(ended))
+            yield ended[0].return_, ended[0].length, tuple(ended)
             if n < config.n_episodes:
                 collector.collect()  # the reset, so that each episode begins with its first observation
 
 
-def _picture(envs: Envs, moment: Moment) -> np.ndarray:
-    """The environment now, enlarged if small, with the return and the step in its upper left corner."""
+def _picture(envs: Envs, text: str) -> np.ndarray:
+    """The environment now, enlarged if small, with a text in its upper left corner."""
     from PIL import Image, ImageDraw
 
     frame = envs.frame(0)
     factor = max(1, _LEAST_HEIGHT // frame.shape[0])
     large = frame.repeat(factor, 0).repeat(factor, 1)
     image = Image.fromarray(np.ascontiguousarray(large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]))
-    font, text = _font(max(12, image.height // 24)), f"return {moment.return_:.1f}  step {moment.length:,}"
+    font = _font(max(12, image.height // 24))
     ImageDraw.Draw(image).text((_MARGIN, _MARGIN), text, "white", font, stroke_width=2, stroke_fill="black")
     return np.asarray(image)
 

@@ -85,7 +85,7 @@ class EvaluationFunction(BaseEvaluator):
         if wrong:
             raise EvaluationError(f"eval.function {name} returned {wrong!r}, which cannot be the name of a metric")
         if "return_mean" not in metrics:
-            warn_once(f"eval.function {name} returns no return_mean, so its agents have no score")
+            warn_once(f"eval.function {name} returns no return_mean, by which agents are compared")
         return {f"eval/{metric}": value for metric, value in metrics.items()}
 
     def set_heartbeat(self, heartbeat: np.ndarray) -> None:

@@ -94,7 +94,12 @@ class GreedyPolicy(nn.Module):
             raise ConfigError(f"{type(agent).__name__} must be a PolicyAgent, QAgent or ActorAgent to be exported")
         self.agent: PolicyAgent | QAgent | ActorAgent = agent
         self.observation_space, self.action_space = observation_space, action_space
-        self.decode = Decoder(action_space)
+        for index, (_, box) in enumerate(canonical.action_parts(action_space)):
+            if isinstance(box, spaces.Box):
+                scale, offset, low, high = canonical.box_scaling(box)
+                bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
+                for name, value in {**bounds, "least": box.low, "most": box.high}.items():
+                    self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
         sees_previous = isinstance(agent, PolicyAgent | QAgent) and agent.model.uses_previous
         self.stateful = agent.recurrent or sees_previous
 
@@ -111,6 +116,25 @@ class GreedyPolicy(nn.Module):
         inputs, memory = self._inputs(observation, state, reward)
         action, memory = self._act(inputs, memory)
         return self.decode(action), self._next_state(action, memory)
+
+    def decode(self, action: Tree) -> Tree:
+        """From canonical actions to those of the space; the torch counterpart of `core.spaces.action_decoder`."""
+        parts = iter(enumerate(space for _, space in canonical.action_parts(self.action_space)))
+        return map_tree(lambda x: self._decoded(*next(parts), x), action)
+
+    def _decoded(self, index: int, space: Space, action: Tensor) -> Tensor:
+        match space:
+            case spaces.Box():
+                low, high, scale, offset, least, most = (
+                    getattr(self, f"{name}_{index}") for name in ("low", "high", "scale", "offset", "least", "most")
+                )
+                clipped = torch.minimum(torch.maximum(action, low), high)
+                decoded = (clipped * scale + offset).to(least.dtype)
+                return torch.minimum(torch.maximum(decoded, least), most)
+            case spaces.Discrete() | spaces.MultiDiscrete():
+                return action + torch.as_tensor(np.asarray(space.start)).to(action.device)
+            case _:
+                return action
 
     def _inputs(self, observation: Tree, state: Tree, reward: Tensor) -> tuple[AgentInputs, Tree]:
         observation = _as_agents_see(observation, self.observation_space)
@@ -175,35 +199,3 @@ def _as_agents_see(observation: Tree, space: Space) -> Tree:
             return observation.long() - torch.as_tensor(np.asarray(space.start)).to(observation.device)
         case _:
             return observation.float() if space.dtype == np.float64 else observation
-
-
-class Decoder(nn.Module):
-    """From canonical actions to actions of the space; the torch counterpart of `core.spaces.action_decoder`."""
-
-    def __init__(self, space: Space) -> None:
-        super().__init__()
-        self.space = space
-        for index, (_, box) in enumerate(canonical.action_parts(space)):
-            if isinstance(box, spaces.Box):
-                scale, offset, low, high = canonical.box_scaling(box)
-                bounds = {"low": low, "high": high, "scale": scale, "offset": offset}
-                for name, value in {**bounds, "least": box.low, "most": box.high}.items():
-                    self.register_buffer(f"{name}_{index}", torch.from_numpy(value))
-
-    def forward(self, action: Tree) -> Tree:
-        parts = iter(enumerate(space for _, space in canonical.action_parts(self.space)))
-        return map_tree(lambda x: self._part(*next(parts), x), action)
-
-    def _part(self, index: int, space: Space, action: Tensor) -> Tensor:
-        match space:
-            case spaces.Box():
-                low, high, scale, offset, least, most = (
-                    getattr(self, f"{name}_{index}") for name in ("low", "high", "scale", "offset", "least", "most")
-                )
-                clipped = torch.minimum(torch.maximum(action, low), high)
-                decoded = (clipped * scale + offset).to(least.dtype)
-                return torch.minimum(torch.maximum(decoded, least), most)
-            case spaces.Discrete() | spaces.MultiDiscrete():
-                return action + torch.as_tensor(np.asarray(space.start)).to(action.device)
-            case _:
-                return action

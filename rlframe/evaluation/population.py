@@ -30,7 +30,7 @@ from rlframe.samplers.base import Sampler, SamplerConfig
 from rlframe.system.machine import retain_freed_memory
 from rlframe.system.service import Supervision
 from rlframe.system.shared import make_shared_parameters, post_parameters, read_parameters, share_zeros
-from rlframe.system.worker_main import PROGRESS
+from rlframe.system.worker_main import PROGRESS, Handler
 
 _CHUNK = 64  # steps between looks at a stop request
 _DONE = -1  # in `claims`, where 0 is a column that nobody plays yet, and k + 1 one of worker k
@@ -89,7 +89,7 @@ class PopulationSampler(Sampler):
             self.config = cpu.Config(n_workers=envs.n, batch_B=envs.n)
             shared, claims = make_shared_parameters(self._population), share_zeros(self._claims, "claims")
             self._shared, self._claims = shared, claims.tree
-            envs.assign(WorkerTask(PlayHandler, (shared, claims), (own, envs.n, *options)))
+            envs.assign(WorkerTask(make_play_handler, (shared, claims), (own, envs.n, *options)))
         else:
             self._players = [Player(envs, own, *options, np.zeros(1, np.int64))]
 
@@ -317,20 +317,20 @@ def _order(n: int, worker: int, n_workers: int) -> list[int]:
     return [*range(ends[worker], ends[worker + 1]), *(column for share in others for column in share)]
 
 
-class PlayHandler:
+def make_play_handler(context: WorkerContext) -> Handler:
     """For workers of a population: the only command plays. The parameters and the claims are shared memory."""
+    torch.set_num_threads(1)
+    retain_freed_memory()
+    shared, claims = context.memory
+    agent, n_workers, discount, max_length = context.arguments
+    player = Player(context.envs, agent, discount, max_length, context.parent.control[PROGRESS:])
+    population: Population = shared["values"].map(np.copy)
+    version = -1
 
-    def __init__(self, context: WorkerContext) -> None:
-        torch.set_num_threads(1)
-        retain_freed_memory()
-        self._shared, self._claims = context.memory
-        agent, self._n_workers, discount, max_length = context.arguments
-        self._worker, self._version = context.lo, -1
-        self._population: Population = self._shared["values"].map(np.copy)
-        self._player = Player(context.envs, agent, discount, max_length, context.parent.control[PROGRESS:])
+    def handle(command: int, argument: int) -> list[Played]:
+        nonlocal version
+        player.progress[0] = 0
+        version = read_parameters(shared, population, version)
+        return player.play(population, claims, context.lo, n_workers, lambda: bool(claims[-1]))
 
-    def __call__(self, command: int, argument: int) -> list[Played]:
-        self._player.progress[0] = 0
-        self._version = read_parameters(self._shared, self._population, self._version)
-        claims = self._claims
-        return self._player.play(self._population, claims, self._worker, self._n_workers, lambda: bool(claims[-1]))
+    return handle

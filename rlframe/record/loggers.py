@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, PartError, RecordError, naming, qualified_name
@@ -244,8 +244,9 @@ class TensorBoardLogger(Logger):
             for name, value in row.items()
             if name != "env_steps"
         ]
-        if "eval/return_mean" in row and (gif := read_gif(self._directory, step)):
-            image = self._summary.Image(height=gif.height, width=gif.width, colorspace=3, encoded_image_string=gif.data)
+        width, height, gif = read_gif(self._directory, step) if "eval/return_mean" in row else (0, 0, b"")
+        if gif:
+            image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
             values.append(self._summary.Value(tag="eval/video", image=image))
         self._put(step=step, summary=self._summary(value=values))
 
@@ -266,22 +267,14 @@ class TensorBoardLogger(Logger):
             self._records.close()
 
 
-class Gif(NamedTuple):
-    """A film as an animated GIF, smaller and shorter than its mp4 file."""
-
-    width: int
-    height: int
-    data: bytes
-
-
-def read_gif(directory: Path, env_steps: int) -> Gif | None:
-    """The GIF of the evaluation at `env_steps` of a run; None if it was not filmed."""
+def read_gif(directory: Path, env_steps: int) -> tuple[int, int, bytes]:
+    """Width, height and content of the GIF of the evaluation at `env_steps` of a run; empty if it was not filmed."""
     try:
         data = read_regular_file(film_path(directory / FILMS, env_steps).with_suffix(".gif"))
         width, height = struct.unpack_from("<HH", data, 6)
     except (ConfigError, struct.error):  # also if it is no GIF
-        return None
-    return Gif(width, height, data)
+        return 0, 0, b""
+    return width, height, data
 
 
 def _new_event_file(directory: Path) -> io.BufferedWriter:
