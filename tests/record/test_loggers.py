@@ -245,8 +245,8 @@ def test_without_loggers_there_is_no_event_file_but_csv_and_jsonl(tmp_path: Path
 
 
 def test_the_key_of_before_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main([*SHORT, "loggers=[wandb]"]) == 2
-    assert "loggers=[wandb] is written loggers=[wandb]" in capsys.readouterr().err
+    assert launch.main([*SHORT, "writers=[wandb]"]) == 2
+    assert "writers=[wandb] is written loggers=[wandb]" in capsys.readouterr().err
 
 
 def test_an_empty_list_on_the_command_line_switches_tensorboard_off(tmp_path: Path) -> None:
