@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlframe.agents.base import Agent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts
+from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy, fill, map_tree
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import TanhGaussian
@@ -25,7 +25,7 @@ from rlframe.exploration import ActionNoise, ExploreConfig, NetworkNoise, check_
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.base import with_modes
-from rlframe.models.masks import FORBIDDEN
+from rlframe.models.views import FORBIDDEN
 
 LOG_STD = (-20.0, 2.0)  # range of the log standard deviation (the code of Haarnoja et al. 2018)
 
@@ -125,7 +125,7 @@ class Choice(ActorPolicy):
     """One of n discrete actions; the parameters are logits (Christodoulou 2019)."""
 
     def __init__(self, action_space: Space, masked: bool = False) -> None:
-        """`masked`: logits may be those of forbidden actions (see models.masks)."""
+        """`masked`: logits may be those of forbidden actions (see models.views)."""
         if not isinstance(action_space, spaces.Discrete):
             raise ConfigError(f"action space {action_space} must be Discrete for a choice")
         self.param_size, self.size, self.masked = int(action_space.n), 0, masked
@@ -288,10 +288,10 @@ def make_actor_agent(
     def make_head(n_features: int) -> nn.Module:
         return part.make_head(nn.Linear(n_features, policy.size), stochastic, learn_features=True)
 
-    masked = bool(mask_parts(observation_space, action_space))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = Actor(observation_space, policy.param_size, config, masked, make_head if part.needs_features else None)
+        head = make_head if part.needs_features else None
+        model = Actor(observation_space, policy.param_size, config, action_space, head)
     if stochastic and not part.needs_features:
         with torch.no_grad():
             model.mlp.layers.flat[-1][policy.size :] += config.log_std

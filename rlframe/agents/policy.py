@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import check_action_space, check_observation_space, mask_parts, without_mask
+from rlframe.core.spaces import check_action_space, check_observation_space
 from rlframe.core.struct import Struct, Tree, as_numpy
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.distributions import DiagonalGaussian, Distribution, TanhGaussian, make_distribution
@@ -23,8 +23,6 @@ from rlframe.exploration.gsde import Gsde
 from rlframe.models import ActorCritic, ModelConfig, PolicyModel
 from rlframe.models.base import with_modes
 from rlframe.models.heads import policy_layer
-from rlframe.models.make import make_policy_model
-from rlframe.models.masks import MaskedPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +150,6 @@ def make_policy_agent(
     check_observation_space(observation_space)
     check_action_space(action_space)
     distribution, correlates = make_distribution(action_space, config.distribution), part.needs_features
-    masked = bool(mask_parts(observation_space, action_space))
-    seen = without_mask(observation_space) if masked else observation_space
     size = distribution.param_size // 2
     check_features(part, config, isinstance(distribution, DiagonalGaussian | TanhGaussian), action_space)
 
@@ -162,11 +158,12 @@ def make_policy_agent(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model: Any = make_policy_model(seen, action_space, distribution, config, make_head if correlates else None)
+        head = make_head if correlates else None
+        model = ActorCritic(observation_space, action_space, distribution, config, head)
     if correlates:
         exploration: Any = part.make_for(model, size, seed)
         agent: PolicyAgent = GsdePolicyAgent(model, distribution, exploration)
     else:
-        agent = PolicyAgent(MaskedPolicy(model) if masked else model, distribution)
+        agent = PolicyAgent(model, distribution)
     agent.model_config = config
     return agent

@@ -15,16 +15,15 @@ from torch import Tensor
 from rlframe.agents.base import AgentState, ModelAgent, NumpyStep
 from rlframe.core.errors import ConfigError
 from rlframe.core.seeding import Role, seed_int
-from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts, without_mask
+from rlframe.core.spaces import ACTION_MASK, check_observation_space, mask_parts
 from rlframe.core.struct import Struct, Tree, as_numpy, fill
 from rlframe.core.types import AgentInputs, AgentStep, Array
 from rlframe.critics import Value
 from rlframe.exploration import ExploreConfig, QExploration, config_of
 from rlframe.models import ModelConfig
 from rlframe.models.base import with_modes
-from rlframe.models.make import make_q_model
-from rlframe.models.masks import MaskedQ, allowed, best_allowed
-from rlframe.models.q_network import QModel
+from rlframe.models.q_network import QModel, QNetwork
+from rlframe.models.views import allowed, best_allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +136,11 @@ def make_q_agent(
         others = "sac, td3 or ppo" if isinstance(action_space, spaces.Box) else "ppo or a2c"
         raise ConfigError(f"the DQN family needs Discrete actions, got {action_space}; use {others}")
     masked, part = bool(mask_parts(observation_space, action_space)), config_of(explore)
-    seen = without_mask(observation_space) if masked else observation_space
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_int(seed, Role.MODEL))
-        model = make_q_model(seen, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
+        model = QNetwork(observation_space, action_space, kind.n_atoms, config, dueling, part.noisy_layers)
     exploration = part.make_q(int(action_space.n), masked)
     exploration.kind = part.kind()
-    agent = QAgent(MaskedQ(model) if masked else model, kind, exploration, observation_space, action_space)
+    agent = QAgent(model, kind, exploration, observation_space, action_space)
     agent.model_config = config
     return agent

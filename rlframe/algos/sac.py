@@ -42,7 +42,7 @@ from rlframe.critics import Critic, make_critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
 from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
-from rlframe.models.masks import FORBIDDEN
+from rlframe.models.views import FORBIDDEN
 from rlframe.ops.fused import soft_objective
 from rlframe.replay import Replay, Transitions
 

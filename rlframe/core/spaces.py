@@ -14,7 +14,7 @@ from gymnasium.spaces import Space
 from rlframe.core.struct import Tree
 
 # Keys of Dict observations that say which actions an environment allows, and what each action is:
-ACTION_MASK, AVAILABLE_ACTIONS = "action_mask", "available_actions"
+ACTION_MASK, AVAILABLE_ACTIONS, PRIVILEGED = "action_mask", "available_actions", "privileged"
 
 
 class FrameStack(spaces.Box):
@@ -125,15 +125,10 @@ def mask_parts(observation_space: Space, action_space: Space) -> tuple[int, ...]
     return parts
 
 
-def without_mask(observation_space: Space) -> Space:
-    """What networks see of observations with a mask."""
-    return without(observation_space, ACTION_MASK)
-
-
-def without(observation_space: Space, entry: str) -> Space:
+def without(observation_space: Space, *entries: str) -> Space:
     """A Dict of the other entries of a Dict of observations, or the only other one."""
     assert isinstance(observation_space, spaces.Dict)
-    others = {key: sub for key, sub in observation_space.spaces.items() if key != entry}
+    others = {key: sub for key, sub in observation_space.spaces.items() if key not in entries}
     return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
 
 

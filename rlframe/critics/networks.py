@@ -6,13 +6,12 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from rlframe.core.spaces import mask_parts, without_mask
 from rlframe.core.struct import Tree
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import Vector, feature_size, has_images
-from rlframe.models.masks import split_mask
 from rlframe.models.network import Network
+from rlframe.models.views import View, mask_entries
 
 
 class ActionNetworks(nn.Module):
@@ -65,9 +64,8 @@ class ChoiceNetworks(nn.Module):
     ) -> None:
         super().__init__()
         config, self.n_atoms = config.of_critic(), n_atoms
-        self.masked = bool(mask_parts(observation_space, action_space))
-        observation_space = without_mask(observation_space) if self.masked else observation_space
-        encoders = [make_features(observation_space, config) for _ in range(k)]
+        self.view = View(observation_space, *mask_entries(observation_space, action_space))
+        encoders = [make_features(self.view.space, config) for _ in range(k)]
         n_out = int(action_space.n) * n_atoms  # type: ignore[attr-defined]
         self.networks = nn.ModuleList(
             nn.Sequential(
@@ -79,6 +77,6 @@ class ChoiceNetworks(nn.Module):
 
     def forward(self, observation: Tree) -> Tensor:
         """Values of (s, .) [k, rows, A, n_atoms]."""
-        observation = split_mask(observation)[0] if self.masked else observation
+        observation = self.view(observation)
         values = torch.stack([network(observation) for network in self.networks])
         return values.unflatten(-1, (-1, self.n_atoms))

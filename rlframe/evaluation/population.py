@@ -12,13 +12,11 @@ import torch
 
 from rlframe.agents import Agent
 from rlframe.algos.evolution import EvaluationInfo, Population, flat_parameters, population_of
-from rlframe.core.spaces import mask_parts
 from rlframe.core.struct import Tree, as_numpy, leaves, write, writer, zeros_like
 from rlframe.core.types import AgentInputs, BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, Envs, make_envs
 from rlframe.envs.make import fixed_backend
 from rlframe.evaluation.evaluator import EvaluationStopped, Stop, never
-from rlframe.models.masks import split_mask
 from rlframe.models.normalize import ObservationNorm, RunningNorm
 from rlframe.ops.evolution import perturbation
 from rlframe.rollout.buffer import empty_rows
@@ -218,8 +216,7 @@ class Player:
         self._act = CpuInference(agent, inputs[0], agent.initial_state([0]))
         self._inputs = [self._act.view(inputs[t]) for t in range(_CHUNK)]
         self._noise = self._act.view(zeros_like(agent.noise(np.random.default_rng(0), ()), (1,)))  # acts greedily
-        masked = mask_parts(envs.observation_space, envs.action_space)
-        self._observed = _normalised(agent, split_mask(rows.observation)[0] if masked else rows.observation)
+        self._observed = _normalised(agent, rows.observation)
 
     def play(self, population: Population, claims: np.ndarray, worker: int, n_workers: int, stop: Stop) -> list[Played]:
         """Play what no other worker has claimed: this worker's own columns in order, then the others' from their end.
@@ -300,7 +297,7 @@ def _on_flat_memory(agent: Agent) -> np.ndarray:
 def _normalised(agent: Agent, observation: Tree) -> list[np.ndarray]:
     """The rows [T+1, *shape] of the observation's vectors that the agent normalises."""
     norms = [norm for norm in agent.modules() if isinstance(norm, ObservationNorm)]
-    parts = zip(norms[0].parts, leaves(observation), strict=True) if norms else ()
+    parts = zip(norms[0].by_leaf, leaves(observation), strict=True) if norms else ()
     return [x[:, 0] for part, x in parts if isinstance(part, RunningNorm)]
 
 

@@ -16,7 +16,7 @@ from rlframe.core.struct import Struct, Tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.distributions.categorical import gumbel
 from rlframe.exploration.base import HIGHEST, ExploreConfig, ExploreState, QExploration, last
-from rlframe.models.masks import nth_allowed
+from rlframe.models.views import nth_allowed
 
 _MANY = 1 << 31  # so large that the remainder of a uniform integer below it is uniform too
 

@@ -11,15 +11,15 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from rlframe.core.errors import ConfigError
-from rlframe.core.spaces import ACTION_MASK, without_mask
+from rlframe.core.spaces import ACTION_MASK, PRIVILEGED
 from rlframe.core.struct import Tree
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
-from rlframe.models.masks import masked_logits, masked_logits_numpy, split_mask
 from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.perturbed import Perturbation
+from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
 
 class Actor(nn.Module):
@@ -32,18 +32,18 @@ class Actor(nn.Module):
         observation_space: Space,
         param_size: int,
         config: ModelConfig,
-        masked: bool = False,
+        action_space: Space,
         make_head: Callable[[int], nn.Module] | None = None,
     ) -> None:
         """Args:
-        masked: the parameters are logits of actions, and observations have an action mask (see models.masks).
+        action_space: parameters are logits of Discrete actions, which a mask in the observation may forbid.
         make_head: from the number of features to the last layers, if exploration needs the features.
         """
         super().__init__()
-        self.masked = masked
-        observation_space = without_mask(observation_space) if masked else observation_space
-        self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
-        self.encoder = make_features(observation_space, config)
+        self.masked = bool(masks := mask_entries(observation_space, action_space))
+        self.norm = ObservationNorm(observation_space, unchanged=masks) if config.normalize_observation else None
+        self.view = View(observation_space, *masks, PRIVILEGED)
+        self.encoder = make_features(self.view.space, config)
         sizes = [feature_size(self.encoder), *config.hidden]
         if make_head is None:
             self.mlp = Network([*sizes, param_size], config.activation, norm=config.norm)
@@ -52,18 +52,13 @@ class Actor(nn.Module):
         self.head = make_head(self.mlp.size) if make_head else nn.Identity()
 
     def normalized(self, observation: Tree) -> Tree:
-        """The input of `params` and of the critics, which share the normaliser; with a mask, that and the rest."""
-        if self.masked:
-            rest, mask = split_mask(observation)
-            return {"observation": self.norm(rest) if self.norm else rest, ACTION_MASK: mask}
+        """The input of `params` and of the critics, which share the normaliser."""
         return self.norm(observation) if self.norm else observation
 
     def params(self, normalized: Tree) -> Tensor:
         """The policy's parameters [n, param_size] for normalised observations."""
-        if self.masked:
-            rest, mask = split_mask(normalized)
-            return masked_logits(self.mlp(self.encoder(rest)), mask)
-        return self.head(self.mlp(self.encoder(normalized)))
+        params = self.head(self.mlp(self.encoder(self.view(normalized))))
+        return masked_logits(params, normalized[ACTION_MASK]) if self.masked else params
 
     def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
         """Parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
@@ -71,9 +66,9 @@ class Actor(nn.Module):
             with torch.no_grad():
                 next_params = self.params(next_normalized)
             return self.params(normalized), next_params
-        features = self.encoder(normalized)
+        features = self.encoder(self.view(normalized))
         with torch.no_grad():
-            next_features = self.encoder(next_normalized)
+            next_features = self.encoder(self.view(next_normalized))
         params, next_params = self.mlp.first_with_rest(torch.cat([features, next_features]), len(features))
         with torch.no_grad():
             next_params = self.head(next_params)
@@ -84,17 +79,17 @@ class Actor(nn.Module):
 
     def with_features(self, observation: Tree) -> tuple[Tensor, Tensor]:
         """The parameters, and the features [n, F] that the head maps to them."""
-        features = self.mlp(self.encoder(self.normalized(observation)))
+        features = self.mlp(self.encoder(self.view(self.normalized(observation))))
         return self.head(features), features
 
     def perturbed(self, observation: Tree, perturbation: Perturbation, scale: Tensor) -> Tensor:
         """The parameters of rows whose linear layers are perturbed by the scales [n, 1]."""
-        return perturbation(self.mlp.layers, self.encoder(self.normalized(observation)), scale)
+        return perturbation(self.mlp.layers, self.encoder(self.view(self.normalized(observation))), scale)
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]."""
         if self.norm:
-            self.norm.update(split_mask(observation)[0] if self.masked else observation)
+            self.norm.update(observation)
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
@@ -107,8 +102,7 @@ class Actor(nn.Module):
             return head(body(encode(observation))).reshape(n, -1)
 
         def masked(observation: Tree) -> np.ndarray:
-            rest, mask = split_mask(observation)
-            return masked_logits_numpy(forward(rest), mask)
+            return masked_logits_numpy(forward(observation), observation[ACTION_MASK])
 
         return masked if self.masked else forward
 
@@ -142,11 +136,11 @@ class Actor(nn.Module):
         encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None
-        norm = numpy_inference.normalizer(self.norm) if self.norm else None
+        norm, view = numpy_inference.normalizer(self.norm) if self.norm else None, self.view
 
         def forward(observation: Tree) -> np.ndarray:
             observation = numpy_inference.in_blocks(observation, n)
-            return encode(norm(observation) if norm else observation)
+            return encode(view(norm(observation) if norm else observation))
 
         return forward
 

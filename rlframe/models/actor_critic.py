@@ -9,10 +9,11 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from rlframe.core.spaces import action_parts
+from rlframe.core.errors import ConfigError
+from rlframe.core.spaces import PRIVILEGED, action_parts
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
-from rlframe.distributions import Distribution
+from rlframe.distributions import Categorical, Distribution
 from rlframe.kernels.mlp import Layers, together
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
@@ -21,6 +22,7 @@ from rlframe.models.heads import GaussianHead, policy_head, value_head
 from rlframe.models.memory import Memory
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.transformer import Transformer
+from rlframe.models.views import ActionOutputs, View, has_privileged, special_entries
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 
@@ -28,9 +30,10 @@ TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]
 class Trunk(nn.Module):
     """Encoder, optionally followed by the previous action and reward, and by memory; gives `size` features."""
 
-    def __init__(self, observation_space: Space, action_space: Space, config: ModelConfig) -> None:
+    def __init__(self, view: View, action_space: Space, config: ModelConfig) -> None:
         super().__init__()
-        self.encoder = encoder = make_encoder(observation_space, config)
+        self.view = view
+        self.encoder = encoder = make_encoder(view.space, config)
         self.size = feature_size(encoder)
         previous = [Vector(space) for _, space in action_parts(action_space)] if config.feed_back else []
         self.feedback = nn.ModuleList(previous)
@@ -49,14 +52,14 @@ class Trunk(nn.Module):
 
     def forward(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tree]:
         """Features [..., size] and the next state; `observation` is the normalised observation of `inputs`."""
-        x = self.encoder(observation)
+        x = self.encoder(self.view(observation))
         if self.feedback:
             x = torch.cat([x, *self._previous(inputs)], -1)
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
 
     def vectors(self, observation: Tree) -> Tensor:
         """The input of `layers`: the normalised observation as one vector."""
-        return self.encoder.features(observation)  # type: ignore[operator]  # an Encoder, where there are layers
+        return self.encoder.features(self.view(observation))  # type: ignore[operator]  # an Encoder, where there are layers
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
         """`forward` in NumPy for n rows in blocks; None if the encoder or the memory does not support NumPy."""
@@ -64,10 +67,10 @@ class Trunk(nn.Module):
         if encode is None or isinstance(self.memory, Transformer):
             return None
         feedback = numpy_inference.feedback(self.feedback) if self.feedback else None
-        memory = numpy_inference.memory(self.memory) if self.memory else None
+        memory, view = numpy_inference.memory(self.memory) if self.memory else None, self.view
 
         def forward(observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, Tree]:
-            x = encode(observation)
+            x = encode(view(observation))
             if feedback:
                 x = np.concatenate([x, feedback(inputs)], -1)
             return memory(x, inputs.first, state) if memory else (x, state)
@@ -104,20 +107,26 @@ class ActorCritic(PolicyModel):
         """`make_head`: from the number of features to the policy's last layers, if not those of the distribution."""
         super().__init__()
         self.uses_previous = config.feed_back or config.memory != "none"
-        self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
-        self.actor = Trunk(observation_space, action_space, config)
-        shared = config.shared or has_images(observation_space)
+        special = special_entries(observation_space, action_space, config)
+        self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
+        seen, view = View(observation_space, *special, PRIVILEGED), View(observation_space, *special)
+        self.actor = Trunk(seen, action_space, config)
+        shared = config.shared or has_images(seen.space)
         if shared:
-            config.check_no_critic("policy and value share theirs (model.shared=true, or images)")
-        self.critic = None if shared else Trunk(observation_space, action_space, config.of_critic())
+            _check_shared(observation_space, config)
+        self.critic = None if shared else Trunk(view, action_space, config.of_critic())
+        if config.action_embedding:
+            distribution = Categorical(config.action_embedding)
         size, std = self.actor.size, (config.log_std, config.state_dependent_std)
         self.policy_head = make_head(size) if make_head else policy_head(distribution, size, *std)
         self.value_head = value_head(self.critic.size if self.critic else size)
+        self.outputs = ActionOutputs(observation_space, action_space, config)
         # Each network whole, where it is linear layers and nothing else: both are one autograd node.
         self._policy, self._value = (
             _linear_network(self.actor, self.policy_head),
             _linear_network(self.critic, self.value_head),
         )
+        self._sees_the_same = seen.keys == view.keys
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -125,13 +134,15 @@ class ActorCritic(PolicyModel):
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
-        if self._policy and self._value:
+        if self._policy and self._value and self._sees_the_same:
             params, value = together(self.actor.vectors(observation), self._policy, self._value)
             if isinstance(self.policy_head, GaussianHead):
                 params = self.policy_head.complete(params)
-            return params, value.squeeze(-1), state
-        features, value, state = self._features(observation, inputs, state)
-        return self.policy_head(features), value, state
+            value = value.squeeze(-1)
+        else:
+            features, value, state = self._features(observation, inputs, state)
+            params = self.policy_head(features)
+        return self.outputs.logits(params, inputs.observation), value, state
 
     def _features(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Features of the policy, the value, and the next state."""
@@ -159,10 +170,12 @@ class ActorCritic(PolicyModel):
         evaluate, policy_head = self._numpy_features(n), numpy_inference.head(self.policy_head)
         if evaluate is None:
             return None
+        logits = self.outputs.numpy_logits() if self.outputs.changes_logits else None
 
         def forward(inputs: AgentInputs, state: Tree) -> tuple[np.ndarray, np.ndarray, Tree]:
             features, value, state = evaluate(inputs, state)
-            return policy_head(features).reshape(n, -1), value, state
+            params = policy_head(features).reshape(n, -1)
+            return logits(params, inputs.observation) if logits else params, value, state
 
         return forward
 
@@ -207,6 +220,13 @@ class ActorCritic(PolicyModel):
     def observe(self, observation: Tree) -> None:
         if self.norm:
             self.norm.update(observation)
+
+
+def _check_shared(observation_space: Space, config: ModelConfig) -> None:
+    why = "policy and value share theirs (model.shared=true, or images)"
+    config.check_no_critic(why)
+    if has_privileged(observation_space):
+        raise ConfigError(f"observation['privileged'] is for a value network of its own, but {why}")
 
 
 def _linear_network(trunk: Trunk | None, head: nn.Module) -> Layers | None:

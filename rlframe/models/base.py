@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import chz
@@ -60,18 +59,6 @@ def statistics(network: nn.Module) -> list[Tensor]:
 def averaged(*networks: nn.Module) -> list[Tensor]:
     """What target networks follow: parameters and running statistics."""
     return [x for network in networks for x in (*network.parameters(), *statistics(network))]
-
-
-def nameless(module: nn.Module, child: str) -> None:
-    """Leave the name of a child out of the names in the module's state_dict."""
-    module.register_state_dict_post_hook(partial(_rename, f"{child}.", ""))
-    module.register_load_state_dict_pre_hook(partial(_rename, "", f"{child}."))
-
-
-def _rename(old: str, new: str, module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Give names that begin with `prefix` and `old` the beginning `prefix` and `new`."""
-    for name in [name for name in state if name.startswith(prefix + old)]:
-        state[prefix + new + name.removeprefix(prefix + old)] = state.pop(name)
 
 
 class Model(nn.Module, ABC):

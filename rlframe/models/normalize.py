@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from gymnasium import Space, spaces
@@ -68,18 +68,32 @@ def is_float_vector(space: Space) -> bool:
 class ObservationNorm(nn.Module):
     """Normalises some parts of an observation, by default float vectors; the others pass through unchanged."""
 
-    def __init__(self, space: Space, clip: float = CLIP, normalizes: Callable[[Space], bool] = is_float_vector) -> None:
+    def __init__(
+        self,
+        space: Space,
+        clip: float = CLIP,
+        normalizes: Callable[[Space], bool] = is_float_vector,
+        unchanged: Sequence[str] = (),
+    ) -> None:
+        """`unchanged`: entries of a Dict that pass through and have no place in the state, whatever they are."""
         super().__init__()
+        self.by_leaf: list[nn.Module] = []
         self.parts = nn.ModuleList()
-        for _, sub in action_parts(space):
-            self.parts.append(RunningNorm(tuple(sub.shape or ()), clip) if normalizes(sub) else nn.Identity())
+        entries = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+        for key, entry in entries.items():
+            for _, sub in action_parts(entry):
+                learns = normalizes(sub) and key not in unchanged
+                part = RunningNorm(tuple(sub.shape or ()), clip) if learns else nn.Identity()
+                self.by_leaf.append(part)
+                if key not in unchanged:
+                    self.parts.append(part)
 
     def forward(self, observation: Tree) -> Tree:
-        parts = iter(self.parts)
+        parts = iter(self.by_leaf)
         return map_tree(lambda x: next(parts)(x), observation)
 
     def update(self, observation: Tree) -> None:
         """Merge a batch of observations [..., *obs] into the statistics."""
-        for part, x in zip(self.parts, leaves(observation), strict=True):
+        for part, x in zip(self.by_leaf, leaves(observation), strict=True):
             if isinstance(part, RunningNorm):
                 part.update(x)

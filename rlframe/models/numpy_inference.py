@@ -213,7 +213,7 @@ def _state_dependent(mean: Map, log_std: Array) -> Map:
 
 def normalizer(module: ObservationNorm) -> Callable[[Tree], Tree]:
     """Normalises float vectors; the other parts pass through unchanged."""
-    parts = [running_norm(part) if isinstance(part, RunningNorm) else lambda x: x for part in module.parts]
+    parts = [running_norm(part) if isinstance(part, RunningNorm) else lambda x: x for part in module.by_leaf]
 
     def forward(observation: Tree) -> Tree:
         left = iter(parts)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlframe.core.errors import ConfigError
 from rlframe.core.struct import Tree, as_numpy
 from rlframe.core.types import AgentInputs
 from rlframe.kernels.device import to_device
@@ -25,6 +26,7 @@ from rlframe.models.base import Model, ModelConfig
 from rlframe.models.encoders import has_images
 from rlframe.models.network import Network, Norm
 from rlframe.models.normalize import ObservationNorm
+from rlframe.models.views import ActionOutputs, View, has_privileged, special_entries
 
 NumpyQ = Callable[[AgentInputs, Tree, np.ndarray], tuple[np.ndarray, Tree]]
 _SIGMA = 0.5  # sigma_0 of Fortunato et al. 2018, section 3.2
@@ -143,21 +145,28 @@ class QNetwork(QModel):
     ) -> None:
         super().__init__()
         config.check_no_critic("a Q-network is the one that acts")
-        self.norm = ObservationNorm(observation_space) if config.normalize_observation else None
-        name = "image_hidden" if has_images(observation_space) else "hidden"
+        if has_privileged(observation_space):
+            raise ConfigError("observation['privileged'] is for critics alone, but a Q-network is the one that acts")
+        special = special_entries(observation_space, action_space, config)
+        if dueling and config.action_embedding:
+            raise ConfigError("algo.dueling=true has a mean over fixed actions; with model.action_embedding use false")
+        view = View(observation_space, *special)
+        self.norm = ObservationNorm(observation_space, unchanged=special) if config.normalize_observation else None
+        name = "image_hidden" if has_images(view.space) else "hidden"
         widths: tuple[int, ...] = getattr(config, name)
         hidden = widths[-1:] if dueling or noisy else ()
         if hidden and config.memory == "none":
             config = chz.replace(config, **{name: widths[:-1]})
-        self.trunk = Trunk(observation_space, action_space, config)
+        self.trunk = Trunk(view, action_space, config)
         self.uses_previous = config.feed_back or config.memory != "none"
-        self.n_actions, self.n_atoms = int(action_space.n), n_atoms
+        self.n_outputs, self.n_atoms = config.action_embedding or int(action_space.n), n_atoms
         sizes = [self.trunk.size, *hidden]
-        self.advantage = Stream([*sizes, self.n_actions * n_atoms], noisy, config.norm)
+        self.advantage = Stream([*sizes, self.n_outputs * n_atoms], noisy, config.norm)
         self.value = Stream([*sizes, n_atoms], noisy, config.norm) if dueling else None
         trunk, head = self.trunk.layers, self.advantage.network
         # A network of linear layers alone is evaluated as one autograd node:
         self._linear_network = trunk.then(head.layers) if trunk and isinstance(head, Network) and not dueling else None
+        self.outputs = ActionOutputs(observation_space, action_space, config)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
     def initial_state(self, n: int) -> Tree:
@@ -166,15 +175,16 @@ class QNetwork(QModel):
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
         if self._linear_network:
-            return self._by_action(self._linear_network(self.trunk.vectors(observation))), state
-        features, state = self.trunk(observation, inputs, state)
-        values = self._by_action(self.advantage(features, noisy))
-        if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
-            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
-        return values, state
+            values = self._by_action(self._linear_network(self.trunk.vectors(observation)))
+        else:
+            features, state = self.trunk(observation, inputs, state)
+            values = self._by_action(self.advantage(features, noisy))
+            if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
+                values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+        return self.outputs.values(values, inputs.observation), state
 
     def _by_action(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.n_actions, self.n_atoms)
+        return x.view(*x.shape[:-1], self.n_outputs, self.n_atoms)
 
     def observe(self, observation: Tree) -> None:
         if self.norm:
@@ -191,7 +201,11 @@ class QNetwork(QModel):
         norm = numpy_inference.normalizer(self.norm) if self.norm else None
         advantage = self.advantage.numpy_forward()
         value = self.value.numpy_forward() if self.value else None
-        shape, has_noise = (self.n_actions, self.n_atoms), bool(self.noisy_layers)
+        shape, has_noise, of_actions = (
+            (self.n_outputs, self.n_atoms),
+            bool(self.noisy_layers),
+            self.outputs.numpy_values(),
+        )
 
         def forward(inputs: AgentInputs, state: Tree, noisy: np.ndarray) -> tuple[np.ndarray, Tree]:
             observation, state = numpy_inference.in_blocks(inputs.observation, n), numpy_inference.in_blocks(state, n)
@@ -200,6 +214,6 @@ class QNetwork(QModel):
             values = advantage(features, rows).reshape(n, *shape)
             if value:
                 values = value(features, rows).reshape(n, 1, -1) + values - values.mean(-2, keepdims=True)
-            return values, numpy_inference.in_rows(state, n)
+            return of_actions(values, inputs.observation), numpy_inference.in_rows(state, n)
 
         return forward

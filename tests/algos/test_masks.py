@@ -20,7 +20,7 @@ from rlframe.envs import EnvConfig, debug_envs
 from rlframe.evaluation import EvalConfig, Evaluator
 from rlframe.exploration import EpsilonConfig
 from rlframe.models import ModelConfig
-from rlframe.models.masks import FORBIDDEN, masked_logits, nth_allowed
+from rlframe.models.views import FORBIDDEN, masked_logits, nth_allowed
 from rlframe.ops.fused import log_prob_entropy
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import cpu, serial
@@ -189,7 +189,7 @@ def test_the_nth_allowed_counts_only_those_and_no_mask_at_all_allows_everything(
 
 def write_table(model: Any, table: list[list[float]]) -> None:
     """Make the Q-network Q(s, a) = table[s][a]."""
-    layer = model.model.advantage.network.linears[0]
+    layer = model.advantage.network.linears[0]
     with torch.no_grad():
         layer.weight.copy_(torch.tensor(table).T)
         layer.bias.zero_()

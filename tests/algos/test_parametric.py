@@ -41,9 +41,8 @@ ROW_2 = [[0.0, 3.0], [1.0, 1.0], [0.0, 0.0], [2.0, 0.0]]
 
 def rows(state: list[list[float]], available: list[list[list[float]]], mask: list[list[int]] | None = None) -> Any:
     n = len(state)
-    observation = {"available_actions": torch.tensor(available), "state": torch.tensor(state)}
-    if mask:
-        observation["action_mask"] = torch.tensor(mask, dtype=torch.int8)
+    masks = {"action_mask": torch.tensor(mask, dtype=torch.int8)} if mask else {}
+    observation = {**masks, "available_actions": torch.tensor(available), "state": torch.tensor(state)}
     return AgentInputs(observation, torch.zeros(n, dtype=torch.int64), torch.zeros(n), torch.zeros(n).bool())
 
 
@@ -64,9 +63,9 @@ def embed_state(layer: Any, table: list[list[float]]) -> None:
 
 def test_logits_are_inner_products_of_state_and_action_and_masked_like_all_logits() -> None:
     agent: Any = make_policy_agent(MASKED, ACTIONS, IDENTITY)
-    policy = agent.model.model
-    be_the_identity(policy.actions)
-    embed_state(policy.model.policy_head, [[1.0, 0.0], [1.0, 2.0]])  # u(s) = (s_1, s_1 + 2 s_2)
+    policy = agent.model
+    be_the_identity(policy.outputs.embed)
+    embed_state(policy.policy_head, [[1.0, 0.0], [1.0, 2.0]])  # u(s) = (s_1, s_1 + 2 s_2)
     inputs = rows([[1.0, 1.0], [-1.0, 2.0]], [ROW_1, ROW_2], [[1, 1, 1, 0], [1, 1, 1, 1]])
     logits, value, _ = agent(inputs, ())
     assert logits.tolist() == [[1.0, 3.0, 8.0, -1e9], [9.0, 2.0, 0.0, -2.0]]
@@ -77,15 +76,15 @@ def test_logits_are_inner_products_of_state_and_action_and_masked_like_all_logit
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: type(k).__name__)
 def test_each_atom_is_an_inner_product(kind: Any) -> None:
     agent: Any = make_q_agent(SPACE, ACTIONS, IDENTITY, kind, "epsilon")
-    be_the_identity(agent.model.actions)
+    be_the_identity(agent.model.outputs.embed)
     state, available = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([ROW_1, ROW_2])
     values = agent(rows(state.tolist(), available.tolist()), ())[0]
-    layer = agent.model.model.advantage.network.linears[0]
+    layer = agent.model.advantage.network.linears[0]
     u = layer(state).view(2, D, kind.n_atoms)
     expected = (available.unsqueeze(-1) * u.unsqueeze(1)).sum(2)
     torch.testing.assert_close(values, expected)
     values.square().sum().backward()
-    assert all(x.grad.abs().sum() > 0 for x in (layer.weight, *agent.model.actions.layers.flat))
+    assert all(x.grad.abs().sum() > 0 for x in (layer.weight, *agent.model.outputs.embed.layers.flat))
 
 
 @pytest.mark.parametrize(("double", "expected"), [(False, [7.0, 3.0]), (True, [5.0, 3.0])])
@@ -94,8 +93,8 @@ def test_targets_are_over_the_next_rows_actions_and_mask(double: bool, expected:
     agent = config.make_agent(MASKED, ACTIONS, IDENTITY, 0)
     algo: Any = config.make_algorithm(agent, BatchSpec(4, 2), 100)
     for model, table in ((agent.model, [[1.0, 0.0], [0.0, 0.0]]), (algo.target, [[0.0, 0.0], [0.0, 1.0]])):
-        be_the_identity(model.model.actions)
-        embed_state(model.model.model.advantage.network.linears[0], table)  # online values a_1, the target a_2
+        be_the_identity(model.outputs.embed)
+        embed_state(model.advantage.network.linears[0], table)  # online values a_1, the target a_2
     now = rows([[1.0, 1.0]] * 2, [ROW_1] * 2, [[1] * A] * 2)
     next_available = [
         [[1.0, 2.0], [9.0, 9.0], [0.0, 7.0], [3.0, 5.0]],
@@ -132,8 +131,8 @@ def test_numpy_acts_as_torch(name: str, n: int, space: spaces.Dict) -> None:
     agent, rng = agent_of(name, space), np.random.default_rng(0)
     features, state = rng.standard_normal((n, A, D)) * 3, rng.standard_normal((n, S)) * 3
     mask = np.tile([1, 0, 1, 1], (n, 1)).astype(np.int8)
-    observation = {"available_actions": features.astype(np.float32), "state": state.astype(np.float32)}
-    observation |= {"action_mask": mask} if space is MASKED else {}
+    entries = {"action_mask": mask, "available_actions": features, "state": state}
+    observation = {key: entries[key].astype(space[key].dtype) for key in space.spaces}
     inputs = AgentInputs(observation, np.zeros(n, np.int64), np.zeros(n, np.float32), rng.random(n) < 0.5)
     agent.observe(map_tree(torch.from_numpy, observation))
     before, noise = agent.initial_state(range(n)), agent.noise(rng, (n,))

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlframe.core.errors import warn_once
-from rlframe.core.spaces import mask_parts, random_allowed, without_mask
+from rlframe.core.spaces import mask_parts, random_allowed, without
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
 from rlframe.envs.action_mask import ActionMaskFromInfo
 from rlframe.envs.observations import InvalidValue, check_mask
@@ -146,9 +146,9 @@ def test_there_must_be_something_to_see_and_it_is_seen_as_without_a_mask() -> No
     with pytest.raises(ValueError, match="alone"):
         mask_parts(spaces.Dict({"action_mask": mask}), THREE)
     assert mask_parts(BOX, THREE) == mask_parts(spaces.Dict({"action_mask": BOX}), BOX) == ()
-    assert without_mask(spaces.Dict({"action_mask": mask, "observation": BOX})) == BOX
+    assert without(spaces.Dict({"action_mask": mask, "observation": BOX}), "action_mask") == BOX
     several = {"one": BOX, "two": BOX}
-    assert without_mask(spaces.Dict({**several, "action_mask": mask})) == spaces.Dict(several)
+    assert without(spaces.Dict({**several, "action_mask": mask}), "action_mask") == spaces.Dict(several)
 
 
 def test_random_moves_are_uniform_among_the_allowed() -> None:

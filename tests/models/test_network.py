@@ -15,7 +15,7 @@ from rlframe.kernels.mlp import Layers, frozen, plain_networks, together
 from rlframe.models import ModelConfig
 from rlframe.models.actor import Actor
 from rlframe.models.network import Network
-from tests.models.compared import OBSERVATIONS, close, gradients, observations, same_as_plain
+from tests.models.compared import BOX, OBSERVATIONS, close, gradients, observations, same_as_plain
 
 needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
 ACTIVATIONS = ["tanh", "relu", "elu", "silu"]
@@ -184,7 +184,7 @@ def test_several_networks_at_once_are_each_of_them(hidden: tuple[int, ...]) -> N
 def test_actors_are_their_plain_networks(space: Space) -> None:
     config = ModelConfig(hidden=(7,), image_hidden=(6,), activation="elu", normalize_observation=True)
     torch.manual_seed(0)
-    actor, one, other = Actor(space, 4, config), observations(space, 6), observations(space, 3)
+    actor, one, other = Actor(space, 4, config, BOX), observations(space, 6), observations(space, 3)
     weight = torch.randn(6, 4)
     actor.norm.update(one)  # type: ignore[union-attr]
     same_as_plain(actor, lambda own: (own(one) * weight).sum())
