@@ -21,10 +21,10 @@ from rlframe.models import ModelConfig
 class Config(ddpg.Config):
     """Defaults are those of the paper (sections 5.2 and 6.1, and its code)."""
 
-    for_vectors = Defaults(  # the learning rate of the paper's first version, with an earlier start
+    for_vectors = Defaults(  # those of the paper's first version, on HalfCheetah and Ant
         ModelConfig(hidden=(256, 256), activation="relu"),
         BatchSpec(T=1, B=1),
-        {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "learning_starts": 1_000},
+        {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "learning_starts": 10_000},
     )
 
     learning_rate: Scheduled = scheduled(3e-4, "of the actor; the paper's first version used 1e-3")
