@@ -156,7 +156,7 @@ class Algorithm(ABC):
     def drop_updates(self) -> None:  # noqa: B027
         """Drop the due updates of a replay ratio."""
 
-    def greediest(self) -> range:
+    def least_exploring(self) -> range:
         """This rank's environments that explore least, whose episodes are reported on their own; often none."""
         return range(0)
 
@@ -218,8 +218,8 @@ class AlgorithmWrapper(Algorithm):
     def drop_updates(self) -> None:
         self.algo.drop_updates()
 
-    def greediest(self) -> range:
-        found: range = self.algo.greediest()
+    def least_exploring(self) -> range:
+        found: range = self.algo.least_exploring()
         return found
 
     def facts(self) -> dict[str, str]:

@@ -25,13 +25,13 @@ from rlframe.algos.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     check_categorical,
+    is_due,
     n_step_replay,
     priorities,
     random_until,
     reading_back,
     smoothed,
     soft_update,
-    turns,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
@@ -185,7 +185,8 @@ class DDPG(OffPolicy):
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
-        metrics, values, target = self.learn(batch, *turns(self.progress.updates, self.config))
+        n, c = self.progress.updates, self.config
+        metrics, values, target = self.learn(batch, is_due(n, c.policy_interval), is_due(n, c.target_interval))
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))

@@ -223,8 +223,8 @@ class OffPolicy(Algorithm):
     def drop_updates(self) -> None:
         self.ratio.drop()
 
-    def greediest(self) -> range:
-        return self.exploration.greediest(self.progress.env_steps)
+    def least_exploring(self) -> range:
+        return self.exploration.least_exploring(self.progress.env_steps)
 
     def facts(self) -> dict[str, str]:
         return {"replay": str(self.replay)}
@@ -292,9 +292,9 @@ def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tenso
         torch._foreach_lerp_(targets, onlines, tau)
 
 
-def turns(updates: int, config: Any) -> tuple[bool, bool]:
-    """Whether the policy, and the targets, have their turn at the update that follows so many."""
-    return (updates + 1) % config.policy_interval == 0, (updates + 1) % config.target_interval == 0
+def is_due(updates: int, interval: int) -> bool:
+    """Whether the update that follows so many is one of every `interval`: a step of the policy, or of the targets."""
+    return (updates + 1) % interval == 0
 
 
 def smoothed(action: Tensor, noise: Any, clip: Any, generator: torch.Generator) -> Tensor:

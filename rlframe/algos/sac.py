@@ -25,10 +25,10 @@ from rlframe.algos.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     check_categorical,
+    is_due,
     n_step_replay,
     random_until,
     soft_update,
-    turns,
 )
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.core.config import choice, count, count_or_auto, fraction, option, positive
@@ -265,7 +265,8 @@ class SAC(OffPolicy):
             temperature = self.schedules.of("temperature")(self.progress.scheduled)
             fill(self.temperature.log.detach(), math.log(temperature))
         batch = self.replay.sample(self.config.batch_size)
-        metrics = self.learn(batch, *turns(self.progress.updates, self.config))
+        n, c = self.progress.updates, self.config
+        metrics = self.learn(batch, is_due(n, c.policy_interval), is_due(n, c.target_interval))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}

@@ -328,7 +328,7 @@ class ExplorationSchedule:
         name = "epsilon" if exploration.scale == "epsilon" else "exploration"
         return {f"algo/{name}": self.first(env_steps)}
 
-    def greediest(self, env_steps: int) -> range:
+    def least_exploring(self, env_steps: int) -> range:
         """Of this rank's environments those with the lowest levels: of an eighth of all, at least one.
 
         None if all have the same level. Indices count from this rank's first environment.

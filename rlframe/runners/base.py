@@ -274,7 +274,8 @@ class Runner(ABC):
         """Add the episodes that ended to the log, and move the progress bar."""
         with self.log.timers("recording"):
             finished = self.sampler.trajectories()
-            least = {learner.name: learner.algo.greediest() for learner in self.learners.values()} if finished else {}
+            learners = self.learners.values() if finished else ()
+            least = {learner.name: learner.algo.least_exploring() for learner in learners}
             self.log.add_episodes(finished, self.env_steps, least)
             current_run().progress(self.now, self.n_steps)
         self.callbacks.call_each("on_episode", finished)

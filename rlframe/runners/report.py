@@ -66,7 +66,7 @@ class TrainingLog:
     def add_episodes(
         self, finished: Sequence[Trajectory], env_steps: int, least: Mapping[str, range] = MappingProxyType({})
     ) -> None:
-        """Note the episodes that ended at the latest at `env_steps`; `least`: see Algorithm.greediest, by learner."""
+        """Note the episodes that ended at the latest at `env_steps`; `least`: those that explore least, by learner."""
         self.n_episodes += len(finished)
         self.recent.extend(finished)
         self.least_exploring.extend(each for each in finished if each.env in least.get(each.agent, ()))
