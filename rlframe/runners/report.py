@@ -86,9 +86,9 @@ class TrainingLog:
         }
 
     def record_episodes(self) -> None:
-        """Write the episodes of all ranks that are not yet in episodes.csv."""
+        """Write the episodes of all ranks that are not yet in episodes.csv, by env_steps, by which it is trimmed."""
         rows = [row for rows in self.ranks.gather(self.unrecorded) for row in rows]
-        current_run().log_episodes(rows)
+        current_run().log_episodes(sorted(rows, key=lambda row: row["env_steps"]))
         self.unrecorded = []
 
     def follow(self, metrics: Mapping[str, float]) -> None:

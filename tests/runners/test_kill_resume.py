@@ -36,7 +36,7 @@ ON_POLICY, REPLAY = (
 )
 ALGOS = {
     "ppo": f"algo=ppo model.hidden=[16] {ON_POLICY}",
-    "ppo_lstm": f"algo=ppo model.memory=lstm model.memory_size=16 {ON_POLICY}",
+    "ppo_lstm": f"algo=ppo algo.minibatches=4 model.memory=lstm model.memory_size=16 {ON_POLICY}",
     "dqn": f"algo=dqn algo.prioritized=true algo.batch_size=16 {REPLAY}",
     "r2d1": f"algo=r2d1 algo.batch_size=4 algo.burn_in=4 algo.learn_T=8 model.memory=lstm {REPLAY}",
     "sac": f"algo=sac algo.batch_size=16 algo.replay_ratio=2 model.hidden=[16] {REPLAY}",
