@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlframe.core.struct import as_numpy
@@ -125,10 +126,13 @@ class Candidates:
         return (rng.random(n) * (self.hi - self.lo)).astype(np.int64) + self.lo
 
     def _draw_on_device(self, rng: np.random.Generator, n: int) -> Tensor:
-        """The first eligible of many draws each: if half of the window is eligible, one of 10**9 is not."""
-        drawn = self._memory.own(self._draw_window(rng, _DRAWS * n)).view(_DRAWS, n)
-        first = self.eligible[drawn % self.n_slots].byte().argmax(0, keepdim=True)
-        return drawn.gather(0, first)[0]
+        """The first eligible of many each, at random distances from others' draws; if half are, one of 10**9 is not."""
+        drawn = self._memory.own(self._draw_window(rng, n + _DRAWS)) - self.lo
+        distances = torch.cat([torch.zeros_like(drawn[:1]), drawn[n:]])[:, None]
+        of = (torch.arange(n, device=drawn.device) + torch.arange(len(distances), device=drawn.device)[:, None]) % n
+        tried = (drawn[of] + distances) % (self.hi - self.lo) + self.lo  # [_DRAWS + 1, n]
+        first = self.eligible[tried % self.n_slots].byte().argmax(0, keepdim=True)
+        return tried.gather(0, first)[0]
 
     def at_slots(self, slots: np.ndarray) -> np.ndarray:
         """The numbers [n] of the window that have these slots [n]."""

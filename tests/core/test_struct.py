@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import pickle
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -246,6 +247,17 @@ def test_samples_go_to_another_process_and_back(method: str) -> None:
         assert before.dtype == after.dtype
         assert np.array_equal(before, after)
     child.close()
+
+
+def test_plain_fields_are_no_leaves_and_survive_every_copy() -> None:
+    samples = sampled()
+    assert all(isinstance(leaf, np.ndarray) for leaf in leaves(samples))
+    tensors = samples.torch()
+    copies = [samples.map(np.copy), samples[1:3], tensors, tensors.numpy(), tensors.to("cpu"), tensors[0]]
+    for copy in [*copies, Samples.zeros_like(samples, (2,)), pickle.loads(pickle.dumps(samples))]:
+        assert (copy.n_env_steps, copy.start, copy.stream) == (8, 12, 3)
+    write(samples, dataclasses.replace(samples, start=99))
+    assert samples.start == 12
 
 
 def test_batch_spec_counts_rows() -> None:

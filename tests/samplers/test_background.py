@@ -74,8 +74,10 @@ def test_the_first_batches_are_those_of_the_same_sampler_in_this_process(kind: s
     config = CONFIGS["serial"]
     envs = config.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
     here = config.make_sampler(envs, agent, 3)
-    for batch in batches:
-        assert_equal(batch, copied(here.collect()))
+    for number, batch in enumerate(batches):
+        same = here.collect()
+        assert_equal(batch, copied(same))
+        assert (batch.start, batch.stream, batch.n_env_steps) == (number * len(same.valid), 0, same.n_env_steps)
     assert trajectories == here.trajectories() != []
     assert len(state["noise"]) == 4
     envs.close()
@@ -125,6 +127,7 @@ def test_a_killed_process_is_replaced_and_its_episodes_restart(kind: str, caplog
             after = [copied(sampler.collect())]
         after += collected(sampler, 3)
         assert after[0].inputs.first[0].all()
+        assert after[0].start == 0, "so it does not continue a batch of the dead process"
         history = BatchHistory(after)
         assert not history.interruptions
         seeds = {float(x) for batch in before for x in batch.inputs.observation[..., 0].flatten()}

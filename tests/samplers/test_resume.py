@@ -65,7 +65,9 @@ def test_a_sampler_continues_from_the_state_of_another(before: str, after: str, 
     second, _ = made(after, env, **model)
     with closing(second):
         assert second.load_state_dict(state) == [""] * B
-        assert_batches_equal(one, batches(second, 3))
+        other = batches(second, 3)
+        assert_batches_equal(one, other)
+        assert [batch.start for batch, _ in other] == [batch.start for batch, _ in one] == [3 * T, 4 * T, 5 * T]
 
 
 @pytest.mark.parametrize("how", ["serial", "cpu1"])
@@ -105,7 +107,9 @@ def test_restarted_episodes_are_reported_without_the_earlier_steps() -> None:
     batches(first, 1)
     second, _ = sampler_for(resumable.Unrepeatable, T=5, B=2, length=8)
     assert all(second.load_state_dict(stored(first.state_dict())))
-    assert [t.length for _, trajectories in batches(second, 2) for t in trajectories] == [8, 8]
+    found = batches(second, 2)
+    assert [t.length for _, trajectories in found for t in trajectories] == [8, 8]
+    assert [batch.start for batch, _ in found] == [6, 11], "the first does not continue the batch 0 to 5"
 
 
 def test_after_an_interrupted_batch_only_the_noise_is_saved() -> None:
