@@ -1,4 +1,10 @@
-"""Asynchronous Methods for Deep Reinforcement Learning, synchronously. Mnih et al., 2016. arXiv 1602.01783."""
+"""Asynchronous Methods for Deep Reinforcement Learning, synchronously. Mnih et al., 2016. arXiv 1602.01783.
+
+A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it
+fast or let numbers change.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.models import ModelConfig
-from rlframe.ops.masked import explained_variance, masked_normalize
+from rlframe.ops.policy_gradient import explained_variance, masked_normalize
 from rlframe.ops.returns import generalized_advantage
 from rlframe.optimizers import OptimizerConfig, optimizer
 

@@ -5,6 +5,11 @@ with the policy as it was when the batch arrived in the place of the target netw
 name of APPO is from Sample Factory (Petrenko et al., 2020, arXiv 2006.11751). Three policies: μ sampled the batch, π_k
 received it, π is being learned. V-trace weighs what μ did by π_k / μ, once; the epochs clip π / π_k. So the first
 gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-returns.
+
+A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it
+fast or let numbers change.
 """
 
 from __future__ import annotations
@@ -29,8 +34,13 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
-from rlframe.ops.policy_gradient import clipped_surrogate, kl_from_ratio
+from rlframe.ops.policy_gradient import (
+    clipped_surrogate,
+    explained_variance,
+    kl_from_ratio,
+    masked_mean,
+    masked_normalize,
+)
 from rlframe.ops.returns import v_trace
 
 

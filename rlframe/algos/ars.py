@@ -2,6 +2,9 @@
 
 Its linear policies are model.hidden=[]. V1 sees observations as they are, V2 normalises them by running statistics:
 model.normalize_observation=true.
+
+A gradient step is read here and in `evolution`, `ops.evolution`, `optimizer_step` and `optimizers.moments`;
+`evaluation.population` plays the episodes.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 With the options that Rainbow (Hessel et al. 2018, arXiv 1710.02298) combines, each on its own: double (van Hasselt et
 al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step, explore=noisy (Fortunato et al. 2018),
 and the value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
+
+A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
+`models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `ops.fused`, `optimizer_step`,
+`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip
+`kernels`, `schedules` and `cuda_graph`: they make it fast or let numbers change.
 """
 
 from __future__ import annotations

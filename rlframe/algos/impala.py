@@ -2,6 +2,11 @@
 
 https://arxiv.org/abs/1802.01561. Made for AsyncRl, whose batches come from parameters some updates old; with a runner
 that samples and learns in turn, every ratio is 1 and this is A2C with n-step returns.
+
+A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it
+fast or let numbers change.
 """
 
 from __future__ import annotations
@@ -15,8 +20,7 @@ from rlframe.algos.base import UpdateMetrics, observed
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.ops.masked import explained_variance, masked_mean
-from rlframe.ops.policy_gradient import kl_from_ratio
+from rlframe.ops.policy_gradient import explained_variance, kl_from_ratio, masked_mean
 from rlframe.ops.returns import v_trace
 from rlframe.optimizers import OptimizerConfig, optimizer
 

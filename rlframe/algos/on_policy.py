@@ -23,7 +23,7 @@ from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.exploration import POLICY_KINDS, ExploreConfig, explore
 from rlframe.kernels.device import to_device
 from rlframe.models import ModelConfig
-from rlframe.ops.masked import mean_weights
+from rlframe.ops.policy_gradient import mean_weights
 from rlframe.optimizers import OptimizerConfig, optimizer
 
 NO_INPUTS = AgentInputs((), (), (), ())

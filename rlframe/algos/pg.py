@@ -1,6 +1,11 @@
 """Policy gradient with a baseline: REINFORCE (Williams 1992, Machine Learning 8) with a learned value subtracted.
 
 Sutton & Barto 2018, section 13.4.
+
+A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it
+fast or let numbers change.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss,
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec
-from rlframe.ops.masked import explained_variance, masked_normalize
+from rlframe.ops.policy_gradient import explained_variance, masked_normalize
 from rlframe.ops.returns import discounted_return
 
 

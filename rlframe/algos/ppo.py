@@ -1,4 +1,10 @@
-"""Proximal Policy Optimization Algorithms. Schulman, Wolski, Dhariwal, Radford, Klimov, 2017. arXiv 1707.06347."""
+"""Proximal Policy Optimization Algorithms. Schulman, Wolski, Dhariwal, Radford, Klimov, 2017. arXiv 1707.06347.
+
+A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it
+fast or let numbers change.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +27,15 @@ from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.ops.fused import fused
-from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize
-from rlframe.ops.policy_gradient import clipped_surrogate, clipped_value_error, kl_from_ratio, ppo_closed_form
+from rlframe.ops.policy_gradient import (
+    clipped_surrogate,
+    clipped_value_error,
+    explained_variance,
+    kl_from_ratio,
+    masked_mean,
+    masked_normalize,
+    ppo_closed_form,
+)
 from rlframe.ops.returns import generalized_advantage
 
 

@@ -4,6 +4,11 @@ R2D2 on one machine: Q-learning on sequences from replay, begun at the recurrent
 rows only to warm it up. Differences from the paper: sequences begin where the sampler's batches do (the paper's overlap
 of half a sequence is sampler.batch_T = half of burn_in + learn_T); they may reach over the end of an episode, where the
 state is reset and the rows that do not count are masked.
+
+A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
+`models.actor_critic`, `models.memory`, `ops.returns`, `models.encoders`, `models.network`, `ops.q_learning`,
+`optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select` and
+`core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it fast or let numbers change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Addressing Function Approximation Error in Actor-Critic Methods (TD3). Fujimoto, van Hoof, Meger, 2018.
 
 https://arxiv.org/abs/1802.09477
+
+A gradient step is read here and in `ddpg`, and the files that it names.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from rlframe.core.types import Samples
 from rlframe.distributions import make_distribution
 from rlframe.models.heads import GaussianHead, policy_head
 from rlframe.models.network import Network, orthogonal
-from rlframe.ops.masked import masked_mean, mean_weights
+from rlframe.ops.policy_gradient import masked_mean, mean_weights
 from rlframe.optimizers.moments import Adam
 from rlframe.record import metrics
 from rlframe.rewards.base import (

@@ -15,7 +15,7 @@ from rlframe.algos.pg import PolicyGradient
 from rlframe.algos.ppo import PPO
 from rlframe.algos.ppo import Config as PPOConfig
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.ops.masked import masked_mean, masked_normalize
+from rlframe.ops.policy_gradient import masked_mean, masked_normalize
 from tests.algos.learners import kept_gradients
 from tests.algos.table import Table, one_step_episodes, table_agent
 from tests.samplers.made import sampler_for

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlframe.ops.masked import explained_variance, masked_mean, masked_normalize, mean_weights
+from rlframe.ops.policy_gradient import explained_variance, masked_mean, masked_normalize, mean_weights
 
 X = torch.tensor([[1.0, 5.0], [3.0, 1000.0]])
 VALID = torch.tensor([[True, True], [True, False]])
