@@ -108,7 +108,7 @@ def config_of(runner: Any) -> dict[str, Any]:
     flat = _flat(parts)
     for learner in runner.learners.values():
         own = _flat({**learner.algo.configs(), "model": learner.agent.model_config})
-        flat |= {f"agents.{learner.name}.{key}" if learner.name else key: value for key, value in own.items()}
+        flat |= {f"agents.policies.{learner.name}.{key}" if learner.name else key: value for key, value in own.items()}
     return {key: _in_json(value) for key, value in flat.items()}
 
 
