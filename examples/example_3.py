@@ -20,7 +20,7 @@ from rlframe.core.types import AgentInputs, Samples
 from rlframe.distributions import Categorical
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.models import PolicyModel
-from rlframe.ops.masked import masked_mean
+from rlframe.ops.policy_gradient import masked_mean
 from rlframe.ops.returns import discounted_return
 from rlframe.record import logger_context
 from rlframe.runners import Learner, MinibatchRl, RunnerConfig
