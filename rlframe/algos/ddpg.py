@@ -5,7 +5,7 @@ https://arxiv.org/abs/1509.02971
 With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, prioritized and initial_priority; and
 with those of TD3, each on its own.
 
-A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.networks`, `critics.values`,
+A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`,
 `models.actor`, `models.encoders`, `models.network`, `ops.fused`, `optimizer_step`, `optimizers.moments`,
 `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `kernels`, `schedules` and
 `cuda_graph`: they make it fast or let numbers change.

@@ -16,9 +16,9 @@ import numpy as np
 from rlframe.core.seeding import EpisodeSeeds, round_seed
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.envs import serializer
-from rlframe.envs.action_mask import warn_of_unseen_mask
 from rlframe.envs.observations import check_info
 from rlframe.envs.serializer import Codec, Codecs, EnvStateError, type_name
+from rlframe.envs.wrappers import warn_of_unseen_mask
 
 _ALE = "ale_py._ale_py.ALEInterface"  # the `type_name` of ALE's games
 _MAX_STEPS = 100_000  # longer episodes cannot be replayed: they would need too much memory and time

@@ -23,9 +23,8 @@ from rlframe.core.objects import ObjectName
 from rlframe.core.parts import find_attribute
 from rlframe.core.ranks import current_ranks
 from rlframe.envs import atari, envpool, gymnasium_vector
-from rlframe.envs.base import EnvConfig, Envs
+from rlframe.envs.base import EnvConfig, Envs, ScaledRewards
 from rlframe.envs.python import PythonEnvs
-from rlframe.envs.rewards import ScaledRewards
 from rlframe.envs.wrappers import load_wrappers, wrapped_maker
 from rlframe.system.machine import n_cpus
 

@@ -29,7 +29,7 @@ from rlframe.models.encoders import has_images
 from rlframe.record.snapshot import load_snapshot
 from rlframe.replay.buffer import DividedReplay
 from rlframe.rewards import rewards_for
-from rlframe.rollout.same_bits import rows_keep_their_bits
+from rlframe.rollout.inference import rows_keep_their_bits
 from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads

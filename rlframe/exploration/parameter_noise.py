@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import chz
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlframe.core.config import count, number
 from rlframe.core.errors import ConfigError
@@ -26,7 +27,67 @@ from rlframe.core.struct import Tree, as_numpy, map_tree
 from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.kernels.device import to_device
-from rlframe.models.perturbed import Perturbation, adapted
+from rlframe.kernels.matmul import linear
+from rlframe.kernels.mlp import ACTIVATIONS, Layers
+from rlframe.kernels.numpy_mlp import ACTIVATIONS as NUMPY_ACTIVATIONS
+from rlframe.models.numpy_inference import affine, in_blocks, normalization
+
+
+class Perturbation(nn.Module):
+    """Standard normal noise ξ for each parameter θ of some layers; a row of scale s is evaluated with θ + s ξ.
+
+    It is kept apart from the parameters, so that these stay clean and may be learned while it lasts. Normalisation has
+    no noise.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        super().__init__()
+        self.activations = layers.activations
+        for i, parameter in enumerate(layers.flat):
+            self.register_buffer(f"noise_{i}", torch.zeros_like(parameter.detach()))
+
+    def resample(self, rng: np.random.Generator) -> None:
+        """Draw new ξ."""
+        for noise in self.buffers():
+            drawn = torch.from_numpy(rng.standard_normal(tuple(noise.shape), np.float32))
+            noise.copy_(to_device(drawn, noise.device))
+
+    def forward(self, layers: Layers, x: Tensor, scale: Tensor) -> Tensor:
+        """Outputs [n, out] of the layers for rows x [n, in] with the scales [n, 1]; scale 0 is the clean network."""
+        noises = list(self.buffers())
+        parts = zip_longest(layers.parameters, noises[::2], noises[1::2], self.activations, layers.norms)
+        for (weight, bias), of_weight, of_bias, name, norm in parts:
+            x = linear(x, weight, bias) + scale * linear(x, of_weight, of_bias)
+            x = ACTIVATIONS[name].plain(norm(x) if norm else x)
+        return x
+
+    def numpy_forward(self, layers: Layers) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """`forward` in NumPy, for rows and scales in blocks, on views of all parameters."""
+        noises = list(self.buffers())
+        norms = [normalization(norm) for norm in layers.norms]
+        parts = [
+            (affine(*pair), affine(of_weight, of_bias), norm, NUMPY_ACTIVATIONS[name].forward)
+            for pair, of_weight, of_bias, norm, name in zip_longest(
+                layers.parameters, noises[::2], noises[1::2], norms, self.activations
+            )
+        ]
+
+        def forward(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+            for clean, noise, norm, activation in parts:
+                x = clean(x) + scale * noise(x)
+                x, _ = activation(norm(x) if norm else x)
+            return x
+
+        return forward
+
+
+def adapted(scale: Tensor, distance: Tensor, target: float | Tensor, factor: float = 1.01) -> Tensor:
+    """The scale of the noise for the next batch: larger while the distance it causes is at most the target.
+
+    (section 3, adaptive noise scaling: α = 1.01)
+    """
+    return torch.where(distance <= target, scale * factor, scale / factor)
+
 
 _LEAST = 1e-6  # levels far below it count as none
 _LEAST_SIGMA, _MOST_SIGMA = 1e-6, 100.0  # where no deviation gives the distance
@@ -87,15 +148,22 @@ class ParameterNoise(NetworkNoise):
 
     def evaluate(self, model: Any, inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
         scales = self.scales(noise, state, self.level, self.sigma, torch)
-        return model.perturbed(inputs.observation, self.perturbation, scales), (), state
+        return self._perturbed(model, inputs.observation, scales), (), state
+
+    def _perturbed(self, model: Any, observation: Tree, scales: Tensor) -> Tensor:
+        """The parameters [n, P] of rows whose linear layers are perturbed by the scales [n, 1]."""
+        found: Tensor = self.perturbation(model.mlp.layers, model.features(observation), scales)
+        return found
 
     def numpy_evaluate(self, model: Any, n: int) -> Callable[[AgentInputs, Tree, ExploreState], Evaluated] | None:
-        forward, (level, sigma) = model.numpy_perturbed(n, self.perturbation), map(as_numpy, (self.level, self.sigma))
-        if forward is None:
+        features, body = model.numpy_features(n), self.perturbation.numpy_forward(model.mlp.layers)
+        if features is None:
             return None
+        level, sigma = map(as_numpy, (self.level, self.sigma))
 
         def evaluate(inputs: AgentInputs, noise: Tree, state: ExploreState) -> Evaluated:
-            return forward(inputs.observation, self.scales(noise, state, level, sigma, np)), (), state
+            scales = in_blocks(self.scales(noise, state, level, sigma, np), n)
+            return body(features(inputs.observation), scales).reshape(n, -1), (), state
 
         return evaluate
 
@@ -105,7 +173,7 @@ class ParameterNoise(NetworkNoise):
     @torch.no_grad()
     def follow(self, model: Any, observation: Tree, before: int, after: int) -> None:
         rows = map_tree(lambda x: to_device(x, self.level.device).flatten(0, 1), observation)
-        moved = model.perturbed(rows, self.perturbation, self.sigma).tanh() - model(rows).tanh()
+        moved = self._perturbed(model, rows, self.sigma).tanh() - model(rows).tanh()
         found = torch.stack([moved.square().sum(), torch.full_like(self.sigma, moved.numel())])
         total, n = current_ranks().sum_tensor(found).unbind()
         sigma = adapted(self.sigma, (total / n).sqrt(), self.level[:2].max(), self.config.adaptation)

@@ -18,7 +18,6 @@ from rlframe.models.base import ModelConfig
 from rlframe.models.encoders import feature_size, make_encoder
 from rlframe.models.network import Network
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.perturbed import Perturbation
 from rlframe.models.views import View, mask_entries, masked_logits, masked_logits_numpy
 
 
@@ -77,14 +76,14 @@ class Actor(nn.Module):
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))
 
+    def features(self, observation: Tree) -> Tensor:
+        """The input of the MLP [n, F]."""
+        return self.encoder(self.view(self.normalized(observation)))
+
     def with_features(self, observation: Tree) -> tuple[Tensor, Tensor]:
         """The parameters, and the features [n, F] that the head maps to them."""
-        features = self.mlp(self.encoder(self.view(self.normalized(observation))))
+        features = self.mlp(self.features(observation))
         return self.head(features), features
-
-    def perturbed(self, observation: Tree, perturbation: Perturbation, scale: Tensor) -> Tensor:
-        """The parameters of rows whose linear layers are perturbed by the scales [n, 1]."""
-        return perturbation(self.mlp.layers, self.encoder(self.view(self.normalized(observation))), scale)
 
     def observe(self, observation: Tree) -> None:
         """Update running statistics from observations [..., *obs]."""
@@ -93,22 +92,19 @@ class Actor(nn.Module):
 
     def numpy_forward(self, n: int) -> Callable[[Tree], np.ndarray] | None:
         """`forward` for n NumPy rows, with the current parameters; None if the encoder does not support NumPy."""
-        encode = self._numpy_encoder(n)
-        if encode is None:
+        evaluate, masked = self.numpy_with_features(n), self.masked
+        if evaluate is None:
             return None
-        body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.head)
 
         def forward(observation: Tree) -> np.ndarray:
-            return head(body(encode(observation))).reshape(n, -1)
+            params, _ = evaluate(observation)
+            return masked_logits_numpy(params, observation[ACTION_MASK]) if masked else params
 
-        def masked(observation: Tree) -> np.ndarray:
-            return masked_logits_numpy(forward(observation), observation[ACTION_MASK])
-
-        return masked if self.masked else forward
+        return forward
 
     def numpy_with_features(self, n: int) -> Callable[[Tree], tuple[np.ndarray, np.ndarray]] | None:
         """`with_features` in NumPy, as `numpy_forward`."""
-        encode = self._numpy_encoder(n)
+        encode = self.numpy_features(n)
         if encode is None:
             return None
         body, head = numpy_inference.mlp(self.mlp.layers), numpy_inference.head(self.head)
@@ -119,20 +115,8 @@ class Actor(nn.Module):
 
         return forward
 
-    def numpy_perturbed(self, n: int, perturbation: Perturbation) -> Callable[[Tree, np.ndarray], np.ndarray] | None:
-        """`perturbed` in NumPy, as `numpy_forward`."""
-        encode = self._numpy_encoder(n)
-        if encode is None:
-            return None
-        body = perturbation.numpy_forward(self.mlp.layers)
-
-        def forward(observation: Tree, scale: np.ndarray) -> np.ndarray:
-            return body(encode(observation), numpy_inference.in_blocks(scale, n)).reshape(n, -1)
-
-        return forward
-
-    def _numpy_encoder(self, n: int) -> Callable[[Tree], np.ndarray] | None:
-        """The input of the MLP, in blocks."""
+    def numpy_features(self, n: int) -> Callable[[Tree], np.ndarray] | None:
+        """`features` in NumPy, in blocks, as `numpy_forward`."""
         encode = numpy_inference.encoder(self.encoder, n)
         if encode is None:
             return None

@@ -19,9 +19,8 @@ from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
 from rlframe.models.encoders import Encoder, Vector, feature_size, has_images, make_encoder
 from rlframe.models.heads import GaussianHead, policy_head, value_head
-from rlframe.models.memory import Memory
+from rlframe.models.memory import Memory, Transformer
 from rlframe.models.normalize import ObservationNorm
-from rlframe.models.transformer import Transformer
 from rlframe.models.views import ActionOutputs, View, has_privileged, special_entries
 
 TrunkForward = Callable[[Tree, AgentInputs, Tree], tuple[np.ndarray, Tree]]

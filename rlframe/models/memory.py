@@ -1,8 +1,9 @@
-"""Recurrent memory of policies and Q-networks, for acting on [B] rows and training on [T, B] rows with resets."""
+"""Memory of policies and Q-networks: recurrent, or causal attention over a window of the last rows of an episode."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -91,3 +92,117 @@ def _longest_stretch(first: Tensor) -> int:
     begins = torch.cat([torch.ones_like(first[:1]), first[1:], torch.ones_like(first[:1])])  # [T+1, B]
     at = begins.t().flatten().nonzero().squeeze(-1)
     return int(torch.diff(at).max())
+
+
+class Transformer(nn.Module):
+    """Blocks of causal self-attention with normalisation first (Xiong et al. 2020), on the rows of an episode.
+
+    In each block a row attends to itself and to the `window` - 1 rows before it in its episode. The state has the
+    inputs of each block at those rows [B, window - 1, layers, size], zero before the episode, and their number [B]
+    (Dai et al. 2019, section 3.2). Learning takes them as they were when acting, without gradient.
+    """
+
+    def __init__(self, in_size: int, size: int, window: int, heads: int, layers: int) -> None:
+        """`heads` divides `size`; `window` is at least 2."""
+        super().__init__()
+        self.size, self.window = size, window
+        self.embed = nn.Linear(in_size, size)
+        self.blocks = nn.ModuleList(_Block(size, window, heads, layers) for _ in range(layers))
+        self.norm = nn.LayerNorm(size)
+
+    def initial_state(self, n: int) -> Tree:
+        """No past rows for n environments."""
+        device = self.norm.weight.device
+        past = torch.zeros(n, self.window - 1, len(self.blocks), self.size, device=device)
+        return past, torch.zeros(n, device=device)
+
+    def forward(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """Features [B, F] or [T, B, F] to outputs [..., size], and the state after the last row."""
+        if x.dim() == 2:
+            output, state = self._run(x.unsqueeze(1), first.unsqueeze(1), state)
+            return output.squeeze(1), state
+        output, state = self._run(x.transpose(0, 1), first.t(), state)
+        return output.transpose(0, 1), state
+
+    def _run(self, x: Tensor, first: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """The same for features [B, T, F] and `first` [B, T]."""
+        past, n_past = state
+        before = torch.arange(self.window - 1, 0, -1, device=x.device)  # how many rows each is before row 0
+        episode = torch.cat([(before <= n_past.unsqueeze(1)).long() - 1, first.long().cumsum(1)], 1)  # -1: none
+        spans = _Spans(episode, self.window)
+        x, seen = self.embed(x), []
+        for i, block in enumerate(self.blocks):
+            rows = torch.cat([past[:, :, i], x], 1)
+            seen.append(rows[:, x.shape[1] :])
+            x = block(rows, x, spans)
+        same = episode[:, first.shape[1] :] == episode[:, -1:]  # [B, window - 1]
+        past = torch.stack(seen, 2).masked_fill(~same[:, :, None, None], 0.0)
+        return self.norm(x), (past, same.sum(1).float())
+
+
+class _Spans:
+    """Division of T rows into n spans of C, each with the C + window - 1 rows that one of its rows may attend to.
+
+    So the cost is linear in T, and acting is a single span of one row.
+    """
+
+    def __init__(self, episode: Tensor, window: int) -> None:
+        """`episode` [B, window - 1 + T]: its number at each row, growing."""
+        T = episode.shape[1] - window + 1
+        self.window, self.C = window, min(T, window)
+        self.n = -(-T // self.C)
+        self.missing = self.n * self.C - T  # rows that the last span lacks
+        row = torch.arange(self.C, device=episode.device).unsqueeze(1) + window - 1
+        distance = row - torch.arange(self.C + window - 1, device=episode.device)  # [C, K] rows back
+        self.distance = distance.clamp(0, window - 1)
+        numbers = F.pad(episode, (0, self.missing), value=-2)  # a row that is missing sees itself
+        own, others = numbers[:, window - 1 :].unflatten(1, (self.n, self.C)), self.seen(numbers.unsqueeze(-1))
+        in_window = (distance >= 0) & (distance < window)
+        self.visible = (in_window & (own.unsqueeze(-1) == others)).unsqueeze(2)  # [B, n, 1, C, K]
+
+    def own(self, x: Tensor) -> Tensor:
+        """[B, T, F] to [B, n, C, F], with zeros for missing rows."""
+        return F.pad(x, (0, 0, 0, self.missing)).unflatten(1, (self.n, self.C))
+
+    def seen(self, x: Tensor) -> Tensor:
+        """[B, window - 1 + n C, F] to [B, n, F, K]."""
+        return x.unfold(1, self.C + self.window - 1, self.C) if self.n > 1 else x.transpose(1, 2).unsqueeze(1)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """[B, n, C, F] to [B, T, F]."""
+        return x.flatten(1, 2)[:, : self.n * self.C - self.missing]
+
+
+class _Block(nn.Module):
+    """x + attention, then x + two layers, each of normalised rows; attention has a learned bias for each distance.
+
+    The bias (Raffel et al. 2020, section 2.1) starts as a slope for each head (Press et al. 2022), so that heads begin
+    with different horizons.
+    """
+
+    def __init__(self, size: int, window: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.norm_2 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.query, self.key, self.value, self.out = (nn.Linear(size, size) for _ in range(4))
+        self.inner, self.outer = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        slope = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+        self.bias = nn.Parameter(-slope.unsqueeze(1) * torch.arange(window))  # [H, window]
+        for linear in (self.query, self.key, self.value, self.out, self.inner, self.outer):
+            added = linear in (self.out, self.outer)  # to x, which should not grow with depth (Radford et al. 2019)
+            nn.init.orthogonal_(linear.weight, (2 * layers) ** -0.5 if added else 1.0)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, rows: Tensor, x: Tensor, spans: _Spans) -> Tensor:
+        """Outputs [B, T, size] of x, the last rows of `rows` [B, window - 1 + T, size]."""
+        x = x + self.out(self._attention(self.norm(rows), spans))
+        return x + self.outer(F.relu(self.inner(self.norm_2(x))))
+
+    def _attention(self, rows: Tensor, spans: _Spans) -> Tensor:
+        size = rows.shape[-1] // self.heads
+        query = spans.own(self.query(rows[:, spans.window - 1 :])).unflatten(-1, (self.heads, size)).transpose(2, 3)
+        padded = F.pad(rows, (0, 0, 0, spans.missing))
+        key, value = (spans.seen(f(padded)).unflatten(2, (self.heads, size)) for f in (self.key, self.value))
+        score = query @ key * size**-0.5 + self.bias[:, spans.distance]  # [B, n, H, C, K]
+        weight = score.masked_fill(~spans.visible, -torch.inf).softmax(-1)
+        return spans.joined((weight @ value.mT).transpose(2, 3).flatten(-2))

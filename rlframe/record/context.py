@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pyprojroot
 
-from rlframe.core.context_variable import set_within
 from rlframe.core.errors import ConfigError
 from rlframe.core.files import LEAST_BYTES, disk_error
-from rlframe.core.ranks import current_ranks
+from rlframe.core.ranks import current_ranks, set_within
 from rlframe.record import metrics
 from rlframe.record.directory import check_directory
 from rlframe.record.loggers import DEFAULT_LOGGERS, find_loggers

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.core.context_variable import set_within
 from rlframe.core.errors import shortened
+from rlframe.core.ranks import set_within
 from rlframe.core.reduction import Reduction, reduction_of
 
 METRICS: Mapping[str, str] = MappingProxyType(

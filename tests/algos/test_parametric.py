@@ -22,7 +22,7 @@ from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.envs import debug_envs
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory, Transitions
-from rlframe.rollout.same_bits import rows_keep_their_bits
+from rlframe.rollout.inference import rows_keep_their_bits
 from tests.envs.test_restore import kinds, restored
 from tests.runners.resumed import assert_resumed_exactly, words
 from tests.samplers.made import assert_equal

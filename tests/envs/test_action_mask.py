@@ -12,8 +12,8 @@ from gymnasium import spaces
 from rlframe.core.errors import warn_once
 from rlframe.core.spaces import mask_parts, random_allowed, without
 from rlframe.envs import EnvConfig, EnvError, EnvOptions, make_envs
-from rlframe.envs.action_mask import ActionMaskFromInfo
 from rlframe.envs.observations import InvalidValue, check_mask
+from rlframe.envs.wrappers import ActionMaskFromInfo
 from tests.envs.rows import made, rows_for
 
 THREE = spaces.Discrete(3)
@@ -98,7 +98,7 @@ def test_taxi_allows_what_it_says() -> None:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "wrapped"])
 def test_a_mask_in_info_that_no_agent_sees_is_warned_of(wrapped: bool, caplog: pytest.LogCaptureFixture) -> None:
-    wrappers = ("rlframe.envs.action_mask:ActionMaskFromInfo",) if wrapped else ()
+    wrappers = ("rlframe.envs.wrappers:ActionMaskFromInfo",) if wrapped else ()
     warn_once.cache_clear()
     envs = make_envs(EnvConfig("Taxi-v4", options=EnvOptions(wrappers=wrappers)), 2, [0, 1])
     envs.reset(rows_for(envs))

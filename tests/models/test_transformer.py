@@ -10,7 +10,7 @@ from torch import Tensor
 from rlframe.core.errors import ConfigError
 from rlframe.core.struct import map_tree
 from rlframe.models import ModelConfig
-from rlframe.models.transformer import Transformer
+from rlframe.models.memory import Transformer
 from tests.samplers.made import agent_for, sampler_for
 
 SIZE, B = 8, 3

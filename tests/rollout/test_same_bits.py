@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 
 from rlframe import launch
 from rlframe.models import numpy_inference
-from rlframe.rollout.same_bits import rows_keep_their_bits
+from rlframe.rollout.inference import rows_keep_their_bits
 from tests.experiment.hostile import WORDS
 from tests.samplers.made import agent_for
 

@@ -14,7 +14,7 @@ from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import Samples
 from rlframe.envs import EnvConfig, debug_envs, make_envs
 from rlframe.models import ModelConfig
-from rlframe.rollout.same_bits import rows_keep_their_bits
+from rlframe.rollout.inference import rows_keep_their_bits
 from rlframe.samplers import SerialSampler
 
 Make = Callable[..., Any]

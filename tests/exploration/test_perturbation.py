@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlframe.exploration.parameter_noise import Perturbation, adapted
 from rlframe.models.network import Network
-from rlframe.models.perturbed import Perturbation, adapted
 
 
 def made(activation: str = "relu", norm: str = "none") -> tuple[Network, Perturbation]:
