@@ -17,14 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from rlframe.kernels.device import in_bf16
 from rlframe.kernels.matmul import on_cpu
-from rlframe.kernels.mlp import relu_, relu_backward
+from rlframe.kernels.mlp import is_plain, relu_, relu_backward
 
 _WIDE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of that many bytes
 
 
 def supports(x: Tensor) -> bool:
     """Whether `convolve` can replace torch: on a CPU that learns in bfloat16, for pixels that need no gradient."""
-    return in_bf16() and not torch.compiler.is_compiling() and on_cpu(x) and not x.requires_grad
+    return in_bf16() and not is_plain() and on_cpu(x) and not x.requires_grad
 
 
 def convolve(x: Tensor, scale: float, layers: Sequence[nn.Conv2d]) -> Tensor:

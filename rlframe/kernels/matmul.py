@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -24,6 +26,23 @@ _LEAST = 3 * 2**18  # multiplications; below, the overhead of oneDNN exceeds its
 _SHORT = 12  # shortest side of a matrix for oneDNN
 _LEAST_ON_GPU = 2**27  # below, rounding the factors may cost more than it gains (from data sheets, not measured)
 _NARROW = 64  # columns of x; below, the transposed product takes half the time
+
+_plain: ContextVar[bool] = ContextVar("rlframe_plain_networks", default=False)
+
+
+@contextmanager
+def plain_networks() -> Iterator[None]:
+    """Use ordinary torch operations for networks and losses: for hooks, double backward, torch.func, debugging."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def is_plain() -> bool:
+    """Whether networks and losses use ordinary torch operations: in `plain_networks`, torch.func and torch.compile."""
+    return _plain.get() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def _request_consistent_rows() -> None:
@@ -145,7 +164,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _affine(x, weight, bias)
     n = x.numel() // x.shape[-1]
     sizes = n, x.shape[-1], weight.shape[0]
-    if torch.is_inference_mode_enabled() or not (_use_onednn(*sizes, x) or _use_bf16_on_gpu(*sizes, x)):
+    fast = not torch.is_inference_mode_enabled() and (_use_onednn(*sizes, x) or _use_bf16_on_gpu(*sizes, x))
+    if not fast or is_plain():
         return F.linear(x, weight, bias)
     y: Tensor = _Linear.apply(x.reshape(n, -1), weight, bias)
     return y.view(*x.shape[:-1], -1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,28 +30,13 @@ from rlframe.kernels.matmul import (
     product,
     weight_gradient,
 )
+from rlframe.kernels.matmul import is_plain as is_plain
+from rlframe.kernels.matmul import plain_networks as plain_networks
 
 Parts = tuple[tuple[Any, ...], tuple[Any, ...]]  # indices into rows [..., n, size] or networks [k, n, size]
 Parameters = Sequence[tuple[Tensor, Tensor]]  # weight [out, in] and bias [out] of each layer, or [k, ...] of k networks
 Learning = list[Tensor | None]  # weight and bias of each layer in turn, None where it is constant
 Place = Mapping[str, Any]  # where the weight and the bias of a layer are, by these names: the parameters of a module
-
-_plain: ContextVar[bool] = ContextVar("rlframe_plain_networks", default=False)
-
-
-@contextmanager
-def plain_networks() -> Iterator[None]:
-    """Use ordinary torch operations for networks and losses: for hooks, double backward, torch.func, debugging."""
-    token = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(token)
-
-
-def is_plain() -> bool:
-    """Whether networks and losses use ordinary torch operations: in `plain_networks`, torch.func and torch.compile."""
-    return _plain.get() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def as_node(function: type[torch.autograd.Function]) -> Callable[..., Any]:

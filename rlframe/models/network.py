@@ -43,8 +43,8 @@ class Norm(nn.Module):
     """Normalisation of [..., size] over each row (Ba et al. 2016) or over the batch (Ioffe & Szegedy 2015).
 
     Batch normalisation uses the statistics of the batch, and moves the running ones, where its own parameters learn;
-    elsewhere, as in acting, in targets and where they are frozen, it uses the running ones. With k networks it
-    normalises [k, n, size] for each of them.
+    elsewhere, as in acting, in targets and where they are frozen, it uses the running ones, and so it does in eval
+    mode. With k networks it normalises [k, n, size] for each of them.
     """
 
     def __init__(self, kind: str, size: int, k: int) -> None:
@@ -63,7 +63,7 @@ class Norm(nn.Module):
         gain, shift = self._by_row(self.weight), self._by_row(self.bias)
         if self.kind == "layer":
             return F.layer_norm(x, x.shape[-1:], eps=LAYER_EPSILON) * gain + shift
-        if torch.is_grad_enabled() and self.weight.requires_grad:
+        if self.training and torch.is_grad_enabled() and _learns(self.weight):
             rows = x if self.weight.dim() == 2 else x.reshape(-1, x.shape[-1])
             variance, mean = torch.var_mean(rows, -2, correction=0)
             self._follow(mean.detach(), variance.detach())
@@ -79,7 +79,8 @@ class Norm(nn.Module):
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         for running, x in ((self.mean, mean), (self.variance, variance)):
-            running.mul_(1 - BATCH_MOMENTUM).add_(x, alpha=BATCH_MOMENTUM)  # lerp_ has no rule for vmap
+            move = (x - running).nan_to_num_(0.0, 0.0, 0.0)  # of a step that is skipped nothing stays
+            running.add_(move, alpha=BATCH_MOMENTUM)  # lerp_ has no rule for vmap
 
     def first(self) -> Norm:
         """This normalisation of the first of k networks, constant."""
@@ -88,6 +89,13 @@ class Norm(nn.Module):
         if self.kind == "batch":
             one.mean, one.variance = self.mean[0], self.variance[0]
         return one
+
+
+def _learns(parameter: Tensor) -> bool:
+    """Whether it requires a gradient; vmap hides that of the stack of which it is one."""
+    while torch._C._functorch.is_batchedtensor(parameter):
+        parameter = torch._C._functorch.get_unwrapped(parameter)
+    return parameter.requires_grad
 
 
 class Network(nn.Module):

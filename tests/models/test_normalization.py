@@ -1,6 +1,7 @@
 """Normalisation stands before the activations of hidden layers, in torch and NumPy, of one network or several."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -100,6 +101,29 @@ def test_batch_statistics_are_used_and_followed_where_the_network_learns_and_now
     close(statistics()[1], 1 - BATCH_MOMENTUM + BATCH_MOMENTUM * hidden.var(0, correction=0))
     normalized = norm(hidden)
     close(normalized.mean(0), torch.zeros(8))
+
+
+def test_in_eval_mode_a_network_uses_running_statistics_though_it_learns() -> None:
+    network = shuffled(Network([5, 8, 3], "relu", norm="batch"))
+    with torch.no_grad():
+        expected = network(X)
+    before = {name: x.clone() for name, x in network.named_buffers()}
+    network.eval()
+    close(network(X), expected)
+    exported = torch.export.export(network, (X,)).module()
+    close(exported(X), expected)
+    parameters = {name: x.detach() for name, x in network.named_parameters()}
+    torch.func.grad(lambda p: torch.func.functional_call(network, p, (X,)).sum())(parameters)
+    assert all(torch.equal(x, before[name]) for name, x in network.named_buffers())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_batch_that_is_not_finite_leaves_the_running_statistics_as_they_are(wrong: float) -> None:
+    network = Network([5, 8, 3], "relu", norm="batch")
+    network(X)
+    before = [x.clone() for x in network.buffers()]
+    network(torch.full_like(X, wrong))
+    assert all(map(torch.equal, network.buffers(), before))
 
 
 @both_kinds

@@ -52,6 +52,38 @@ def test_gradients_of_stacked_critics_are_those_of_each(norm: str) -> None:
             close(found[name][i], parameter.grad)
 
 
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+@pytest.mark.parametrize("n", [6, 300], ids=["small", "large"])
+def test_stacked_networks_learn_as_each_of_them(norm: str, n: int) -> None:
+    networks = [Network([5, 64, 64, 1], "relu", norm=norm) for _ in range(2)]
+    parameters, buffers = stack_module_state(networks)  # type: ignore[arg-type]
+    x = torch.randn(n, 5)
+
+    def values(parameters: Any, buffers: Any) -> Tensor:
+        found: Tensor = functional_call(networks[0], (parameters, buffers), (x,))
+        return found
+
+    found = vmap(values)(parameters, buffers)
+    found.square().mean((1, 2)).sum().backward()
+    for i, network in enumerate(networks):
+        y = network(x)
+        close(found[i], y)
+        y.square().mean().backward()
+        for name, parameter in network.named_parameters():
+            close(parameters[name].grad[i], parameter.grad)
+        for name, buffer in network.named_buffers():
+            close(buffers[name][i], buffer)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+def test_a_gradient_of_a_large_networks_gradient_exists(norm: str) -> None:
+    network, x = Network([64, 64, 64, 1], "tanh", norm=norm), torch.randn(256, 64, requires_grad=True)
+    with plain_networks():
+        (of_x,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        of_x.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in network.linears[:-1].parameters() if parameter.dim() == 2)
+
+
 @pytest.mark.parametrize("module", [ppo, sac], ids=["ppo", "sac"])
 def test_other_parameters_reach_agents_without_any_mode(module: Any) -> None:
     one, other = (module.Config().make_agent(VECTOR, BOX, ModelConfig(hidden=(8,)), seed) for seed in (0, 1))
