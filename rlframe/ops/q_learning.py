@@ -72,7 +72,7 @@ def project(probability: Tensor, return_: Tensor, bootstrap: Tensor, v_min: floa
     place = (moved - v_min) * ((n_atoms - 1) / (v_max - v_min))  # b, in 0 ... N-1
     below = place.floor().clamp(max=n_atoms - 2)
     share = place - below  # of the upper neighbour
-    index = below.long()
+    index = below.nan_to_num(0.0).long()  # NaN is in the shares, so the loss becomes NaN
     projected = torch.zeros_like(probability)
     projected.scatter_add_(-1, index, probability * (1 - share))
     return projected.scatter_add_(-1, index + 1, probability * share)

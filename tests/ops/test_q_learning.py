@@ -44,6 +44,12 @@ def test_a_return_on_an_atom_stays_whole_and_beyond_the_range_goes_to_its_end() 
     torch.testing.assert_close(projected, torch.tensor(expected))
 
 
+def test_a_return_that_is_nan_makes_its_own_row_nan_and_no_other() -> None:
+    logits, target = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 3)
+    loss, _ = categorical_loss(logits, target, t(math.nan, 1.0), t(0.9, 0.0), 0.0, 2.0)
+    assert loss.isnan().tolist() == [True, False], "the update is then skipped"
+
+
 def test_projection_keeps_all_mass_and_the_mean_within_the_range() -> None:
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(100, 51, generator=generator).softmax(-1)
