@@ -285,6 +285,8 @@ def copy_into(target: nn.Module, online: nn.Module, tau: float = 1.0) -> None:
 @torch.no_grad()
 def soft_update(targets: list[Tensor], onlines: list[Tensor], tau: float | Tensor) -> None:
     """target <- (1 - tau) target + tau online, all tensors at once (Lillicrap et al. 2016, algorithm 1)."""
+    if not targets:  # of critics without
+        return
     if isinstance(tau, Tensor):  # on a GPU, where the kernel for numbers would wait for it
         moves = torch._foreach_mul(torch._foreach_sub(onlines, targets), tau)
         torch._foreach_add_(targets, moves)

@@ -33,10 +33,17 @@ class View:
     """An observation without some entries: a Dict of the others, or the only other one."""
 
     def __init__(self, space: Space, *hidden: str) -> None:
-        """`hidden`: entries, of which the space need not have any."""
+        """Args:
+            hidden: entries, of which the space need not have any.
+        Raises:
+            ConfigError: it has no others.
+        """
         entries = space.spaces if isinstance(space, spaces.Dict) else {}
         self.hidden = tuple(key for key in hidden if key in entries)
         self.keys = tuple(key for key in entries if key not in self.hidden)
+        if self.hidden and not self.keys:
+            names = " and ".join(map(repr, self.hidden))
+            raise ConfigError(f"observation has only {names}, which a policy does not see; add an entry that it sees")
         self.space = without(space, *self.hidden) if self.hidden else space
 
     def __call__(self, observation: Tree) -> Tree:

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from rlframe.algos import sac, td3
+from rlframe.critics import Critic
 from tests.algos.learners import learner, transitions, updated, write_critic, write_linear
 
 TWO = spaces.Discrete(2)
@@ -167,6 +168,17 @@ def test_the_discrete_actor_ascends_the_exact_soft_value() -> None:
     assert metrics["policy_loss"] == pytest.approx(-value, rel=1e-5)
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
     assert algo.agent.model.mlp.layers.flat[1].grad.tolist() == pytest.approx(gradient.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("is_discrete", [False, True])
+def test_critics_without_targets_learn_from_their_own_values(is_discrete: bool) -> None:
+    made = discrete() if is_discrete else continuous()
+    critic = Critic(made.critic.networks, made.critic.value, has_target=False)
+    algo = sac.SAC(made.agent, critic, made.replay, made.exploration, 100, sac.Config(replay_ratio=2.0, batch_size=2))
+    before = [x.detach().clone() for x in critic.learned]
+    metrics = updated(algo, two_rows(is_discrete))
+    assert math.isfinite(metrics["loss"])
+    assert not all(map(torch.equal, before, critic.learned))
 
 
 def test_a_deterministic_agent_is_refused() -> None:

@@ -52,6 +52,12 @@ def test_a_view_leaves_out_entries_and_a_dict_of_one(hidden: tuple[str, ...], sp
     assert isinstance(view.space, spaces.Dict) == isinstance(seen, dict)
 
 
+@pytest.mark.parametrize("algo", [ppo, sac, ddpg])
+def test_an_observation_that_is_for_critics_alone_leaves_a_policy_nothing(algo: Any) -> None:
+    with pytest.raises(ConfigError, match="observation has only 'privileged', which a policy does not see"):
+        algo.Config().make_agent(spaces.Dict({"privileged": SECRET}), BOX)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 @pytest.mark.parametrize(("space", "actions"), [(BOTH, BOX), (MASKED, TWO)], ids=["box", "masked"])
