@@ -23,9 +23,9 @@ from rlframe.record.loggers import DEFAULT_LOGGERS
 from rlframe.rewards import RewardConfig
 from rlframe.rollout.stepper import check_room
 from rlframe.runners import SyncRlConfig
-from rlframe.runners.config import as_kind
+from rlframe.runners.config import RunnerConfig, as_kind
 from rlframe.runners.stop_rule import StopRule
-from rlframe.samplers import no_sampler
+from rlframe.samplers import SamplerConfig, no_sampler
 
 
 def _kind(name: str, config: Any) -> str:
@@ -44,8 +44,8 @@ class Experiment:
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
     reward: RewardConfig
-    sampler: Any = part(ROOTS["sampler"], "auto", "how environments are stepped")
-    runner: Any = part(ROOTS["runner"], "minibatch_rl_eval", "the training loop")
+    sampler: Any = part(ROOTS["sampler"], "auto", "how environments are stepped", SamplerConfig)
+    runner: Any = part(ROOTS["runner"], "minibatch_rl_eval", "the training loop", RunnerConfig)
     eval: EvalConfig
     affinity: str = option("auto", "auto | none | a code such as 16cpu_4gpu_1gpr_0slt: the part of the machine to use")
     world_size: int = count(1, "ranks: processes that train together, each with its own sampler (runner=sync_rl)")

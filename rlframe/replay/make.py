@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,6 +151,8 @@ class OwnReplay(ReplayConfig):
             raise ConfigError(f"{key} is not a class; give the class, which the run calls")
         if missing := [verb for verb in _VERBS if verb not in dir(cls)]:
             raise ConfigError(f"{key} lacks {', '.join(missing)}; rlframe.replay.Replay says what a replay has")
+        if callable(inspect.getattr_static(cls, "n_rows")):
+            raise ConfigError(f"{key}: n_rows is a method; make it a property")
         return cls
 
     def make(self, spec: ReplaySpec[Batch]) -> Replay[Batch]:

@@ -233,6 +233,9 @@ class Runner(ABC):
 
     def receive(self, batches: Sequence[tuple[Learner, Samples]]) -> None:
         """Let learners receive their batches, then the callbacks; the first is described in debug.log."""
+        if not self._described:
+            for learner, samples in batches:
+                learner.check_batch(samples)
         with self.log.timers("learning"):
             for learner, samples in batches:
                 self.log.metrics.learner = learner.name
@@ -240,7 +243,6 @@ class Runner(ABC):
             self.log.metrics.learner = ""
         for learner, samples in batches:
             if not self._described:
-                learner.check_batch(samples)
                 lines = describe_tree(samples, of_learner("samples", learner.name))
                 _logger.debug("first batch:\n%s", "\n".join(lines))
             if samples.valid.numel():  # none where there are no environments

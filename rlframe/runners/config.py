@@ -12,6 +12,7 @@ import chz
 
 from rlframe.agents import Agent
 from rlframe.core.config import choice, count, number, positive
+from rlframe.core.errors import ConfigError
 from rlframe.core.parts import ROOTS, flatten, kinds_of
 from rlframe.envs import EnvConfig
 from rlframe.envs.make import env_name
@@ -79,7 +80,9 @@ class RunnerConfig:
         callbacks: Sequence[Callback],
         stop: str = "",
     ) -> Any:
-        """The Runner with these options; `stop`: see Runner."""
+        """The Runner with these options; `stop`: see Runner. Raises ConfigError if its Config names no class."""
+        if "runner_class" not in dir(self):
+            raise ConfigError(f"{type(self).__name__} needs runner_class, a subclass of Runner")
         return self.runner_class(sampler, learners, self, evaluator, callbacks, stop)
 
 

@@ -46,7 +46,11 @@ class Learner:
 
     def check_batch(self, samples: Samples) -> None:
         """Raise ConfigError if a sampler has not counted the env steps of its batch, which would never end."""
-        if not samples.n_env_steps and bool(samples.valid.any()):
+        counted: Any = samples.n_env_steps
+        if not isinstance(counted, int):
+            kind = type(counted).__name__
+            raise ConfigError(f"the sampler's batch{self.of}: n_env_steps is a {kind}; make it an int")
+        if not counted and bool(samples.valid.any()):
             raise ConfigError(
                 f"the sampler's batch{self.of} has valid rows and says n_env_steps=0; count them, for example with "
                 f"rlframe.rollout.buffer.numbered(samples, rows, start)"
@@ -101,10 +105,12 @@ class Learners(dict[str, Learner]):
         """What a source has collected, by learner, with the rewards that each learns from.
 
         Raises:
-            ConfigError: the source has batches for other learners.
+            ConfigError: the source has batches for other learners, or something else.
         """
         if isinstance(found, Samples) and len(self) == 1:
             return [(self.first, self.first.rewards(found))]
+        if not isinstance(found, Samples | Mapping):
+            raise ConfigError(f"collect of the sampler gave a {type(found).__name__}, neither Samples nor some by name")
         if isinstance(found, Samples) or not found.keys() <= self.keys():
             of = "one batch" if isinstance(found, Samples) else f"batches of {', '.join(found)}"
             raise ConfigError(f"the sampler has {of}, and the learners of this run are {', '.join(self)}")

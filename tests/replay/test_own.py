@@ -56,6 +56,7 @@ WRONG = {
     "replay=mem": r"'mem' is not in rlframe.replay \(device, disk, memory, own\); did you mean memory",
     "replay=FILE:np": "is not a class; give the class",
     "replay=FILE:Half": "lacks update_priorities, n_rows, state_dict, load_state_dict; rlframe.replay.Replay says",
+    "replay=FILE:Counts": r"algo.replay=.*:Counts: n_rows is a method; make it a property",
     "replay=own": "algo.replay=own needs algo.replay.name=module:Class",
     "replay=FILE:UniformReplay algo.replay.kwargs.depth=3": "unexpected keyword argument 'depth'; it is called with a",
     "replay=FILE:UniformReplay algo.prioritized=true algo.initial_priority=td": "needs replay=memory, device or disk",
@@ -74,6 +75,7 @@ def test_what_cannot_be_a_replay_is_refused(
     given: str, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = "class Half:\n    append = sample = None\nclass Lax(UniformReplay):\n    def __init__(self, spec): ...\n"
+    more += "class Counts(UniformReplay):\n    def n_rows(self): return self.n\n"
     mine.write_text(mine.read_text() + more)
     own = dict.fromkeys(word.partition("=")[0] for word in given.split())
     case = [word for word in RUN.split() if word.partition("=")[0] not in own]

@@ -43,6 +43,7 @@ def test_a_file_with_a_config_needs_no_name(mine: Path, tmp_path: Path) -> None:
 WRONG = {
     "runner=FILE:CollectFirst": "is no class of a Config, made with chz.chz",
     "runner=FILE:Nothing": "has no Nothing",
+    "runner=rlframe.runners:RunnerConfig": "RunnerConfig needs runner_class, a subclass of Runner",
     "runner=minibatch": "'minibatch' is not in rlframe.runners (.*); did you mean minibatch_rl",
     "runner=FILE:CollectFirstConfig runner.n_batch=2": "unknown key runner.n_batch; did you mean runner.n_batches",
     "runner=FILE:CollectFirstConfig world_size=2": "world_size=2 needs runner=sync_rl",

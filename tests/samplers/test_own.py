@@ -46,3 +46,28 @@ def test_it_gives_what_a_sampler_of_rlframe_gives(mine: str, tmp_path: Path) -> 
 def test_an_unknown_key_of_it_is_refused_by_name(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(words(f"{RUN} {mine} sampler.n_groups=2", tmp_path)) == 2
     assert "unknown key sampler.n_groups" in capsys.readouterr().err
+
+
+WRONG = {
+    "collect(self):\n        return super().collect()": "",
+    "collect(self):\n        return None": "collect of the sampler gave a NoneType",
+    "collect(self):\n        found = super().collect()\n"
+    "        return replace(found, n_env_steps=found.valid.sum())": "n_env_steps is a Tensor; make it an int",
+}
+
+
+@pytest.mark.parametrize("collect", WRONG)
+def test_what_it_collects_is_checked_in_one_line(
+    collect: str, mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(mine.split(":")[0].removeprefix("sampler="))
+    code = file.read_text().replace("return LineSampler(", "return Changed(")
+    file.write_text(f"{code}\n\nfrom dataclasses import replace\n\n\nclass Changed(LineSampler):\n    def {collect}\n")
+    status = launch.main(words(f"{RUN} {mine}", tmp_path / "runs"))
+    assert status == (2 if WRONG[collect] else 0)
+    assert WRONG[collect] in capsys.readouterr().err
+
+
+def test_a_config_of_another_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(words("algo=ppo sampler=rlframe.runners.offline_rl:OfflineRlConfig", tmp_path)) == 2
+    assert "must be a name such as auto, or a Config of rlframe.samplers" in capsys.readouterr().err
