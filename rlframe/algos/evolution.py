@@ -45,6 +45,7 @@ class EvolutionConfig:
     ) -> ActorAgent:
         """A deterministic policy: tanh for a Box, the largest output for a Discrete action."""
         model = model or default_model(self, observation_space)
+        model.check_no_critic("evolution strategies have none")
         unsupported = {
             "model.action_embedding=0": model.action_embedding > 0,
             "model.memory=none": model.memory != "none",

@@ -17,6 +17,7 @@ from rlframe.core.types import AgentInputs, Samples
 from rlframe.experiment.config import check_parts
 from rlframe.experiment.settings import from_flat
 from rlframe.models import ModelConfig
+from rlframe.models.base import CriticConfig
 from rlframe.ops.evolution import perturbation
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -136,6 +137,8 @@ def test_what_it_cannot_act_with_is_refused() -> None:
         es.Config().make_agent(BOX, BOX, ModelConfig(memory="lstm"), 0)
     with pytest.raises(ConfigError, match=r"^evolution strategies .* model\.action_embedding=0"):
         es.Config().make_agent(BOX, spaces.Discrete(2), ModelConfig(action_embedding=4), 0)
+    with pytest.raises(ConfigError, match=r"model\.critic is for .* but evolution strategies have none"):
+        es.Config().make_agent(BOX, BOX, ModelConfig(critic=CriticConfig(hidden=(8,))), 0)
     with pytest.raises(ConfigError, match="one Discrete action or bounded Box"):
         es.Config().make_agent(BOX, spaces.MultiDiscrete([2, 2]), LINEAR, 0)
     algo = algorithm(es.Config())
