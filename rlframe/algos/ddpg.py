@@ -5,10 +5,10 @@ https://arxiv.org/abs/1509.02971
 With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, prioritized and initial_priority; and
 with those of TD3, each on its own.
 
-A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`,
-`models.actor`, `models.encoders`, `models.network`, `ops.fused`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `kernels`, `schedules` and
-`cuda_graph`: they make it fast or let numbers change.
+A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`, `models.actor`,
+`models.encoders`, `models.network`, `ops.fused`, `optimizer_step`, `optimizers.moments`, `replay.buffer`,
+`replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `kernels` and `cuda_graph`, which only make
+it fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class DDPG(OffPolicy):
         self.policy = agent.policy
         self.critic = critic.to(self.device)
         self.target_actor = copy.deepcopy(agent.model).requires_grad_(False)
-        targets, online = critic.follow()
+        targets, online = critic.target_and_online()
         self.targets, self.online = averaged(self.target_actor) + targets, averaged(agent.model) + online
         self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
         self.critic_optimizer = make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate")

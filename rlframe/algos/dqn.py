@@ -7,7 +7,7 @@ and the value as a categorical distribution (C51, Bellemare et al. 2017) or as q
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `ops.fused`, `optimizer_step`,
 `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip
-`kernels`, `schedules` and `cuda_graph`: they make it fast or let numbers change.
+`kernels` and `cuda_graph`, which only make it fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ that samples and learns in turn, every ratio is 1 and this is A2C with n-step re
 
 A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
 `models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
-`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels`, `schedules` and `cuda_graph`: they make it
-fast or let numbers change.
+`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels` and `cuda_graph`, which only make it fast, and
+`schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations

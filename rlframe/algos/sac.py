@@ -4,10 +4,10 @@ https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algo
 (https://arxiv.org/abs/1812.05905), which learns the temperature and needs no network for the state's value. For
 Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
 
-A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`,
-`models.actor`, `models.encoders`, `models.network`, `distributions.gaussian`, `ops.fused`, `optimizer_step`,
-`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip
-`kernels`, `schedules` and `cuda_graph`: they make it fast or let numbers change.
+A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`, `models.actor`,
+`models.encoders`, `models.network`, `distributions.gaussian`, `ops.fused`, `optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `kernels` and `cuda_graph`,
+which only make it fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class SAC(OffPolicy):
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
         self.critic = critic.to(self.device)
         self.soft_value, default_entropy = self._soft_value()
-        self.targets, self.online = critic.follow()
+        self.targets, self.online = critic.target_and_online()
         self.temperature = Temperature(self.schedules.of("temperature")(0)).to(self.device)
         self.default_entropy = default_entropy
         masked = isinstance(agent.policy, Choice) and agent.policy.masked

@@ -106,8 +106,8 @@ class Critic(nn.Module):
         """The parameters of `networks`."""
         return list(self.networks.parameters())
 
-    def follow(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What moves, and what it moves to: parameters and statistics of the target, and of the networks."""
+    def target_and_online(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Parameters and statistics of the target, and of the networks that it moves to; empty without a target."""
         return (averaged(self.target), averaged(self.networks)) if self.has_target else ([], [])
 
     def forward(self, observation: Tree, *action: Tensor) -> Tensor:

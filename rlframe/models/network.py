@@ -15,7 +15,7 @@ from rlframe.kernels.mlp import Layers, is_plain
 
 NORMS = ("none", "layer", "batch")
 LAYER_EPSILON = 1e-5
-BATCH_EPSILON, BATCH_MOMENTUM = 1e-3, 0.01  # Bhatt et al. 2024 (CrossQ, arXiv 1902.05605), table 1
+BATCH_EPSILON, BATCH_MOMENTUM = 1e-3, 0.01  # Bhatt et al. 2024 (CrossQ, arXiv 1902.05605)
 
 
 def orthogonal(layer: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
@@ -117,7 +117,8 @@ class Network(nn.Module):
         """Args:
         sizes: of the input and the output of each layer.    activation: between the layers.
         last: after the last layer; a layer is normalised where it has an activation.
-        k: networks, evaluated in one batched product; 0: one, without this dimension.
+        k: networks, evaluated in one batched product; 0: one, without this dimension. Two of 256x256 with one output
+            take 925 us for 256 rows in bfloat16 on one core of an AMD EPYC, instead of 1178 one after another.
         gain: of orthogonal initial weights; 0: torch's, as in the papers' code.
         """
         super().__init__()
@@ -149,9 +150,6 @@ class Network(nn.Module):
 
     def with_target(self, target: Network, x: Tensor) -> tuple[Tensor, Tensor]:
         """Output of these k networks, with gradient, and of k target networks, without, in one batch.
-
-        Two of 256x256 with one output take 925 us forward and backward for 256 rows in bfloat16 on one core of an AMD
-        EPYC, instead of 1178 one after another.
 
         x: [2 k, n, in_size], the inputs of these, then of the target.
         """

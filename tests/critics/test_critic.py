@@ -111,7 +111,7 @@ def test_a_critic_without_targets_sees_both_rows_in_one_batch_and_learns_from_th
     """As CrossQ, whose batch normalisation needs it (Bhatt et al. 2024)."""
     networks = critic_of(norm="batch", hidden=(7,)).networks
     critic, x, a = Critic(networks, HALF_SQUARE, has_target=False), torch.randn(6, 5), torch.randn(6, 2)
-    assert critic.follow() == ([], [])
+    assert critic.target_and_online() == ([], [])
     assert len(critic.state_dict()) == len(networks.state_dict())
     values, target = critic.with_target(x, a, x + 9, -a)
     both = networks(torch.cat([x, x + 9]), torch.cat([a, -a]))
@@ -130,7 +130,7 @@ def test_critics_differ_from_each_other_and_their_targets_move_with_them() -> No
     with torch.no_grad():
         critic.learned[0][0].zero_()
     assert not torch.equal(critic.target(x, a), critic(x, a))
-    soft_update(*critic.follow(), 1.0)
+    soft_update(*critic.target_and_online(), 1.0)
     assert torch.equal(critic.target(x, a), critic(x, a))
 
 

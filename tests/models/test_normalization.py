@@ -208,6 +208,6 @@ def test_target_networks_follow_gains_shifts_and_statistics(norm: str) -> None:
     with torch.no_grad():
         for x in (*networks.norms.parameters(), *networks.norms.buffers()):  # type: ignore[union-attr]
             x += 1
-        soft_update(*critic.follow(), 0.5)
+        soft_update(*critic.target_and_online(), 0.5)
     values = [x.unique().tolist() for x in (*target.norms.parameters(), *target.norms.buffers())]  # type: ignore[union-attr]
     assert values == [[1.5], [0.5], [0.5], [1.5]][: 4 if norm == "batch" else 2]
