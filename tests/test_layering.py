@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     part: {part}.union(*LAYERS[:depth]) for depth, layer in enumerate(LAYERS) for part in layer
 }
 ALLOWED["kernels"] = {"kernels", "core"}
-ALLOWED["optimizers"] = {"optimizers", "core"}
+ALLOWED["optimizers"] = {"optimizers", "kernels", "core"}
 ALLOWED["ops"] = {"ops", "kernels", "core"}
 ALLOWED["distributions"] = {"distributions", "ops", "core"}
 ALLOWED["rewards"] -= {"rollout", "replay", "system"}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
-from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import option
@@ -55,8 +55,7 @@ class A2C(OnPolicy):
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         super().__init__(agent, n_steps, config or Config())
-        looks = agent.recurrent  # at where episodes begin
-        self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()

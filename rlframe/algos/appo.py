@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.on_policy import (
     Batch,
     OnPolicy,
@@ -90,6 +91,13 @@ class APPO(OnPolicy):
         check_trace_clips(c, n_steps)
         super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
+
+    def steps_of_batch(self) -> int:
+        return int(self.config.epochs * self.config.minibatches)
+
+    def rows_of_step(self, batch_size: int) -> int:
+        return int(batch_size // self.config.minibatches)
 
     def update(self) -> UpdateMetrics:
         samples, c = self.samples.pop(), self.config
@@ -97,10 +105,11 @@ class APPO(OnPolicy):
         fit = explained_variance(batch.value, batch.return_, batch.valid)
         metrics: list[dict[str, Tensor]] = []
         for _ in range(c.epochs):
-            for minibatch, state in minibatches(
+            for inputs in minibatches(
                 batch, samples.state, c.minibatches, self.agent.recurrent, self.rng, self._normalized
             ):
-                metrics.append(self._learn(minibatch, state))
+                metrics.append(self.learn(inputs))
+                self.progress.updates += 1
         self.agent.observe(observed(samples))
         return {**mean_of(metrics), **off_policy, "explained_variance": fit, "learning_rate": self.optimizer.rate}
 
@@ -122,8 +131,9 @@ class APPO(OnPolicy):
         batch = Batch(samples.inputs[:-1], samples.action, log_prob, value[:-1], advantage, vs, valid)
         return batch, {"kl": kl}
 
-    def _learn(self, batch: Batch, state: Tree) -> dict[str, Tensor]:
+    def _learn(self, inputs: tuple[Batch, Tree]) -> dict[str, Tensor]:
         """One gradient step on -min(r A, clip(r) A) with r = π / π_k, and A = ρ (r + γ vs' - V)   (eq. 4 of IMPACT)."""
+        batch, state = inputs
         c, weight = self.now, batch.weight
         log_prob, entropy, value = self.agent.evaluate(batch.inputs, state, batch.action)
         ratio = torch.where(batch.valid, log_prob - batch.log_prob, 0.0).exp()
@@ -135,5 +145,4 @@ class APPO(OnPolicy):
         }
         loss = parts["policy_loss"] + c.value_coef * parts["value_loss"] - c.entropy_coef * parts["entropy"]
         norm = self.optimizer.minimize(loss, batch, batch.valid)
-        self.progress.updates += 1
         return {**parts, "grad_norm": norm}

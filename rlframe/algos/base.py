@@ -149,6 +149,14 @@ class Algorithm(ABC):
     def check_run(self, n_steps: int) -> None:  # noqa: B027
         """Raise ConfigError if nothing would be learned in a run of so many env_steps."""
 
+    def updates_in(self, n_steps: int, batch_size: int) -> int:
+        """Gradient steps of a run of so many env_steps, in batches of so many; 0 if that is not known."""
+        return 0
+
+    def rows_of_step(self, batch_size: int) -> int:
+        """Rows that a gradient step learns from, given those of a batch."""
+        return batch_size
+
     @abstractmethod
     def update(self) -> UpdateMetrics:
         """Learn once; returns statistics by name."""
@@ -210,6 +218,14 @@ class AlgorithmWrapper(Algorithm):
 
     def check_run(self, n_steps: int) -> None:
         self.algo.check_run(n_steps)
+
+    def updates_in(self, n_steps: int, batch_size: int) -> int:
+        n: int = self.algo.updates_in(n_steps, batch_size)
+        return n
+
+    def rows_of_step(self, batch_size: int) -> int:
+        n: int = self.algo.rows_of_step(batch_size)
+        return n
 
     def update(self) -> UpdateMetrics:
         found: UpdateMetrics = self.algo.update()

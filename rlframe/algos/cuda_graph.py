@@ -23,25 +23,15 @@ _WARM_UPS = 3  # calls before capture: libraries choose kernels, gradients get m
 _log = logging.getLogger("rlframe")
 
 
-def graphed(
-    learn: Learn,
-    device: torch.device,
-    steps: Sequence[OptimizerStep],
-    generators: Sequence[torch.Generator] = (),
-    looks: bool = False,
-) -> Learn:
-    """`learn` as a CUDA graph; on a CPU, with several ranks, a step that waits or `looks`, `learn` itself.
+def graphed(learn: Learn, device: torch.device, steps: Sequence[OptimizerStep]) -> Learn:
+    """`learn` as a CUDA graph; on a CPU, with several ranks or a step that waits, `learn` itself.
 
     Args:
         learn: makes one step of each of `steps` from its argument, on `device`. Its Python code runs only a few times,
-            so it must not count or read values; pass changing numbers as floats of the argument, and change other
+            so it must not count, draw or read values; pass changing numbers as floats of the argument, and change other
             tensors that it reads in place.
-        generators: generators of the device that it draws from.
-        looks: it decides by values, which a graph cannot.
     """
-    if looks or not _can_graph(device, steps):
-        return learn
-    return Graphed(learn, steps, CudaGraph(device, generators))
+    return Graphed(learn, steps, CudaGraph(device)) if _can_graph(device, steps) else learn
 
 
 def graphed_by_turn(
@@ -49,7 +39,6 @@ def graphed_by_turn(
     device: torch.device,
     critic_step: OptimizerStep,
     policy_steps: Sequence[OptimizerStep],
-    generators: Sequence[torch.Generator] = (),
 ) -> LearnInTurn:
     """As `graphed`, for a function of the data and of whether the policy and the targets have their turn.
 
@@ -57,7 +46,7 @@ def graphed_by_turn(
     """
     if not _can_graph(device, [critic_step, *policy_steps]):
         return learn
-    return GraphedByTurn(learn, critic_step, policy_steps, partial(CudaGraph, device, generators))
+    return GraphedByTurn(learn, critic_step, policy_steps, partial(CudaGraph, device))
 
 
 def _can_graph(device: torch.device, steps: Sequence[OptimizerStep]) -> bool:
@@ -183,9 +172,8 @@ def _place(leaf: Any, device: torch.device) -> Any:
 class CudaGraph(Graph):
     """torch's CUDA graph. Warm-up and capture use a stream of their own; replays use the current one."""
 
-    def __init__(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
-        """`generators`: generators of the device that the function draws from; each replay continues their sequence."""
-        self._device, self._generators = device, list(generators)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)
         self._graphs: list[torch.cuda.CUDAGraph] = []  # the newest, kept if it failed: the allocator may still use it
 
@@ -200,11 +188,9 @@ class CudaGraph(Graph):
     def capture(self, run: Callable[[], Tree]) -> Tree:
         graph = torch.cuda.CUDAGraph()
         self._graphs = [graph]
-        for generator in self._generators:
-            graph.register_generator_state(generator)
         with torch.cuda.device(self._device):
-            generators = [*self._generators, torch.cuda.default_generators[torch.cuda.current_device()]]
-        states = [generator.get_state() for generator in generators]
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]  # dropout draws from it
+        state = generator.get_state()
         try:
             # Also set the stream here: after a failed capture, graph() does not restore the current stream.
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -213,8 +199,7 @@ class CudaGraph(Graph):
                     return run()
         except RuntimeError:
             torch.cuda.synchronize(self._device)
-            for generator, state in zip(generators, states, strict=True):
-                _renew(generator, state)
+            _renew(generator, state)
             raise
 
     def replay(self) -> None:

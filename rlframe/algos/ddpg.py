@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlframe.agents import ActorAgent, Deterministic, make_actor_agent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     OffPolicy,
@@ -167,8 +167,7 @@ class DDPG(OffPolicy):
         self.critic_optimizer = make_optimizer_step(critic.learned, self.schedules, "critic_learning_rate")
         self.beta = self.schedules.of("beta")
         self.generator = torch.Generator(self.device).manual_seed(seed_int(seed, Role.ALGO))
-        steps = self.critic_optimizer, [self.optimizer]
-        self.learn = graphed_by_turn(self._learn, self.device, *steps, [self.generator] if c.target_noise != 0 else [])
+        self.learn = updates_of(self._learn, self.schedules, [self.critic_optimizer, self.optimizer])
         self.start_exploring()
 
     def explore(self) -> None:
@@ -183,7 +182,8 @@ class DDPG(OffPolicy):
     @torch.no_grad()
     def _priorities(self, batch: Transitions) -> Tensor:
         """Those that an update would give these rows [n]."""
-        values, target = self._values_and_target(batch, *self._observations(batch))
+        noise = self._noise(len(batch.return_))
+        values, target = self._values_and_target(batch, *self._observations(batch), noise)
         return priorities(self._error(batch, values, target))
 
     def update(self) -> UpdateMetrics:
@@ -191,7 +191,8 @@ class DDPG(OffPolicy):
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
         n, c = self.progress.updates, self.config
-        metrics, values, target = self.learn(batch, is_due(n, c.policy_interval), is_due(n, c.target_interval))
+        turns = is_due(n, c.policy_interval), is_due(n, c.target_interval)
+        metrics, values, target = self.learn((batch, self._noise(len(batch.return_))), *turns)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priorities(self._error(batch, values, target)))
@@ -199,11 +200,12 @@ class DDPG(OffPolicy):
         return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(
-        self, batch: Transitions, policy: bool = True, targets: bool = True
+        self, inputs: tuple[Transitions, Tree], policy: bool = True, targets: bool = True
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """One step of the critics, and those that are due of the actor and the targets; also what had an error."""
+        batch, noise = inputs
         observation, next_observation = self._observations(batch)
-        values, target = self._values_and_target(batch, observation, next_observation)
+        values, target = self._values_and_target(batch, observation, next_observation, noise)
         metrics = self._update_critics(batch, values, target)
         if policy:
             metrics |= self._update_actor(observation)
@@ -217,10 +219,10 @@ class DDPG(OffPolicy):
         return normalized(batch.inputs.observation), normalized(batch.next_inputs.observation)
 
     def _values_and_target(
-        self, batch: Transitions, observation: Tree, next_observation: Tree
+        self, batch: Transitions, observation: Tree, next_observation: Tree, noise: Tree
     ) -> tuple[Tensor, Tensor]:
         """Z_i(s, a) [critics, n, n_atoms] and Z'(s', a') [n, n_atoms] of the least of the target critics."""
-        next_action = self._next_action(next_observation)
+        next_action = self._next_action(next_observation, noise)
         return self.critic.with_target(observation, batch.action, next_observation, next_action)
 
     def _update_critics(self, batch: Transitions, values: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -235,12 +237,19 @@ class DDPG(OffPolicy):
         return self.critic.value.loss(values, target, batch.return_, batch.bootstrap, clip)[1].mean(0)
 
     @torch.no_grad()
-    def _next_action(self, next_observation: Tree) -> Tensor:
-        """a' = μ'(s'); with target noise clip(μ'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ)."""
+    def _next_action(self, next_observation: Tree, noise: Tree) -> Tensor:
+        """a' = μ'(s'); with target noise clip(μ'(s') + clip(σ ε, -c, c), -1, 1)."""
         action, c = self.policy.action(self.target_actor.params(next_observation)), self.now
         if self.config.target_noise == 0:
             return action
-        return smoothed(action, c.target_noise, c.target_noise_clip, self.generator)
+        return smoothed(action, noise, c.target_noise, c.target_noise_clip)
+
+    def _noise(self, n: int) -> Tree:
+        """ε ~ N(0, 1) [n, *act] of the target policy; () if it has none."""
+        if self.config.target_noise == 0:
+            return ()
+        shape = n, *self.policy.shape
+        return torch.randn(shape, generator=self.generator, device=self.device)
 
     def _update_actor(self, observation: Tree) -> dict[str, Tensor]:
         """Ascend mean Q_1(s, μ(s)), along mean ∇_a Q_1(s, a) ∇μ(s)   (eq. 6)."""

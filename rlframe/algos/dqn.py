@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import Algorithm, UpdateMetrics
-from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     OffPolicy,
@@ -153,7 +153,7 @@ class DQN(OffPolicy):
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed_int(seed, Role.ALGO))  # of noisy layers
-        self.learn = graphed(self._learn, device, [self.optimizer])
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer])
         self.start_exploring()
 
     def update(self) -> UpdateMetrics:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
@@ -58,14 +59,19 @@ class IMPALA(OnPolicy):
         c = config or Config()
         check_trace_clips(c, n_steps)
         super().__init__(agent, n_steps, c)
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
-        loss, metrics = self._loss(samples)
-        grad_norm = self.optimizer.minimize(loss, samples, samples.valid)
+        metrics = self.learn(samples)
         self.progress.updates += 1
         self.agent.observe(observed(samples))
-        return {**metrics, "grad_norm": grad_norm, "learning_rate": self.optimizer.rate}
+        return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def _learn(self, samples: Samples) -> dict[str, Tensor]:
+        """One gradient step on the whole batch."""
+        loss, metrics = self._loss(samples)
+        return {**metrics, "grad_norm": self.optimizer.minimize(loss, samples, samples.valid)}
 
     def _loss(self, samples: Samples) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy gradient, baseline and entropy (section 4.2), of the policy and values as they are now."""

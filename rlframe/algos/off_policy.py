@@ -205,6 +205,12 @@ class OffPolicy(Algorithm):
     def n_rows(self) -> int:
         return self.replay.n_rows
 
+    def updates_in(self, n_steps: int, batch_size: int) -> int:
+        return self.ratio.updates_until(n_steps)
+
+    def rows_of_step(self, batch_size: int) -> int:
+        return self.rows_of_update()
+
     def check_run(self, n_steps: int) -> None:
         c: Any = self.config
         if (n := c.replay_ratio / self.ratio.batch_size) > _MOST_UPDATES:
@@ -299,13 +305,12 @@ def is_due(updates: int, interval: int) -> bool:
     return (updates + 1) % interval == 0
 
 
-def smoothed(action: Tensor, noise: Any, clip: Any, generator: torch.Generator) -> Tensor:
-    """clip(a + clip(ε, -c, c), -1, 1) in place of a,  ε ~ N(0, σ)   (Fujimoto et al. 2018, algorithm 1).
+def smoothed(action: Tensor, noise: Tensor, std: Any, clip: Any) -> Tensor:
+    """clip(a + clip(σ ε, -c, c), -1, 1),  ε ~ N(0, 1)   (Fujimoto et al. 2018, algorithm 1).
 
-    `noise` σ and `clip` c are numbers or tensors [].
+    `std` σ and `clip` c are numbers or tensors [].
     """
-    drawn = torch.empty_like(action).normal_(generator=generator).mul_(noise)
-    return action.add_(drawn.clamp_(-clip, clip)).clamp_(-1, 1)
+    return (action + (std * noise).clamp(-clip, clip)).clamp(-1, 1)
 
 
 def random_until(config: Any) -> int:

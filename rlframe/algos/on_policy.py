@@ -66,6 +66,13 @@ class OnPolicy(Algorithm):
     def updates_due(self) -> int:
         return len(self.samples)
 
+    def updates_in(self, n_steps: int, batch_size: int) -> int:
+        return self.steps_of_batch() * -(-n_steps // batch_size)
+
+    def steps_of_batch(self) -> int:
+        """Gradient steps on each batch."""
+        return 1
+
     def counters(self) -> dict[str, float]:
         return self.schedules.metrics()
 

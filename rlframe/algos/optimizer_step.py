@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
 from rlframe.core.schedule import Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
-from rlframe.kernels.device import copy_to_host, flushing_denormals
+from rlframe.kernels.device import copy_to_host, flushing_denormals, held
+from rlframe.kernels.matmul import is_plain
 from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -57,15 +58,19 @@ class OptimizerStep:
         self.clips = max(self.max_grad_norm.values) < math.inf
         self.device = device = self.parameters[0].device
         self.waits = device.type != "cuda" or not optimizer.on_device
-        self.is_captured = False  # into a CUDA graph now: the host's part is then done around it
+        self.is_captured = False  # into a graph now: the host's part is then done around it
+        self.launched = False  # since `recorded` began
         self._one = torch.ones((), device=device)
         self._rate = torch.zeros((), device=device)  # where the kernel reads it, if nothing waits
+        self._launched_rate = 0.0  # that is there now
         self._max_norm = torch.full((), self.max_grad_norm.values[0], device=device)  # the same
         self._numbers = torch.zeros(2, device=device)  # loss and norm of the newest step
         self._pending: list[_Pending] = []  # at most one
         self._kept_rate = ""  # in place of the config's, as text; empty: that of the config
 
-    def minimize(self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None) -> Tensor:
+    def minimize(
+        self, loss: Tensor, batch: Tree = (), valid: Tensor | None = None, unless: Tensor | None = None
+    ) -> Tensor:
         """Add the gradient of `loss` to `.grad`, make one step along it, and clear `.grad`.
 
         Returns the gradient's norm before clipping. The caller counts its updates, which may be several steps each.
@@ -74,15 +79,19 @@ class OptimizerStep:
             loss: [], checked for NaN and Inf.    batch: what the loss was of, kept on disk if the step is skipped.
             valid: marks the rows that the loss is a mean over, where ranks may have more or fewer of them: the gradient
                 is then the mean over the rows of all ranks.
+            unless: [] bool, equal on all ranks; where it holds no step is made, and the norm is 0.
         """
+        if unless is not None and self.waits and not self.is_captured and bool(unless):
+            return torch.zeros_like(loss)
         # As loss.backward(), without the 30 us that its checks take in the update of a small network.
         _run_backward((loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-        return self._apply(loss.detach(), batch, valid)
+        return self._apply(loss.detach(), batch, valid, unless)
 
     @torch.no_grad()
-    def _apply(self, loss: Tensor, batch: Tree, valid: Tensor | None) -> Tensor:
+    def _apply(self, loss: Tensor, batch: Tree, valid: Tensor | None, unless: Tensor | None) -> Tensor:
         loss = self._average(loss, valid)
-        norm = self._step(loss, batch) if self.waits else self._launch(loss, batch)
+        waits = self.waits and not self.is_captured
+        norm = self._step(loss, batch) if waits else self._launch(loss, batch, unless)
         for parameter in self.parameters:
             parameter.grad = None
         if not self.is_captured:
@@ -112,14 +121,19 @@ class OptimizerStep:
             self._skip(*numbers, self.progress.updates, batch, wrong)
         return norm
 
-    def _launch(self, loss: Tensor, batch: Tree) -> Tensor:
+    def _launch(self, loss: Tensor, batch: Tree, unless: Tensor | None) -> Tensor:
         """`_step` without a look at any value."""
+        self.launched = True
         if not self.is_captured:
             self.before_launch()
         gradients = gradients_of(self.parameters)
         norm = gradient_norm(gradients)
-        torch.stack([loss.float(), norm.float()], out=self._numbers)
+        self._numbers.copy_(torch.stack([loss.float(), norm.float()]))
         skipped = (~(loss + norm).isfinite()).float()
+        if unless is not None:
+            skipped, norm = torch.where(unless, 1.0, skipped), torch.where(unless, 0.0, norm)
+        if is_plain():
+            skipped = held(skipped[None])[0]
         if self.clips:
             clip_gradient_on_device(gradients, norm, self._max_norm)
         self.optimizer.advance(self._rate, skipped)
@@ -127,24 +141,46 @@ class OptimizerStep:
             self.after_launch(batch)
         return norm
 
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Context in which a step is recorded into a graph; `launched` says whether one was."""
+        self.is_captured, self.launched = True, False
+        try:
+            yield
+        finally:
+            self.is_captured = False
+            for parameter in self.parameters:
+                parameter.grad = None
+
     def before_launch(self) -> None:
         """Write the current rate, and norm if it changes, to where the kernels read them."""
-        self._rate.fill_(self.rate)
+        if (rate := self.rate) != self._launched_rate:
+            self._rate.fill_(rate)
+            self._launched_rate = rate
         if len(self.max_grad_norm.values) > 1:
             self._max_norm.fill_(self.max_grad_norm(self.progress.scheduled))
 
     def after_launch(self, batch: Tree) -> None:
-        """Look at the outcome of the step before, and fetch that of this one, which learned from `batch`."""
+        """Look at the outcome of the step before, and fetch that of this one, which learned from `batch`.
+
+        On a CPU look at that of this one.
+        """
         self.check()
-        self._pending = [_Pending(copy_to_host(self._numbers), self.progress.updates, batch)]
+        if self._numbers.is_cpu:
+            self._judge(self._numbers, self.progress.updates, batch)
+        else:
+            self._pending = [_Pending(copy_to_host(self._numbers), self.progress.updates, batch)]
 
     def check(self) -> None:
         """Look at the outcome of the newest step, if that is not known yet."""
         for step in self._pending:
-            loss, norm = step.numbers().tolist()
-            if not math.isfinite(loss + norm):
-                self._skip(loss, norm, step.updates, step.batch, [])
+            self._judge(step.numbers(), step.updates, step.batch)
         self._pending = []
+
+    def _judge(self, numbers: Tensor, updates: int, batch: Tree) -> None:
+        loss, norm = numbers.tolist()
+        if not math.isfinite(loss + norm):
+            self._skip(loss, norm, updates, batch, [])
 
     def _skip(self, loss: float, norm: float, updates: int, batch: Tree, wrong: list[nn.Parameter]) -> None:
         facts = {"loss": loss, "grad_norm": norm}
@@ -201,6 +237,8 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """Their global norm []."""
+    if is_plain():
+        return torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
     if len(gradients) == 1:
         return torch.linalg.vector_norm(gradients[0])
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -217,4 +255,5 @@ def clip_gradient(gradients: list[Tensor], norm: Tensor, max_norm: float) -> Non
 
 def clip_gradient_on_device(gradients: list[Tensor], norm: Tensor, max_norm: Tensor) -> None:
     """The same with tensors [] of the device, without waiting for it."""
-    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    scale = (max_norm / (norm + 1e-6)).clamp_(max=1.0)
+    torch._foreach_mul_(gradients, held(scale[None])[0] if is_plain() else scale)

@@ -11,13 +11,15 @@ A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_
 from __future__ import annotations
 
 import chz
+from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import option
 from rlframe.core.schedule import Scheduled, scheduled
-from rlframe.core.types import BatchSpec
+from rlframe.core.types import BatchSpec, Samples
 from rlframe.ops.policy_gradient import explained_variance, masked_normalize
 from rlframe.ops.returns import discounted_return
 
@@ -45,8 +47,20 @@ class PolicyGradient(OnPolicy):
     saved = ("progress", "optimizer")
     config: Config
 
+    def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
+        super().__init__(agent, n_steps, config or Config())
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
+
     def update(self) -> UpdateMetrics:
-        samples, c = self.samples.pop(), self.now
+        samples = self.samples.pop()
+        metrics = self.learn(samples)
+        self.progress.updates += 1
+        self.agent.observe(observed(samples))
+        return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def _learn(self, samples: Samples) -> dict[str, Tensor]:
+        """One gradient step on the whole batch."""
+        c = self.now
         valid, baseline = samples.valid, values(self.agent, samples)
         ends = (samples.terminated, samples.truncated, valid)
         return_ = discounted_return(samples.reward, baseline, *ends, c.discount)
@@ -55,7 +69,5 @@ class PolicyGradient(OnPolicy):
             advantage = masked_normalize(advantage, valid, self.progress.ranks.sum_tensor)
         loss, metrics = actor_critic_loss(self.agent, samples, advantage, return_, c.value_coef, c.entropy_coef)
         grad_norm = self.optimizer.minimize(loss, samples, valid)
-        self.progress.updates += 1
-        self.agent.observe(observed(samples))
         fit = explained_variance(baseline[:-1], return_, valid)
-        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit, "learning_rate": self.optimizer.rate}
+        return {**metrics, "grad_norm": grad_norm, "explained_variance": fit}

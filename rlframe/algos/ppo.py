@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
-from rlframe.algos.cuda_graph import graphed
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
 from rlframe.core.config import count, option
@@ -149,8 +149,13 @@ class PPO(OnPolicy):
         super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
         self.penalty = KlPenalty(self.optimizer.device)
-        looks = agent.recurrent or c.target_kl != math.inf  # at where episodes begin, or at the KL
-        self.learn = graphed(self._learn, self.optimizer.device, [self.optimizer], looks=looks)
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
+
+    def steps_of_batch(self) -> int:
+        return int(self.config.epochs * self.config.minibatches)
+
+    def rows_of_step(self, batch_size: int) -> int:
+        return int(batch_size // self.config.minibatches)
 
     def update(self) -> UpdateMetrics:
         samples = self.samples.pop()
@@ -176,11 +181,11 @@ class PPO(OnPolicy):
         """One pass over the batch; False if the KL says stop."""
         n, recurrent = self.config.minibatches, self.agent.recurrent
         for minibatch, minibatch_state in minibatches(batch, state, n, recurrent, self.rng, self._normalized):
-            rows, norm, goes_on = self.learn((minibatch, minibatch_state))
+            rows, norm, ends = self.learn((minibatch, minibatch_state))
             steps.append((rows, norm))
-            self.progress.updates += goes_on
-            if not goes_on:
+            if self.config.target_kl != math.inf and bool(ends):
                 return False
+            self.progress.updates += 1
         return True
 
     def _normalized(self, advantage: Tensor, valid: Tensor) -> Tensor:
@@ -189,14 +194,13 @@ class PPO(OnPolicy):
             return advantage
         return masked_normalize(advantage, valid, self.progress.ranks.sum_tensor, dim=1)
 
-    def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[Rows, Tensor, bool]:
-        """One gradient step on a minibatch; False if the KL says stop instead."""
+    def _learn(self, inputs: tuple[Batch, Tree]) -> tuple[Rows, Tensor, Tensor | None]:
+        """One gradient step on a minibatch, unless the KL passes its target, which is the last result."""
         batch, state = inputs
         params, value, _ = self.agent(batch.inputs, state)
         loss, rows = self.loss(params, value, batch)
-        if self._moved_too_far(rows):
-            return rows, torch.zeros_like(loss), False
-        return rows, self.optimizer.minimize(loss, batch, batch.valid), True
+        ends = self._moved_too_far(rows) if self.config.target_kl != math.inf else None
+        return rows, self.optimizer.minimize(loss, batch, batch.valid, unless=ends), ends
 
     def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, Rows]:
         """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
@@ -218,12 +222,11 @@ class PPO(OnPolicy):
             self.penalty.adapt(ranks.sum_tensor(kl) / ranks.world_size, self.now.kl_coef_target)
         return {"kl_coef": coef}
 
-    def _moved_too_far(self, rows: Rows) -> bool:
+    def _moved_too_far(self, rows: Rows) -> Tensor:
         """Whether the mean KL over ranks, which stop together, passes the target."""
-        if self.config.target_kl == math.inf:
-            return False
         kl, ranks = (rows.weight * kl_from_ratio(rows.log_ratio)).sum(), self.progress.ranks
-        return bool(ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl)
+        passes: Tensor = ranks.sum_tensor(kl) / ranks.world_size > 1.5 * self.now.target_kl
+        return passes
 
     @torch.no_grad()
     def _means(self, steps: list[tuple[Rows, Tensor]]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlframe.agents import QAgent, make_q_agent
 from rlframe.algos.base import UpdateMetrics
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import OffPolicy, copy_into, priorities, reading_back
 from rlframe.algos.optimizer_step import make_optimizer_step
@@ -153,6 +154,7 @@ class R2D1(OffPolicy):
         self.beta, self.target_tau = self.schedules.of("beta"), self.schedules.of("target_tau")
         self.optimizer = make_optimizer_step(agent.model.parameters(), self.schedules)
         self.target = copy.deepcopy(agent.model).requires_grad_(False)
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
         self.start_exploring()
 
     def rows_of_update(self) -> int:
@@ -168,21 +170,20 @@ class R2D1(OffPolicy):
         batch = self.replay.sample(
             self.config.batch_size, self.beta(self.progress.scheduled) if self.config.prioritized else 0.0
         )
-        loss, priority, q = self._loss(batch)
-        weighted = (batch.weight * loss).mean()
-        grad_norm = self.optimizer.minimize(weighted, batch)
+        metrics, priority = self.learn(batch)
         self.progress.updates += 1
         if self.config.prioritized:
             self.replay.update_priorities(batch.index, priority)
         if self.progress.updates % self.config.target_interval == 0:
             copy_into(self.target, self.agent.model, self.target_tau(self.progress.scheduled))
         self.ratio.count_update()
-        return {
-            "loss": loss.detach().mean(),
-            "q": q.mean(),
-            "grad_norm": grad_norm,
-            "learning_rate": self.optimizer.rate,
-        }
+        return {**metrics, "learning_rate": self.optimizer.rate}
+
+    def _learn(self, batch: Sequences) -> tuple[dict[str, Tensor], Tensor]:
+        """One gradient step on the weighted mean loss; also the priorities [n] of the sequences."""
+        loss, priority, q = self._loss(batch)
+        grad_norm = self.optimizer.minimize((batch.weight * loss).mean(), batch)
+        return {"loss": loss.detach().mean(), "q": q.mean(), "grad_norm": grad_norm}, priority
 
     def _loss(self, batch: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """Loss [n] and priority [n] of the sequences, and the mean Q-value [n] of their actions."""

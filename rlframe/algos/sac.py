@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rlframe.agents import ActorAgent, Choice, SquashedGaussian, make_actor_agent
 from rlframe.algos.base import UpdateMetrics
-from rlframe.algos.cuda_graph import graphed_by_turn
+from rlframe.algos.compiled import updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.off_policy import (
     OffPolicy,
@@ -127,8 +127,12 @@ class SoftValue(ABC):
         """`config` has the numbers now: see Schedules."""
         self.critic, self.parameters, self.config = critic, critic.learned, config
 
+    def noise(self, n: int) -> Tree:
+        """What `draw` of n rows needs; () if nothing."""
+        return ()
+
     @abstractmethod
-    def draw(self, params: Tensor, next_params: Tensor) -> Pair:
+    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
         """What the expectations at s and s' are over, from the policy's parameters [n, P]; at s differentiable."""
 
     @abstractmethod
@@ -147,8 +151,12 @@ class Continuous(SoftValue):
         super().__init__(critic, config)
         self.policy, self.generator = policy, generator
 
-    def draw(self, params: Tensor, next_params: Tensor) -> Pair:
-        noise = torch.randn((2 * len(params), self.policy.size), generator=self.generator, device=params.device)
+    def noise(self, n: int) -> Tree:
+        """[2 n, *act], standard normal."""
+        shape = 2 * n, self.policy.size
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+
+    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
         return self.policy.distribution.sample_with_next(params, next_params, noise)
 
     def critic_loss(self, batch: Transitions, observations: Pair, next_drawn: Pair, temperature: Tensor) -> Pair:
@@ -171,7 +179,7 @@ class Continuous(SoftValue):
 class Discrete(SoftValue):
     """The expectation is exact, a sum over all actions, forbidden ones with weight 0 (Christodoulou 2019, eq. 10)."""
 
-    def draw(self, params: Tensor, next_params: Tensor) -> Pair:
+    def draw(self, params: Tensor, next_params: Tensor, noise: Tree) -> Pair:
         return F.log_softmax(params, -1), F.log_softmax(next_params, -1)
 
     def critic_loss(self, batch: Transitions, observations: Pair, log_prob: Tensor, temperature: Tensor) -> Pair:
@@ -236,7 +244,7 @@ class SAC(OffPolicy):
             make_optimizer_step(agent.parameters(), self.schedules),
             make_optimizer_step(self.temperature.parameters(), self.schedules),
         ]
-        self.learn = graphed_by_turn(self._learn, self.device, steps[0], steps[1:], [self.generator])
+        self.learn = updates_of(self._learn, self.schedules, steps)
         self.start_exploring()
 
     def _soft_value(self) -> tuple[SoftValue, float]:
@@ -271,16 +279,18 @@ class SAC(OffPolicy):
             fill(self.temperature.log.detach(), math.log(temperature))
         batch = self.replay.sample(self.config.batch_size)
         n, c = self.progress.updates, self.config
-        metrics = self.learn(batch, is_due(n, c.policy_interval), is_due(n, c.target_interval))
+        noise = self.soft_value.noise(len(batch.return_))
+        metrics = self.learn((batch, noise), is_due(n, c.policy_interval), is_due(n, c.target_interval))
         self.progress.updates += 1
         self.ratio.count_update()
         return {**metrics, "learning_rate": self.optimizer.rate}
 
-    def _learn(self, batch: Transitions, policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
+    def _learn(self, inputs: tuple[Transitions, Tree], policy: bool = True, targets: bool = True) -> dict[str, Tensor]:
         """One step of the critics, then those of the policy with the temperature and the targets that are due."""
+        batch, noise = inputs
         model, temperature = self.agent.model, self.temperature.log.detach().exp()
         observations = tuple(model.normalized(x.observation) for x in (batch.inputs, batch.next_inputs))
-        drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations))
+        drawn, next_drawn = self.soft_value.draw(*model.params_with_next(*observations), noise)
 
         loss, q = self.soft_value.critic_loss(batch, observations, next_drawn, temperature)
         self.critic_optimizer.minimize(loss, batch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +42,26 @@ class Schedules:
         self.curves = {name: x.over(n_steps) for name, x in given.items()}
         self.now: Any = config
         self._places: dict[str, Tensor] = {}  # of a GPU
+        self._recorded: dict[str, Tensor] = {}  # of a CPU, where compiled updates read them
         if self.curves:
             self.now = SimpleNamespace(**fields)
             progress.followers.append(self.follow)
             if torch.device(device).type == "cuda":
                 self.place(device)
             self.follow(progress.scheduled)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Context in which `now` has tensors, for code that is recorded; on a CPU too they follow the schedules."""
+        numbers = {name: vars(self.now)[name] for name in self.curves}
+        if self.curves and not self._places:
+            self._recorded = self._recorded or {name: torch.full((), float(x)) for name, x in numbers.items()}
+            vars(self.now).update(self._recorded)
+        try:
+            yield
+        finally:
+            if self.curves:
+                vars(self.now).update(numbers)
 
     def place(self, device: torch.device | str) -> None:
         """Hold the scheduled numbers in tensors on `device`, for code that is recorded there."""
@@ -61,6 +76,8 @@ class Schedules:
                 fill(self._places[name], value)
             else:
                 setattr(self.now, name, value)
+            if name in self._recorded:
+                fill(self._recorded[name], value)
 
     def at(self, env_steps: int) -> dict[str, float]:
         """The numbers of the scheduled fields."""

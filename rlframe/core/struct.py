@@ -62,11 +62,21 @@ def unbind(tree: Tree, n: int) -> list[Tree]:
 
 def leaves(tree: Tree) -> list[Any]:
     """The arrays of a tree in the order of its fields."""
-    if not isinstance(tree, _BRANCHES):
-        return [tree]
     found: list[Any] = []
-    map_tree(found.append, tree)
+    _collect(tree, found)
     return found
+
+
+def _collect(tree: Tree, found: list[Any]) -> None:
+    if not isinstance(tree, _BRANCHES):
+        found.append(tree)
+    elif isinstance(tree, Struct):
+        cls: Any = type(tree)
+        for name in array_fields(cls):
+            _collect(getattr(tree, name), found)
+    else:
+        for branch in tree if isinstance(tree, tuple) else tree.values():
+            _collect(branch, found)
 
 
 def zeros_like(example: Tree, lead: tuple[int, ...]) -> Tree:

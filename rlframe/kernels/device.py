@@ -130,6 +130,11 @@ def flushing_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
+def held(numbers: Tensor) -> Tensor:
+    """The same numbers [n]; a compiler computes them once, where it would do so again for every element of a loop."""
+    return numbers.unsqueeze(-1).cumsum(-1).squeeze(-1)
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy `tensor` to `device` without waiting; returns it unchanged if it is there already.
 

@@ -25,6 +25,7 @@ from rlframe.kernels.device import in_bf16
 _LEAST = 3 * 2**18  # multiplications; below, the overhead of oneDNN exceeds its gain
 _SHORT = 12  # shortest side of a matrix for oneDNN
 _LEAST_ON_GPU = 2**27  # below, rounding the factors may cost more than it gains (from data sheets, not measured)
+_LEAST_SIDE = 64  # of a weight that compiled updates multiply in bfloat16
 _NARROW = 64  # columns of x; below, the transposed product takes half the time
 
 _plain: ContextVar[bool] = ContextVar("rlframe_plain_networks", default=False)
@@ -160,6 +161,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     In inference mode it is F.linear itself, so that acting gives a row the same bits for any number of rows.
     """
+    if is_plain() and in_bf16() and min(weight.shape[-2:]) >= _LEAST_SIDE:
+        return (x.bfloat16() @ weight.bfloat16().mT).float() + bias.unsqueeze(-2)
     if weight.dim() == 3:
         return _affine(x, weight, bias)
     n = x.numel() // x.shape[-1]

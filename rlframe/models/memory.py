@@ -82,6 +82,11 @@ class Memory(nn.Module):
         return output.view(B, T, -1).transpose(0, 1), tuple(s[ends_column] for s in after)
 
 
+def cuts_episodes(model: nn.Module) -> bool:
+    """Whether it has a Memory, which cuts sequences by the values of `first`, and so cannot be recorded as a graph."""
+    return any(isinstance(module, Memory) for module in model.modules())
+
+
 def _reset(state: Tree, first: Tensor) -> Tree:
     keep = (~first).unsqueeze(-1)
     return tuple(s * keep for s in state)

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlframe.kernels.matmul import is_plain
+
 
 @torch.no_grad()
 def generalized_advantage(
@@ -178,10 +180,10 @@ def v_trace(
 def _without_absent(f: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
     """f(*rows), each output [T, B], as if absent rows did not exist; the last rows are terminated, truncated, valid.
 
-    Tensors of a device are not looked at: their rows are always sorted.
+    Tensors of a device, and in a graph that is recorded, are not looked at: their rows are always sorted.
     """
     terminated, truncated, valid = rows[-3:]
-    if valid.is_cpu and not _has_absent(terminated.numpy(), truncated.numpy(), valid.numpy()):
+    if valid.is_cpu and not is_plain() and not _has_absent(terminated.numpy(), truncated.numpy(), valid.numpy()):
         return f(*rows)
     T = len(valid)
     ended = ((terminated | truncated) & valid)[:-1]
@@ -207,10 +209,8 @@ def _td_error(reward: Tensor, value: Tensor, next_value: Tensor, terminated: Ten
 
 def _continues(terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:
     """Whether row t+1 continues row t: [T, B] bool, False on the last row of the batch."""
-    continues = terminated.logical_or(truncated).logical_not_().logical_and_(valid)
-    continues[:-1] &= valid[1:]
-    continues[-1] = False
-    return continues
+    continues = ~(terminated | truncated) & valid
+    return torch.cat([continues[:-1] & valid[1:], torch.zeros_like(valid[:1])])
 
 
 def _accumulate(x: Tensor, decay: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def _accumulate(x: Tensor, decay: Tensor) -> Tensor:
     [128, 8] on one core of an EPYC takes 19 us; doubling in torch 69, a loop over time in NumPy 87, in torch 260.
     [2048, 1]: 31, 112, 2300, 5700. On a GPU it is log2(T) rounds of two kernels instead of T.
     """
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and not is_plain():
         _double(x.numpy(), decay.numpy())
     else:
         _double(x, decay)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from rlframe.core.config import below_one, decays, number, option
 from rlframe.core.errors import ConfigError
+from rlframe.kernels.device import held
+from rlframe.kernels.matmul import is_plain
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 _LEAST_EPSILON = 1e-12  # with which denormals may be zero
@@ -36,7 +38,8 @@ class Moments(Optimizer):
     @torch.no_grad()
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
-        lists: list[list[Any]] = [self.parameters, gradients, self._steps, *self._moments]
+        steps = list(self._n_steps.unbind()) if is_plain() else self._steps  # of this graph, if one is recorded
+        lists: list[list[Any]] = [self.parameters, gradients, steps, *self._moments]
         if any(gradient is None for gradient in gradients):
             lists = [[x for x, g in zip(each, gradients, strict=True) if g is not None] for each in lists]
             torch._foreach_add_(lists[2], 1.0 if skipped is None else 1 - skipped)
@@ -132,10 +135,13 @@ class Adam(Moments):
         # The moments of dead units decay to denormals, with which a step takes up to 1.7 times as long. Zeros instead
         # change a step by less than 1.2e-38 / ε of the rate, and a root of at most 1.1e-19 vanishes beside ε.
         self.flushes = epsilon >= _LEAST_EPSILON
-        self._kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self.decoupled, self._kernel = decoupled, torch._fused_adamw_ if decoupled else torch._fused_adam_
 
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, steps, means, squares = lists
+        if is_plain():
+            self._move_plainly(lists, rate, 1.0 if skipped is None else 1 - skipped)
+            return
         self._kernel(
             parameters,
             gradients,
@@ -152,6 +158,21 @@ class Adam(Moments):
             maximize=False,
             found_inf=skipped,
         )
+
+    def _move_plainly(self, lists: Sequence[list[Tensor]], rate: float | Tensor, keep: float | Tensor) -> None:
+        """The equations, each tensor on its own: a compiler makes loops of them."""
+        t = torch.stack(lists[2])
+        step = held(rate * keep / (1 - self.beta1**t)).unbind()
+        inverse_root = held((1 - self.beta2**t).rsqrt()).unbind()
+        for parameter, gradient, a, b, m, v in zip(*lists[:2], step, inverse_root, *lists[3:], strict=True):
+            g = kept(gradient, keep)
+            if self.weight_decay and self.decoupled:
+                parameter.mul_(1 - rate * keep * self.weight_decay)
+            elif self.weight_decay:
+                g = g + self.weight_decay * parameter
+            m.add_((1 - self.beta1) * keep * (g - m))
+            v.add_((1 - self.beta2) * keep * (g * g - v))
+            parameter.sub_(a * m / (v.sqrt() * b + self.epsilon))
 
 
 @chz.chz
@@ -195,8 +216,7 @@ class RMSProp(Moments):
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, _, squares, *buffers = lists
         c, keep = self.config, 1.0 if skipped is None else 1 - skipped
-        if skipped is not None:
-            gradients = [torch.where(skipped > 0, 0.0, gradient) for gradient in gradients]  # NaN times 0 is NaN
+        gradients = [kept(gradient, keep) for gradient in gradients]
         if c.weight_decay:
             gradients = list(torch._foreach_add(gradients, torch._foreach_mul(parameters, c.weight_decay * keep)))
         share = (1 - c.decay) * keep
@@ -238,6 +258,9 @@ class SGD(Moments):
 
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, _, *buffers = lists
+        if is_plain():
+            self._move_plainly(parameters, gradients, *buffers, rate=rate, keep=1.0 if skipped is None else 1 - skipped)
+            return
         torch._fused_sgd_(
             parameters,
             gradients,
@@ -251,3 +274,25 @@ class SGD(Moments):
             is_first_step=False,  # buffers begin as zeros, which gives the same
             found_inf=skipped,
         )
+
+    def _move_plainly(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        *buffers: list[Tensor],
+        rate: float | Tensor,
+        keep: float | Tensor,
+    ) -> None:
+        momentum = self.config.momentum
+        for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            g = kept(gradient, keep) + self.config.weight_decay * parameter
+            if buffers:
+                b = buffers[0][i]
+                b.mul_(1 - (1 - momentum) * keep).add_(keep * g)
+                g = g + momentum * b if self.config.nesterov else b
+            parameter.sub_(rate * keep * g)
+
+
+def kept(gradient: Tensor, keep: float | Tensor) -> Tensor:
+    """The gradient; zeros in its place in a step that is skipped, since NaN times 0 is NaN."""
+    return torch.where(keep > 0, gradient, 0.0) if isinstance(keep, Tensor) else gradient

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import below_one, choice, count, number, option
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
-from rlframe.optimizers.moments import Adam, Moments, betas, epsilon
+from rlframe.optimizers.moments import Adam, Moments, betas, epsilon, kept
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that brings singular values near 1
 
@@ -87,8 +87,7 @@ class Orthogonalized(Moments):
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, _, means = lists
         c, keep = self.config, 1.0 if skipped is None else 1 - skipped
-        if skipped is not None:
-            gradients = [torch.where(skipped > 0, 0.0, gradient) for gradient in gradients]
+        gradients = [kept(gradient, keep) for gradient in gradients]
         torch._foreach_mul_(means, 1 - (1 - c.momentum) * keep)
         torch._foreach_add_(means, torch._foreach_mul(gradients, (1 - c.momentum) * keep))
         followed = torch._foreach_lerp(gradients, means, c.momentum) if c.nesterov else means

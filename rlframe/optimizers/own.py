@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import chz
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 from rlframe.core.config import option
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.parts import find_attribute
+from rlframe.kernels.matmul import is_plain
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 _REFUSED = {  # arguments of torch's optimizers, and why they have no place here
@@ -70,6 +74,24 @@ def _try(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter], k
     cls([copy], **{"lr": 1e-3, **kwargs}).step()
 
 
+_keys = itertools.count()
+_known: WeakValueDictionary[int, OwnOptimizer] = WeakValueDictionary()
+
+
+@cache
+def _outside() -> Callable[..., None]:
+    """The operation of a graph that makes a step of an OwnOptimizer, named by its key."""
+
+    @torch.library.custom_op("rlframe::own_step", mutates_args=("parameters",))
+    def own_step(
+        parameters: list[Tensor], gradients: list[Tensor], which: list[int], rate: Tensor, skipped: Tensor, key: int
+    ) -> None:
+        if not skipped.item():
+            _known[key].advance_outside(parameters, gradients, which, rate.item())
+
+    return own_step
+
+
 class OwnOptimizer(Optimizer):
     """Wraps an optimizer of torch's kind; its state and the numbers of its groups are saved.
 
@@ -81,6 +103,8 @@ class OwnOptimizer(Optimizer):
     def __init__(self, parameters: Sequence[nn.Parameter], config: OwnConfig) -> None:
         super().__init__(parameters)
         self.name, cls = config.name, config.load()
+        self._key = next(_keys)
+        _known[self._key] = self
         with naming(f"algo.optimizer={self.name} cannot be made"):
             try:
                 self.optimizer = cls(self.parameters, **{"lr": 1e-3, **config.kwargs})
@@ -93,6 +117,33 @@ class OwnOptimizer(Optimizer):
                 ) from None
 
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
+        if not is_plain():
+            self._advance(rate)
+            return
+        which = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        learned = [self.parameters[i] for i in which]
+        gradients = [parameter.grad for parameter in learned]
+        skips = torch.zeros(()) if skipped is None else skipped
+        _outside()(learned, gradients, which, torch.as_tensor(rate), skips, self._key)
+
+    def advance_outside(self, moved: list[Tensor], gradients: list[Tensor], which: list[int], rate: float) -> None:
+        """Make a step that is one call in a graph.
+
+        `moved` are the parameters of these numbers, or copies of them, which become what the parameters become.
+        """
+        learned = [self.parameters[i] for i in which]
+        copies = [(x, y.detach()) for x, y in zip(moved, learned, strict=True) if x.data_ptr() != y.data_ptr()]
+        for x, y in copies:
+            y.copy_(x)
+        for parameter, gradient in zip(learned, gradients, strict=True):
+            parameter.grad = gradient
+        self._advance(rate)
+        for parameter in learned:
+            parameter.grad = None
+        for x, y in copies:
+            x.copy_(y)
+
+    def _advance(self, rate: float | Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with naming(f"algo.optimizer={self.name} failed in step"):

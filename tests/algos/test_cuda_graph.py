@@ -120,12 +120,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @every
-def test_on_a_cpu_nothing_is_in_between(name: str) -> None:
-    algo = made(name)
-    assert algo.learn == algo._learn
-
-
-@every
 def test_graphs_learn_what_is_learned_without(name: str, as_on_a_gpu: None) -> None:
     data, eager, algo = batches(name), made(name), made(name)
     launch(eager)
@@ -336,9 +330,8 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_so_once(caplog: pytest.L
     ]
 
 
-def test_a_function_that_looks_or_exchanges_gradients_is_left_as_it_is() -> None:
+def test_a_function_that_exchanges_gradients_is_left_as_it_is() -> None:
     algo, gpu = made("sac"), torch.device("cuda")
-    assert graphed(algo._learn, gpu, steps_of(algo), looks=True) == algo._learn
     algo.progress.ranks = type("Two", (), {"world_size": 2})()
     assert graphed(algo._learn, gpu, steps_of(algo)) == algo._learn
 

@@ -243,7 +243,7 @@ def test_sac_expects_over_the_allowed_alone() -> None:
     rows = algo.agent.model.normalized(inputs([0, 1], [[1, 1, 0], [1, 0, 0]]).observation)
     params, next_params = algo.agent.model.params_with_next(rows, rows)
     assert torch.equal(params, next_params)
-    drawn, _ = algo.soft_value.draw(params, next_params)
+    drawn, _ = algo.soft_value.draw(params, next_params, ())
     loss, log_prob = algo.soft_value.policy_loss(rows, drawn, torch.tensor(0.5))
     p = 1 / (1 + math.exp(-1.0))
     both = p * (0.5 * math.log(p) - 1.0) + (1 - p) * (0.5 * math.log(1 - p) - 2.0)

@@ -245,7 +245,7 @@ def reach_loss(config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The loss of the first update from batches of the meta device, any copy of which to the host is an error."""
     losses: list[torch.Tensor] = []
 
-    def minimize(self: OptimizerStep, loss: torch.Tensor, *more: Any) -> torch.Tensor:
+    def minimize(self: OptimizerStep, loss: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         losses.append(loss)
         raise Reached
 

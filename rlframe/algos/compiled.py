@@ -1,0 +1,237 @@
+"""Updates compiled from their plain equations: `_learn` of an algorithm as one function of its tensors.
+
+The first call records what `_learn` computes, with ordinary torch operations, from its inputs and from every tensor
+that it reads or changes: parameters, moments, targets, statistics. That is a pure function, which torch's compiler
+turns into C++ (on a GPU into kernels), and which later calls run in place of the Python. The equations know nothing of
+it. What they must keep to is what CUDA graphs ask for too: they decide nothing by the values of tensors, and numbers
+that change during a run are tensors (see Schedules and OptimizerStep). Where that does not hold, or there is no
+compiler, the same `_learn` runs as it is, and one line of the log says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlframe.algos.cuda_graph import graphed, graphed_by_turn
+from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.recorded import Learn, NotCompiled, cause, record
+from rlframe.algos.schedules import Schedules
+from rlframe.core.ranks import set_within
+from rlframe.core.struct import Tree, leaves
+from rlframe.kernels.device import flushing_denormals, in_bf16
+from rlframe.models.memory import cuts_episodes
+
+_MOST_FORMS = 8  # of inputs; more would be compiled for ever
+_TIMEOUT_S = 300.0
+
+_log = logging.getLogger("rlframe")
+
+
+@dataclass(frozen=True)
+class CompileChoice:
+    """Whether updates are compiled, and a file that is made once the compiler has made them."""
+
+    compiles: bool
+    marker: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """As a value of the key compile."""
+        return "true" if self.compiles else "false"
+
+    def mark(self) -> None:
+        """Make the file, which says that a later run finds the update in the compiler's cache."""
+        if self.marker is not None:
+            with suppress(OSError):
+                self.marker.parent.mkdir(parents=True, exist_ok=True)
+                self.marker.touch()
+
+
+_NOT = CompileChoice(False)
+_current: ContextVar[CompileChoice] = ContextVar("rlframe_compiles", default=_NOT)
+
+
+def compiling(choice: CompileChoice) -> AbstractContextManager[None]:
+    """Context in which updates are compiled, or not."""
+    return set_within(_current, choice)
+
+
+@dataclass
+class _Update:
+    """A compiled update, and what it needs in each call."""
+
+    run: Callable[..., Sequence[Tensor]]
+    state: list[Tensor]  # what it reads and changes besides its inputs
+    steps: list[OptimizerStep]  # that take part in it
+    rebuild: Callable[[Sequence[Tensor]], Any]  # of the result of `learn`
+
+
+class Compiled:
+    """`learn`, compiled once for each form of its inputs while `compiling`; otherwise `learn` itself.
+
+    Each call is one update. Its results are new tensors.
+    """
+
+    def __init__(
+        self, learn: Learn, schedules: Sequence[Schedules], steps: Sequence[OptimizerStep], looks: str = ""
+    ) -> None:
+        """Args:
+        learn: makes at most one step with each of `steps`, from a tree of tensors and flags; its Python runs once a
+            form, so it must not count, draw or read values.
+        schedules: whose numbers it reads.    looks: why it cannot be compiled, if that is known.
+        """
+        self._looks = looks
+        self._learn, self._schedules, self._steps = learn, list(schedules), list(steps)
+        self._updates: dict[Any, _Update | None] = {}
+        self._failed = False
+
+    def __call__(self, inputs: Tree, *turns: bool) -> Any:
+        """The result of `learn`."""
+        if self._failed or not _current.get().compiles:
+            return self._learn(inputs, *turns)
+        tensors = leaves(inputs)
+        form = (turns, in_bf16(), *map(_form, tensors))
+        if form not in self._updates:
+            self._updates[form] = self._compiled(inputs, turns)
+        update = self._updates[form]
+        if update is None:
+            return self._learn(inputs, *turns)
+        return self._run(update, inputs, [x for x in tensors if isinstance(x, Tensor)])
+
+    def _run(self, update: _Update, inputs: Tree, tensors: list[Tensor]) -> Any:
+        alone = not any(step.is_captured for step in update.steps)  # no CUDA graph does the host's part
+        for step in update.steps if alone else ():
+            step.before_launch()
+        with torch.no_grad(), flushing_denormals():
+            found = update.rebuild(update.run(*tensors, *update.state))
+        for step in update.steps if alone else ():
+            step.after_launch(inputs)
+        if alone and update.steps:
+            update.steps[0].progress.between_steps()
+        return found
+
+    def _compiled(self, inputs: Tree, turns: tuple[bool, ...]) -> _Update | None:
+        if len(self._updates) == _MOST_FORMS:
+            _log.warning(f"updates of further shapes run uncompiled, since {_MOST_FORMS} are compiled already")
+        if len(self._updates) >= _MOST_FORMS:
+            return None
+        begin = time.monotonic()
+        try:
+            if self._looks:
+                raise NotCompiled(self._looks)
+            update = compile_update(self._learn, inputs, turns, self._schedules, self._steps)
+        except NotCompiled as reason:
+            self._failed = True
+            _log.warning(f"updates run uncompiled: {reason}")
+            return None
+        _current.get().mark()
+        _log.info(f"updates are compiled, which took {time.monotonic() - begin:.1f} s")
+        return update
+
+
+def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep], looks: str = "") -> Learn:
+    """`learn` as a function that may be compiled, and on a GPU is a CUDA graph.
+
+    Args:
+        learn: see Compiled.    schedules: whose numbers it reads.    looks: what decides by values in it; see looks_of.
+        steps: the first is made in each update, the others where the first of the flags of whose turn it is says so.
+    """
+    device = steps[0].device
+    learn = Compiled(learn, [schedules], steps, looks)
+    if looks or device.type != "cuda":
+        return learn
+    return graphed_by_turn(learn, device, steps[0], steps[1:]) if steps[1:] else graphed(learn, device, steps)
+
+
+def looks_of(model: nn.Module) -> str:
+    """What decides by values in a model, which no graph can; empty if nothing does."""
+    return "model.memory cuts sequences where episodes begin" if cuts_episodes(model) else ""
+
+
+def _form(leaf: Any) -> Any:
+    return (leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else None
+
+
+def compile_update(
+    learn: Learn,
+    inputs: Tree,
+    turns: tuple[bool, ...],
+    schedules: Sequence[Schedules],
+    steps: Sequence[OptimizerStep],
+) -> _Update:
+    """Record and compile `learn` for inputs of this form; changes nothing.
+
+    Raises:
+        NotCompiled: it cannot be recorded or compiled.
+    """
+    given = [x for x in leaves(inputs) if isinstance(x, Tensor)]
+    _import_compiler()
+    graph, state, outputs = record(learn, inputs, turns, schedules, steps)
+    run = _within_time(lambda: _compile(graph, [*given, *state]))
+    return _Update(run, state, [step for step in steps if step.launched], outputs)
+
+
+def _import_compiler() -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("torch._inductor.compile_fx")
+    except Exception as error:
+        raise NotCompiled(f"torch's compiler cannot be imported ({cause(error)}); reinstall torch") from error
+
+
+def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    from torch._inductor.compile_fx import compile_fx
+
+    on_cpu = all(x.is_cpu for x in examples)
+    patches = {
+        "cpp_wrapper": on_cpu,
+        "fallback_random": True,  # dropout draws what it draws uncompiled
+        "compile_threads": 1,  # no processes that stay
+        "size_asserts": False,  # Compiled knows the form of its inputs
+        "cpp.dynamic_threads": torch.get_num_threads() > 1,  # the number may change during a run
+    }
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled: Any = compile_fx(graph, [x.detach() for x in examples], config_patches=patches)
+    return compiled
+
+
+def _within_time(function: Callable[[], Any]) -> Any:
+    """What it returns, from a thread that is left to itself if it hangs."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="compile", daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT_S)
+    if not found:
+        raise NotCompiled(f"the compiler has not ended after {_TIMEOUT_S:.0f} s; use compile=false")
+    if isinstance(found[0], BaseException):
+        raise NotCompiled(_remedy(found[0])) from found[0]
+    return found[0]
+
+
+def _remedy(error: BaseException) -> str:
+    why = cause(error)
+    if isinstance(error, OSError):
+        return f"{why}; set TORCHINDUCTOR_CACHE_DIR to a directory that can be written"
+    return f"torch's compiler failed: {why}; use compile=false, or another compiler by CXX"

@@ -1,0 +1,214 @@
+"""An update recorded as a graph: what `_learn` of an algorithm computes, from its inputs and all tensors that it meets.
+
+These are ordinary torch operations, of gradients and the optimizer's step too. Recording them changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from operator import itemgetter
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from rlframe.algos.base import Progress
+from rlframe.algos.optimizer_step import OptimizerStep
+from rlframe.algos.schedules import Schedules
+from rlframe.core.ranks import Ranks, current_ranks
+from rlframe.core.struct import Tree, leaves, map_tree
+from rlframe.kernels.matmul import plain_networks
+
+Learn = Callable[..., Any]  # from the data of an update, and of whose turn it is, to a tree of tensors
+
+
+class NotCompiled(Exception):
+    """Why an update cannot be compiled, and what to do."""
+
+
+def record(
+    learn: Learn,
+    inputs: Tree,
+    turns: tuple[bool, ...],
+    schedules: Sequence[Schedules],
+    steps: Sequence[OptimizerStep],
+) -> tuple[Any, list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """The graph of `learn`, the tensors that it has after those of the inputs, and how its result is made of them.
+
+    Raises:
+        NotCompiled: it decides by values, leaves torch, or fails.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    results: list[Any] = []
+    undo = _Undo()
+
+    def function(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        with undo:
+            result = learn(map_tree(lambda x: next(given) if isinstance(x, Tensor) else x, inputs), *turns)
+        found: list[Tensor] = []
+        results[:] = [_maker(result, found)]
+        return [x.detach() for x in found]
+
+    examples = [x for x in leaves(inputs) if isinstance(x, Tensor)]
+    with ExitStack() as stack:
+        parts: list[Any] = [*schedules, *steps, RecordedRanks(steps[0].progress)]
+        for part in parts:
+            stack.enter_context(part.recorded())
+        stack.enter_context(plain_networks())
+        try:
+            graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        except Exception as error:
+            raise NotCompiled(f"{_place(error)} {cause(error)}") from error
+        finally:
+            undo.restore()
+    return graph, _lift(graph), results[0]
+
+
+class _Undo(TorchDispatchMode):
+    """Keeps what operations change that are run while they are recorded: those of no tensor of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in args if isinstance(x, Tensor)]
+        if func._schema.is_mutable and all(type(x) in (Tensor, nn.Parameter) for x in given):
+            with _disable_current_modes():
+                for x in given:
+                    self._kept.setdefault(id(x), (x, x.detach().clone()))
+        return func(*args, **(kwargs or {}))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the tensors their numbers back."""
+        for x, kept in self._kept.values():
+            x.copy_(kept)
+
+
+def _maker(result: Any, found: list[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
+    """What makes such a result, of dicts, tuples and constants, from its tensors, which are added to `found`."""
+    if isinstance(result, Tensor):
+        found.append(result)
+        return itemgetter(len(found) - 1)
+    if isinstance(result, dict):
+        makers = {name: _maker(x, found) for name, x in result.items()}
+        return lambda tensors: {name: make(tensors) for name, make in makers.items()}
+    if isinstance(result, tuple):
+        parts = [_maker(x, found) for x in result]
+        cls: Any = type(result)
+        build = cls._make if issubclass(cls, tuple) and cls is not tuple else tuple  # a NamedTuple
+        return lambda tensors: build(part(tensors) for part in parts)
+    return lambda _: result
+
+
+class RecordedRanks(Ranks):
+    """The ranks of an algorithm while its update is recorded: the graph has a call where gradients are exchanged."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, ranks = progress, progress.ranks
+        self.ranks, self.rank, self.world_size, self.n_samplers = ranks, ranks.rank, ranks.world_size, ranks.n_samplers
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Context in which they stand for the ranks."""
+        self.progress.ranks = self
+        try:
+            yield
+        finally:
+            self.progress.ranks = self.ranks
+
+    def sum_tensor(self, tensor: Any) -> Any:
+        if self.world_size == 1:
+            return tensor
+        found = tensor.clone()
+        _exchange()([found], torch.ones(()), True)
+        return found
+
+    def average(self, tensors: Sequence[Any], weight: Any = 1.0) -> None:
+        if self.world_size > 1:
+            _exchange()(list(tensors), torch.as_tensor(weight, dtype=torch.float32), False)
+
+    def _refuse(self) -> NoReturn:
+        raise NotCompiled("it asks other ranks for more than means and sums of tensors")
+
+    def sum(self, number: int) -> int:
+        return self._refuse()
+
+    def max(self, number: int) -> int:
+        return self._refuse()
+
+    def stack(self, tensor: Any) -> Any:
+        self._refuse()
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._refuse()
+
+    def scatter(self, parts: Sequence[Sequence[np.ndarray]], like: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return self._refuse()
+
+    def forward_signal(self, signum: int) -> None:
+        self._refuse()
+
+
+@cache
+def _exchange() -> Callable[[list[Tensor], Tensor, bool], None]:
+    """The operation of a graph that averages or sums tensors over ranks in place."""
+
+    @torch.library.custom_op("rlframe::exchange", mutates_args=("tensors",))
+    def exchange(tensors: list[Tensor], weight: Tensor, sums: bool) -> None:
+        ranks = current_ranks()
+        if not sums:
+            ranks.average(tensors, weight)
+            return
+        for x in tensors:
+            x.copy_(ranks.sum_tensor(x))
+
+    return exchange
+
+
+def _lift(graph: Any) -> list[Tensor]:
+    """Make the tensors that were met while recording inputs of the graph, after its own; returns them."""
+    nodes = graph.graph
+    last = [node for node in nodes.nodes if node.op == "placeholder"][-1]
+    state: dict[str, Any] = {}
+    places: dict[str, Any] = {}
+    for node in [node for node in nodes.nodes if node.op == "get_attr"]:
+        name = node.target
+        if name not in places:
+            state[name] = getattr(graph, name)
+            if not isinstance(state[name], Tensor):
+                raise NotCompiled("it draws random numbers from a generator of its own; give it them with the batch")
+            with nodes.inserting_after(last):
+                last = places[name] = nodes.placeholder(f"state_{len(places)}")
+                last.meta = dict(node.meta)
+        node.replace_all_uses_with(places[name])
+        nodes.erase_node(node)
+    for name in state:
+        delattr(graph, name)
+    graph.recompile()
+    return list(state.values())
+
+
+def cause(error: BaseException) -> str:
+    """What an error says, in a line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:200]
+
+
+def _place(error: BaseException) -> str:
+    """Where in the recorded function it was raised: the last line outside of torch."""
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if f"{os.sep}torch{os.sep}" not in code.co_filename and code.co_filename != __file__:
+            place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{place} cannot be recorded:"

@@ -1,0 +1,302 @@
+"""Compiled updates learn what the plain equations learn; what cannot be compiled runs as it is and says why."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+from rlframe.algos import compiled, dqn, ppo, r2d1
+from rlframe.algos.compiled import CompileChoice, compiling
+from rlframe.core.types import Samples
+from rlframe.kernels.mlp import plain_networks
+from rlframe.optimizers.own import OwnConfig
+from tests.algos.learners import collected, learner
+from tests.algos.test_cuda_graph import CASES, OTHERS, assert_alike, batches, learned, made, trained
+from tests.variants import variants
+
+MORE: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "own_optimizer": (dqn, "CartPole-v1", {"optimizer": OwnConfig(name="torch.optim:NAdam")}),
+    "target_kl": (ppo, "CartPole-v1", {"target_kl": 1e-4, "epochs": 4, "clip": 0.5}),
+}
+CASES_HERE = {**CASES, **OTHERS, **MORE}
+FAST = ("rainbow", "sac", "sac_discrete", "td3_muon", "td3_sgd", "td3_rmsprop", "ddpg", "ppo_kl", "impala", *MORE)
+every = pytest.mark.parametrize("name", variants(CASES_HERE, FAST))
+COMPILE = CompileChoice(True)
+CARTPOLE = (Box(-9, 9, (4,), np.float32), Discrete(2))
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, case in MORE.items():
+        monkeypatch.setitem(OTHERS, name, case)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Graphs as they are recorded, run by torch and not by what a compiler makes of them."""
+    graphs: list[Any] = []
+
+    def run(graph: Any, examples: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return lambda *tensors: graph(*tensors)
+
+    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "_compile", run)
+    return graphs
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO, "rlframe")
+    return lambda: [each.message for each in caplog.records if each.levelno == logging.WARNING]
+
+
+def both(name: str) -> tuple[Any, Any, list[Samples]]:
+    return made(name), made(name), batches(name)
+
+
+def numbers(state: Any) -> Any:
+    """What of a saved state are numbers."""
+    if isinstance(state, dict):
+        return {key: numbers(x) for key, x in state.items() if not isinstance(x, str)}
+    return state
+
+
+def compare(name: str, **tolerance: float) -> Any:
+    plain, algo, data = both(name)
+    with plain_networks():
+        expected = learned(plain, data)
+    with compiling(COMPILE):
+        found = learned(algo, data)
+    assert len(found) == len(expected) >= 8
+    for mine, its in zip(found, expected, strict=True):
+        for key in mine.keys() - {"clip_fraction"}:  # a ratio of 1 is at its bound, but for rounding
+            torch.testing.assert_close(mine[key], its[key], check_stride=False, **tolerance)
+    torch.testing.assert_close(numbers(trained(algo)), numbers(trained(plain)), **tolerance)
+    torch.testing.assert_close(algo.agent.state_dict(), plain.agent.state_dict(), **tolerance)
+    return algo
+
+
+@every
+def test_a_recorded_update_learns_what_its_equations_learn(name: str, recorded: list[Any]) -> None:
+    algo = compare(name, rtol=1e-4, atol=1e-5)
+    assert 1 <= len(recorded) == len(algo.learn._updates) <= 4
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", variants(CASES_HERE, ("dqn",)))
+def test_a_compiled_update_learns_what_its_equations_learn(name: str, warned: Callable[[], list[str]]) -> None:
+    compare(name, rtol=1e-3, atol=1e-4)
+    assert warned() == []
+
+
+@needs_compiler
+def test_a_saved_algorithm_goes_on_compiled_to_the_bit(tmp_path: Path) -> None:
+    one, other, data = both("dqn")
+    marker = tmp_path / "made" / "key"
+    with compiling(CompileChoice(True, marker)):
+        learned(one, data[:5])
+        other.load_state_dict(one.state_dict())
+        other.agent.load_state_dict(one.agent.state_dict())
+        learned(one, data[5:])
+        learned(other, data[5:])
+    assert_alike(one, other, rtol=0, atol=0)
+    assert marker.exists(), "a later run knows that the cache has it"
+
+
+def test_without_the_context_updates_run_as_they_are(recorded: list[Any]) -> None:
+    one, other, data = both("sac")
+    other.learn = other._learn
+    learned(one, data)
+    learned(other, data)
+    assert_alike(one, other, rtol=0, atol=0)
+    assert not recorded
+
+
+def test_recording_changes_nothing(recorded: list[Any]) -> None:
+    algo, data = made("sac"), batches("sac")
+    learned(algo, data[:4])
+    before = numbers(trained(algo))
+    batch = algo.replay.sample(8, 0.0)
+    inputs = batch, algo.soft_value.noise(8)
+    before = {**before, "generator": ()}
+    compiled.compile_update(algo._learn, inputs, (True, True), [algo.schedules], algo.learn._steps)
+    torch.testing.assert_close({**numbers(trained(algo)), "generator": ()}, before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in algo.agent.parameters())
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted_at_once(recorded: list[Any]) -> None:
+    algo, data = made("ppo"), batches("ppo")
+    with compiling(COMPILE):
+        learned(algo, data[:1])
+        before = {name: x.clone() for name, x in algo.agent.state_dict().items()}
+        updates = algo.progress.updates
+        bad = replace(data[1], reward=torch.full_like(data[1].reward, torch.nan))
+        learned(algo, [bad])
+        after = algo.agent.state_dict()
+        weights = [name for name in before if "norm" not in name]
+        assert all(torch.equal(before[name], after[name]) for name in weights)
+        assert algo.progress.skipped == algo.progress.updates - updates > 0
+        assert algo.progress.skipped_updates[0].batch
+        learned(algo, data[2:])
+    assert all(x.isfinite().all() for x in algo.agent.state_dict().values())
+    assert any(not torch.equal(before[name], algo.agent.state_dict()[name]) for name in weights)
+
+
+def test_new_shapes_are_recorded_anew_until_they_are_too_many(
+    recorded: list[Any], monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(compiled, "_MOST_FORMS", 2)
+    one, other, data = both("a2c")
+    parts = [batch if i % 4 else _first_rows(batch, 1 + i // 4) for i, batch in enumerate(data)]
+    with compiling(COMPILE):
+        learned(one, parts)
+    with plain_networks():
+        learned(other, parts)
+    assert len(recorded) == 2
+    assert warned() == ["updates of further shapes run uncompiled, since 2 are compiled already"]
+    assert_alike(one, other, rtol=1e-4, atol=1e-5)
+
+
+def _first_rows(batch: Samples, T: int) -> Samples:
+    rows = {name: getattr(batch, name)[:T] for name in ("action", "reward", "terminated", "truncated", "valid", "info")}
+    return replace(batch, inputs=batch.inputs[: T + 1], n_env_steps=int(rows["valid"].sum()), **rows)
+
+
+class Looking(nn.Module):
+    """A user's network that decides by a value."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y.tanh() if float(y.detach().mean()) > -9 else y
+
+
+class InNumpy(Looking):
+    """One that computes in NumPy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y + torch.from_numpy(y.detach().numpy() * 0.5)
+
+
+class Drawing(Looking):
+    """One that draws from a generator of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * (1 + torch.rand(8, generator=torch.Generator().manual_seed(0)))
+
+
+class Dropping(Looking):
+    """One with dropout and batch normalisation."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        self.rest = nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.rest(self.layer(x))
+        return y
+
+
+def with_network(network: type[nn.Module]) -> Any:
+    model = {"encoder": f"{__name__}:{network.__name__}", "hidden": (8,)}
+    return learner(dqn, *CARTPOLE, model=model, replay_ratio=2.0, n_steps=96)
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [(Looking, "test_compiled.py"), (InNumpy, "test_compiled.py"), (Drawing, "a generator of its own")],
+)
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_where(
+    network: type[nn.Module], says: str, recorded: list[Any], warned: Callable[[], list[str]]
+) -> None:
+    one, other, data = with_network(network), with_network(network), batches("dqn")
+    other.learn = other._learn
+    with compiling(COMPILE):
+        learned(one, data)
+    learned(other, data)
+    assert_alike(one, other, rtol=0, atol=0)
+    (line,) = warned()
+    assert line.startswith("updates run uncompiled: ")
+    assert says in line
+
+
+def test_dropout_and_batch_normalisation_of_a_user_are_recorded_with_their_draws_and_statistics(
+    recorded: list[Any],
+) -> None:
+    one, other, data = with_network(Dropping), with_network(Dropping), batches("dqn")
+    torch.manual_seed(1)
+    with compiling(COMPILE):
+        learned(one, data)
+    torch.manual_seed(1)
+    with plain_networks():
+        learned(other, data)
+    assert recorded
+    assert_alike(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_is_named_as_what_is_not_compiled(recorded: list[Any], warned: Callable[[], list[str]]) -> None:
+    model = {"memory": "lstm", "memory_size": 4, "hidden": (4,)}
+    algo = learner(r2d1, *CARTPOLE, model=model, burn_in=0, learn_T=4, state_interval=4)
+    with compiling(COMPILE):
+        learned(algo, collected("CartPole-v1", algo.agent, 8, (4, 2)))
+    assert algo.progress.updates
+    assert not recorded
+    assert warned() == ["updates run uncompiled: model.memory cuts sequences where episodes begin"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/nowhere"),
+            "set TORCHINDUCTOR_CACHE_DIR to a directory",
+        ),
+        (RuntimeError("C++ compile error"), "C++ compile error; use compile=false, or another compiler by CXX"),
+        (None, "the compiler has not ended after 0 s; use compile=false"),
+    ],
+)
+def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
+    error: Exception | None, says: str, monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
+) -> None:
+    def fail(*_: Any) -> Any:
+        if error:
+            raise error
+        time.sleep(1)
+
+    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "_compile", fail)
+    monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.2)
+    one, other, data = both("sac")
+    other.learn = other._learn
+    with compiling(COMPILE):
+        learned(one, data)
+    learned(other, data)
+    assert_alike(one, other, rtol=0, atol=0)
+    (line,) = warned()
+    assert says in line
+
+
+def test_a_float_of_a_schedule_is_followed(recorded: list[Any]) -> None:
+    algo, data = made("sac"), batches("sac")
+    with compiling(COMPILE):
+        learned(algo, data)
+    assert isinstance(algo.now.tau, float), "outside of the graph it is a number"
+    assert algo.schedules._recorded["tau"].item() == pytest.approx(algo.now.tau)
