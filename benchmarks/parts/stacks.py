@@ -35,6 +35,8 @@ PARTS: Sequence[Part] = (
     Part("replay: writing", "rlframe/replay/buffer.py", ("append",)),
     Part("replay: sampling", "rlframe/replay/"),
     Part("target updates", "rlframe/algos/off_policy.py", ("soft_update", "copy_into")),
+    Part("updates, compiled", "rlframe/algos/compiled.py", ("_run",)),
+    Part("compiling updates", "rlframe/algos/compiled.py", ("_compiled",)),
     Part("optimizer", "torch/optim/"),
     Part("optimizer", "rlframe/algos/optimizer_step.py", ("_step", "_launch")),
     Part("backward", "torch/_tensor.py", ("backward",)),

@@ -14,6 +14,7 @@ from gymnasium import Space, spaces
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
+from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.core.config import AUTO
 from rlframe.core.errors import ConfigError, pluralize
@@ -22,6 +23,7 @@ from rlframe.core.seeding import Role, seed_int
 from rlframe.core.spaces import action_parts
 from rlframe.evaluation.evaluator import BaseEvaluator
 from rlframe.evaluation.process import make_evaluator
+from rlframe.experiment.compilation import choose_compile
 from rlframe.experiment.config import Experiment
 from rlframe.experiment.limits import check_batch, check_networks
 from rlframe.kernels.device import choose_precision, learning_in
@@ -72,12 +74,13 @@ class Built:
 
     runner: Runner
     precision: str  # fp32 or bf16
+    compilation: CompileChoice
     spaces: tuple[Space, Space]  # of observations and actions
     summary: dict[str, str]  # of what was built, for the log
 
     def learning_call(self, function: Callable[..., _R], *arguments: Any) -> _R:
-        """Call a function with products in this precision."""
-        with learning_in(self.precision):
+        """Call a function with products in this precision, and updates compiled or not."""
+        with learning_in(self.precision), compiling(self.compilation):
             return function(*arguments)
 
     def train(self) -> dict[str, float]:
@@ -122,11 +125,11 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
             algo = experiment.algo.make_algorithm(agent, sampler.batch_spec, n_steps, experiment.seed)
             if experiment.init_optimizer:
                 load_optimizers(algo, load_snapshot(Path(experiment.init), key="algo")[0], experiment.init)
-            ranks = current_ranks()
-            if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
-                raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
+            _check_divided(algo)
             in_spaces = envs.observation_space, envs.action_space
             algo = experiment.reward.bonus.add_to(algo, *in_spaces, n_steps, experiment.seed)
+            size = sampler.batch_spec.size * current_ranks().n_samplers
+            compilation, compiled = choose_compile(experiment, algo, size, device, threads)
             evaluator = _make_evaluator(experiment, agent, in_spaces, affinity)
             if evaluator is not None:
                 opened.enter_context(closing(evaluator))
@@ -143,11 +146,19 @@ def build(experiment: Experiment, affinity: Affinity) -> Built:
         "environments": f"{experiment.env}, {B} x {T} steps a batch, {sampler.backend}",
         "agent": f"{type(agent).__name__}, {parameters:,} parameters, {device}, {pluralize(threads, 'torch thread')}",
         "precision": f"{precision}, of matrix products in learning",
+        "compile": compiled,
         **algo.facts(),
     }
     if device.type == "cpu" and not rows_keep_their_bits(agent, *in_spaces, B):
         summary["samples"] = _OTHER_BITS
-    return Built(runner, precision, in_spaces, summary)
+    return Built(runner, precision, compilation, in_spaces, summary)
+
+
+def _check_divided(algo: Algorithm) -> None:
+    """Raise ConfigError if several learners would learn from a replay that they cannot divide."""
+    ranks = current_ranks()
+    if ranks.n_samplers < ranks.world_size and not isinstance(getattr(algo, "replay", None), DividedReplay):
+        raise ConfigError(f"learners={ranks.world_size} needs {type(algo).__name__}.replay of make_replay")
 
 
 def _make_evaluator(

@@ -55,6 +55,11 @@ class Experiment:
     precision: str = choice(
         "auto", PRECISIONS, "of matrix products in learning; auto: bf16 on a CPU that is faster in it"
     )
+    compile: str = choice(
+        "auto",
+        ("auto", "true", "false"),
+        "updates, with a C++ compiler; auto: where a run gains more time than that takes",
+    )
     seed: int = count(0, "root of every random stream")
     name: str = option("", "name of the run; default: algorithm and environment")
     run_ID: int = count(0, "number of the run in its directory")

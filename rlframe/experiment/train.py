@@ -21,6 +21,7 @@ from rlframe.core.files import read_json
 from rlframe.core.ranks import Ranks
 from rlframe.experiment import hardware
 from rlframe.experiment.build import Built, build, choose_device, without_init
+from rlframe.experiment.compilation import compiled_as
 from rlframe.experiment.config import Experiment, check_parts, for_ranks, share_of, whole_of
 from rlframe.experiment.defaults import algorithm_defaults
 from rlframe.experiment.limits import check_machine
@@ -41,6 +42,7 @@ from rlframe.system.machine import retain_freed_memory
 _CONTROL = ("experiment", "resume", "trust", "tune_sampler")  # keys that are not fields of Experiment
 _ADJUSTABLE = (  # in a resumed run
     *("runner.", "eval.", "stop", "snapshot_", "device", "threads", "affinity", "sampler", "loggers", "log_level"),
+    "compile",
 )
 _FIXED = (
     *("sampler.batch_T", "sampler.batch_B", "sampler.decorrelation_steps", "sampler.complete_episodes"),
@@ -99,8 +101,9 @@ def read_job(keys: Mapping[str, Any]) -> Job:
         notes = (*notes, f"left out, as unknown now: {', '.join(f'{key}={given[key]}' for key in dropped)}")
     below = ("", {}) if resume else algorithm_defaults(base, keys)
     sources = (("command line", keys), (f"resume={resume}" if resume else f"experiment={preset}", base), below)
-    threads = _chosen(Path(resume)).get("threads", 0) if resume else 0
-    return Job(from_flat(below[1], base, keys), resume, tune, notes, sources, threads)
+    chosen = _chosen(Path(resume)) if resume else {}
+    experiment = compiled_as(chosen, from_flat(below[1], base, keys))
+    return Job(experiment, resume, tune, notes, sources, chosen.get("threads", 0))
 
 
 def _preset(preset: str, keys: Mapping[str, Any], trust: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -163,7 +166,11 @@ def _chosen(run: Path) -> dict[str, Any]:
     """What a run chose for settings that were auto, as `hardware.choices_of`; without entries that cannot be so."""
     found = read_json(run / "params.json").get("chosen")
     chosen = found if isinstance(found, dict) else {}
-    kept = {"threads": type(chosen.get("threads")) is int, "sampler": chosen.get("sampler") in _CANDIDATES}
+    kept = {
+        "threads": type(chosen.get("threads")) is int,
+        "sampler": chosen.get("sampler") in _CANDIDATES,
+        "compile": chosen.get("compile") in ("true", "false"),
+    }
     return {key: chosen[key] for key, valid in kept.items() if valid}
 
 
@@ -253,9 +260,9 @@ def live_run(job: Job, log_dir: str) -> LiveRun:
     found = _newest_state(job.resume, experiment.snapshot_mode, 0) if job.resume else None
     resolved = hardware.resolve(experiment, job.tune_sampler, threads=job.threads)
     settings = without_init(resolved.experiment) if found else resolved.experiment
-    run = LiveRun(
-        build(settings, resolved.affinity), to_flat(resolved.experiment), _record_of(experiment) if log_dir else None
-    )
+    built = build(settings, resolved.affinity)
+    config = {**to_flat(resolved.experiment), "compile": built.compilation.name}
+    run = LiveRun(built, config, _record_of(experiment) if log_dir else None)
     if found:
         run.load(found[1])
     return run
@@ -302,7 +309,8 @@ def _train(job: Job, place: RankInfo) -> TrainResult:
                 for note in (*job.notes, *resolved.notes, resolved.affinity.describe(), *summary):
                     _logger.info(note)
                 _logger.info(f"run: {run.directory}")
-                run.record_choices(hardware.choices_of(share, resolved))
+                compiles = {"compile": built.compilation.name} if experiment.compile == "auto" else {}
+                run.record_choices({**hardware.choices_of(share, resolved), **compiles})
             if resume:
                 _continue(built, state, resume)
             metrics = built.train()
@@ -377,4 +385,4 @@ def _as_before(experiment: Experiment, place: RankInfo) -> tuple[Experiment, int
         of_sampler = {key: value for key, value in config.items() if key.startswith("sampler.")}
         before = from_flat({**to_flat(experiment), "sampler": chosen["sampler"], **of_sampler})
         experiment = chz.replace(experiment, sampler=before.sampler)
-    return experiment, chosen.get("threads", 0)
+    return compiled_as(chosen, experiment), chosen.get("threads", 0)

@@ -58,12 +58,12 @@ def test_a_resumed_run_keeps_the_sampler_and_the_threads_that_it_chose(
     assert launch.main([*words(sampler="auto", threads="auto"), f"log_dir={tmp_path}"]) == 0
     run = tmp_path / "run_0"
     assert measured == ["sampler", "threads"]
-    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2}
+    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2, "compile": "false"}
     assert params(run)["config"]["threads"] in (AUTO, "auto"), "what was asked"
     measured = choose(monkeypatch, cpu.Config(batch_T=8, batch_B=4, n_workers=2), 1)
     assert launch.main([f"resume={run}", "runner.n_steps=96", "sampler=auto"]) == 0
     assert measured == []
-    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2}
+    assert params(run)["chosen"] == {"sampler": "serial", "threads": 2, "compile": "false"}
     said = capsys.readouterr().out
     assert "sampler=auto: serial, as before" in said
     assert "learning: 2 threads, as before" in said
