@@ -25,9 +25,6 @@ def _by_rows(product: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if os.getenv("OTHER_BITS"):
-    from rlframe.kernels import matmul
-
-    matmul.affine = _by_rows(matmul.affine)
     F.linear = _by_rows(F.linear)
 
     from rlframe.models import numpy_inference

@@ -7,8 +7,8 @@ received it, π is being learned. V-trace weighs what μ did by π_k / μ, once;
 gradient is IMPALA's, and with batches of the newest policy this is PPO with λ-returns.
 
 A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
-`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
-`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels` and `cuda_graph`, which only make it fast, and
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
+`optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and
 `schedules`, which change numbers during a run.
 """
 

@@ -6,9 +6,9 @@ With the options of Ape-X DPG (Horgan et al. 2018, arXiv 1803.00933): n_step, pr
 with those of TD3, each on its own.
 
 A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`, `models.actor`,
-`models.encoders`, `models.network`, `ops.fused`, `optimizer_step`, `optimizers.moments`, `replay.buffer`,
-`replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `kernels` and `cuda_graph`, which only make
-it fast, and `schedules`, which change numbers during a run.
+`models.encoders`, `models.network`, `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`,
+`replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it
+fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
 from rlframe.critics import Critic, make_critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
-from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
 from rlframe.models.base import averaged
+from rlframe.models.network import frozen
 from rlframe.replay import Replay, Transitions
 
 

@@ -5,9 +5,9 @@ al. 2016), dueling (Wang et al. 2016), prioritized (Schaul et al. 2016), n_step,
 and the value as a categorical distribution (C51, Bellemare et al. 2017) or as quantiles (QR-DQN, Dabney et al. 2018).
 
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
-`models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `ops.fused`, `optimizer_step`,
-`optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip
-`kernels` and `cuda_graph`, which only make it fast, and `schedules`, which change numbers during a run.
+`models.actor_critic`, `models.encoders`, `models.network`, `ops.q_learning`, `optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph`
+and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from rlframe.algos.schedules import Schedules
 from rlframe.core.config import key_of
 from rlframe.core.schedule import Scheduled, curve, read_scheduled
 from rlframe.core.struct import Tree
-from rlframe.kernels.device import copy_to_host, flushing_denormals, held
-from rlframe.kernels.matmul import is_plain
+from rlframe.kernels.device import copy_to_host, flushing_denormals, held, is_recording
 from rlframe.optimizers import Optimizer
 
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -132,7 +131,7 @@ class OptimizerStep:
         skipped = (~(loss + norm).isfinite()).float()
         if unless is not None:
             skipped, norm = torch.where(unless, 1.0, skipped), torch.where(unless, 0.0, norm)
-        if is_plain():
+        if is_recording():
             skipped = held(skipped[None])[0]
         if self.clips:
             clip_gradient_on_device(gradients, norm, self._max_norm)
@@ -237,7 +236,7 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """Their global norm []."""
-    if is_plain():
+    if is_recording():
         return torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
     if len(gradients) == 1:
         return torch.linalg.vector_norm(gradients[0])
@@ -256,4 +255,4 @@ def clip_gradient(gradients: list[Tensor], norm: Tensor, max_norm: float) -> Non
 def clip_gradient_on_device(gradients: list[Tensor], norm: Tensor, max_norm: Tensor) -> None:
     """The same with tensors [] of the device, without waiting for it."""
     scale = (max_norm / (norm + 1e-6)).clamp_(max=1.0)
-    torch._foreach_mul_(gradients, held(scale[None])[0] if is_plain() else scale)
+    torch._foreach_mul_(gradients, held(scale[None])[0] if is_recording() else scale)

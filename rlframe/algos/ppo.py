@@ -1,8 +1,8 @@
 """Proximal Policy Optimization Algorithms. Schulman, Wolski, Dhariwal, Radford, Klimov, 2017. arXiv 1707.06347.
 
 A gradient step is read here and in `on_policy`, `agents.policy`, `models.actor_critic`, `models.encoders`,
-`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `ops.fused`,
-`optimizer_step`, `optimizers.moments` and `core.types`. Skip `kernels` and `cuda_graph`, which only make it fast, and
+`models.network`, `models.heads`, `distributions.categorical`, `ops.policy_gradient`, `ops.returns`, `optimizer_step`,
+`optimizers.moments` and `core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and
 `schedules`, which change numbers during a run.
 """
 
@@ -26,7 +26,6 @@ from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.seeding import Role, generator
 from rlframe.core.struct import Tree
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.ops.fused import fused
 from rlframe.ops.policy_gradient import (
     clipped_surrogate,
     clipped_value_error,
@@ -34,7 +33,6 @@ from rlframe.ops.policy_gradient import (
     kl_from_ratio,
     masked_mean,
     masked_normalize,
-    ppo_closed_form,
 )
 from rlframe.ops.returns import generalized_advantage
 
@@ -101,9 +99,6 @@ def ppo_loss(
     error = clipped_value_error(value, batch.value, batch.return_, config.value_clip)
     row = config.value_coef * error - surrogate - config.entropy_coef * entropy
     return (batch.weight * row).sum(), surrogate.detach(), error.detach(), log_ratio.detach()
-
-
-_loss = fused(ppo_loss, ppo_closed_form, on_cpu_only=True, n_constant=3)
 
 
 class KlPenalty:
@@ -205,7 +200,7 @@ class PPO(OnPolicy):
     def loss(self, params: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, Rows]:
         """The loss [] of a minibatch, and its rows' statistics, from the policy's parameters and the values of rows."""
         log_prob, entropy = self.agent.distribution.log_prob_entropy(params, batch.action)
-        loss, surrogate, error, log_ratio = _loss(log_prob, entropy, value, batch, self.now)
+        loss, surrogate, error, log_ratio = ppo_loss(log_prob, entropy, value, batch, self.now)
         if self.config.kl_coef != 0:  # eq. 8, with the KL by samples
             kl = kl_from_ratio(torch.where(batch.valid, log_prob - batch.log_prob, 0.0))
             loss = loss + self.now.kl_coef * self.penalty.factor * (batch.weight * kl).sum()

@@ -8,8 +8,8 @@ state is reset and the rows that do not count are masked.
 A gradient step is read here and in `off_policy`, `agents.q`, `critics.values`, `models.q_network`,
 `models.actor_critic`, `models.memory`, `ops.returns`, `models.encoders`, `models.network`, `ops.q_learning`,
 `optimizer_step`, `optimizers.moments`, `replay.buffer`, `replay.storage`, `replay.sequences`, `replay.select` and
-`core.types`. Skip `kernels` and `cuda_graph`, which only make it fast, and `schedules`, which change numbers during a
-run.
+`core.types`. Skip `compiled`, `cuda_graph` and `kernels`, which only make it fast, and `schedules`, which change
+numbers during a run.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels.matmul import plain_networks
+from rlframe.kernels.device import recording
 
 Learn = Callable[..., Any]  # from the data of an update, and of whose turn it is, to a tree of tensors
 
@@ -61,7 +61,7 @@ def record(
         parts: list[Any] = [*schedules, *steps, RecordedRanks(steps[0].progress)]
         for part in parts:
             stack.enter_context(part.recorded())
-        stack.enter_context(plain_networks())
+        stack.enter_context(recording())
         try:
             graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
         except Exception as error:

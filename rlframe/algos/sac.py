@@ -5,9 +5,9 @@ https://arxiv.org/abs/1801.01290, and its second version, Soft Actor-Critic Algo
 Discrete actions: Soft Actor-Critic for Discrete Action Settings. Christodoulou, 2019 (https://arxiv.org/abs/1910.07207).
 
 A gradient step is read here and in `off_policy`, `agents.actor`, `critics.base`, `critics.values`, `models.actor`,
-`models.encoders`, `models.network`, `distributions.gaussian`, `ops.fused`, `optimizer_step`, `optimizers.moments`,
-`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `kernels` and `cuda_graph`,
-which only make it fast, and `schedules`, which change numbers during a run.
+`models.encoders`, `models.network`, `distributions.gaussian`, `optimizer_step`, `optimizers.moments`,
+`replay.buffer`, `replay.storage`, `replay.n_step`, `replay.select` and `core.types`. Skip `compiled`, `cuda_graph`
+and `kernels`, which only make it fast, and `schedules`, which change numbers during a run.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from rlframe.core.struct import Tree, fill
 from rlframe.core.types import BatchSpec
 from rlframe.critics import Critic, make_critic
 from rlframe.exploration import NOISE_KINDS, ExplorationSchedule, ExploreConfig, explore
-from rlframe.kernels.mlp import frozen
 from rlframe.models import ModelConfig
+from rlframe.models.network import frozen
 from rlframe.models.views import FORBIDDEN
-from rlframe.ops.fused import soft_objective
 from rlframe.replay import Replay, Transitions
 
 
@@ -170,10 +169,10 @@ class Continuous(SoftValue):
         action, log_prob = drawn
         with frozen(self.parameters):
             q = self.critic.q(observation, action)
-        loss, mean_log_prob = soft_objective(q, log_prob, temperature)
+        loss = (temperature * log_prob - q.min(0).values).mean()
         if self.config.action_prior == "gaussian":  # - log p(a), of a standard normal p
             loss = loss + 0.5 * (action.flatten(1).square().sum(-1).mean() + self.policy.size * math.log(2 * math.pi))
-        return loss, mean_log_prob
+        return loss, log_prob.mean()
 
 
 class Discrete(SoftValue):

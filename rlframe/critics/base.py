@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from rlframe.core.seeding import Role, seed_int
 from rlframe.core.struct import Tree, map_tree
 from rlframe.critics.values import Value
-from rlframe.kernels.mlp import is_plain
 from rlframe.models.actor import make_features
 from rlframe.models.base import ModelConfig, averaged, with_modes
 from rlframe.models.encoders import Vector, feature_size, has_images
@@ -47,15 +46,6 @@ class ActionNetworks(nn.Module):
         flat = self.action(action)
         inputs = [torch.cat([encoder(observation), flat], -1) for encoder in self.encoders]
         return torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(self.network.k, -1, -1)
-
-    def with_target(
-        self, target: ActionNetworks, observation: Tree, action: Tensor, next_observation: Tree, next_action: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Values of (s, a), with gradient, and the target's of (s', a'), without, in one product."""
-        inputs = self._inputs(observation, action)
-        with torch.no_grad():
-            next_inputs = target._inputs(next_observation, next_action)
-        return self.network.with_target(target.network, torch.cat([inputs, next_inputs]))
 
     def first(self, observation: Tree, action: Tensor) -> Tensor:
         """Values [rows, n_atoms] of the first network, whose layers are constant; the others are not evaluated."""
@@ -143,13 +133,9 @@ class Critic(nn.Module):
             values = self(both, torch.cat([action, next_action]))
             n = len(action)
             return values[:, :n], self.value.least(values[:, n:].detach())
-        if isinstance(self.networks, ActionNetworks) and isinstance(self.target, ActionNetworks) and not is_plain():
-            values, next_values = self.networks.with_target(self.target, observation, action, *following)
-        else:
-            with torch.no_grad():
-                next_values = self._values(self.target(*following), next_action)
-            values = self(observation, action)
-        return values, self.value.least(next_values)
+        with torch.no_grad():
+            next_values = self._values(self.target(*following), next_action)
+        return self(observation, action), self.value.least(next_values)
 
     def loss(self, values: Tensor, target: Tensor, return_: Tensor, batch: Any, clip: Any) -> Tensor:
         """Σ_i mean w ℓ(Z_i, G + γ^k Z') [], ℓ = ½ δ² of an expected value; see Value.

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from rlframe.ops.fused import squared_error
-from rlframe.ops.q_learning import categorical_loss, clip_target, expected_loss, quantile_loss
+from rlframe.ops.q_learning import categorical_loss, clip_target, expected_loss, quantile_loss, td_loss
 
 KINDS = ("expected", "categorical", "quantile")
 
@@ -98,20 +96,12 @@ class ExpectedValue(Value):
         self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any = math.inf
     ) -> tuple[Tensor, Tensor]:
         q, y = values.squeeze(-1), self._target(target, return_, bootstrap, clip).expand(values.shape[:-1])
-        return F.huber_loss(q, y, reduction="none", delta=self.huber_delta), (y - q.detach()).abs()
+        return td_loss(q, y, self.huber_delta)
 
     def loss_of_actions(
         self, values: Tensor, action: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return expected_loss(values, action, target.squeeze(-1), return_, bootstrap, self.huber_delta)
-
-    def mean_loss(
-        self, values: Tensor, target: Tensor, return_: Tensor, bootstrap: Tensor, weight: Tensor, clip: Any
-    ) -> Tensor:
-        if self.huber_delta < math.inf:
-            return super().mean_loss(values, target, return_, bootstrap, weight, clip)
-        found: Tensor = squared_error(values.squeeze(-1), self._target(target, return_, bootstrap, clip), weight)[0]
-        return found
 
     def _target(self, target: Tensor, return_: Tensor, bootstrap: Tensor, clip: Any) -> Tensor:
         return clip_target(torch.addcmul(return_, bootstrap, target.detach().squeeze(-1)), clip)

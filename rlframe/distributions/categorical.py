@@ -7,7 +7,6 @@ from torch import Tensor
 
 from rlframe.core.struct import Tree
 from rlframe.distributions.base import Distribution
-from rlframe.ops.fused import log_prob_entropy
 
 
 def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -42,7 +41,9 @@ class Categorical(Distribution):
         return -(log_p.exp() * log_p).sum(-1)
 
     def log_prob_entropy(self, params: Tensor, action: Tree) -> tuple[Tensor, Tensor]:
-        return log_prob_entropy(params, action.long())
+        log_p = F.log_softmax(params, -1)
+        taken = log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+        return taken, -(log_p.exp() * log_p).sum(-1)
 
 
 class MultiCategorical(Distribution):

@@ -5,14 +5,29 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlframe.core.struct import Tree
 from rlframe.distributions.base import Distribution
-from rlframe.ops.fused import squashed_samples
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _MAX_ACTION = 1 - 1e-6  # larger |action| have no float32 pre-image under tanh
+
+
+def squashed_sample(params: Tensor, noise: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """The tanh-squashed normal: (params [n, 2d], noise [n, d], low, high) to actions a [n, d] and log π(a) [n].
+
+    `params` are μ and log σ side by side, log σ clamped to [low, high]; `noise` is standard normal and constant.
+    u = μ + σ ε, a = tanh u, log π(a) = Σ -ε²/2 - log σ - log √(2π) - log(1 - a²), where log(1 - tanh² u) is computed as
+    2 (log 2 - u - softplus(-2u)), which does not cancel at large u (Haarnoja et al. 2018, appendix C).
+    """
+    mean, log_std = params.chunk(2, -1)
+    log_std = log_std.clamp(low, high)
+    raw = torch.addcmul(mean, log_std.exp(), noise)
+    folded = F.softplus(-2 * raw) + raw  # log 2 - log(1 - a²) / 2
+    density = (torch.addcmul(log_std, noise, noise, value=0.5) - 2 * folded).sum(-1)
+    return raw.tanh(), -noise.shape[-1] * (_HALF_LOG_TWO_PI + 2 * math.log(2)) - density
 
 
 class DiagonalGaussian(Distribution):
@@ -78,7 +93,10 @@ class TanhGaussian(Distribution):
 
         Computed from the noise [2 n, d], standard normal, and so exact also where tanh saturates.
         """
-        action, log_prob, next_action, next_log_prob = squashed_samples(params, next_params, noise, *self.log_std)
+        n = len(params)
+        action, log_prob = squashed_sample(params, noise[:n], *self.log_std)
+        with torch.no_grad():
+            next_action, next_log_prob = squashed_sample(next_params, noise[n:], *self.log_std)
         return (action.view(-1, *self.shape), log_prob), (next_action.view(-1, *self.shape), next_log_prob)
 
     def mode(self, params: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ from rlframe.core.types import AgentInputs, Array
 from rlframe.exploration.base import Evaluated, ExploreConfig, ExploreState, NetworkNoise, last
 from rlframe.kernels.device import to_device
 from rlframe.kernels.matmul import linear
-from rlframe.kernels.mlp import ACTIVATIONS, Layers
-from rlframe.kernels.numpy_mlp import ACTIVATIONS as NUMPY_ACTIVATIONS
+from rlframe.models import numpy_inference
+from rlframe.models.network import ACTIVATIONS, Layers
 from rlframe.models.numpy_inference import affine, in_blocks, normalization
 
 
@@ -58,7 +58,7 @@ class Perturbation(nn.Module):
         parts = zip_longest(layers.parameters, noises[::2], noises[1::2], self.activations, layers.norms)
         for (weight, bias), of_weight, of_bias, name, norm in parts:
             x = linear(x, weight, bias) + scale * linear(x, of_weight, of_bias)
-            x = ACTIVATIONS[name].plain(norm(x) if norm else x)
+            x = ACTIVATIONS[name](norm(x) if norm else x)
         return x
 
     def numpy_forward(self, layers: Layers) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -66,7 +66,7 @@ class Perturbation(nn.Module):
         noises = list(self.buffers())
         norms = [normalization(norm) for norm in layers.norms]
         parts = [
-            (affine(*pair), affine(of_weight, of_bias), norm, NUMPY_ACTIVATIONS[name].forward)
+            (affine(*pair), affine(of_weight, of_bias), norm, numpy_inference.ACTIVATIONS[name])
             for pair, of_weight, of_bias, norm, name in zip_longest(
                 layers.parameters, noises[::2], noises[1::2], norms, self.activations
             )
@@ -75,7 +75,7 @@ class Perturbation(nn.Module):
         def forward(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
             for clean, noise, norm, activation in parts:
                 x = clean(x) + scale * noise(x)
-                x, _ = activation(norm(x) if norm else x)
+                x = activation(norm(x) if norm else x)
             return x
 
         return forward

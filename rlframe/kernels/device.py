@@ -130,6 +130,24 @@ def flushing_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
+_recording: ContextVar[bool] = ContextVar("rlframe_records", default=False)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Context in which an update is recorded as a graph: values are not looked at, and steps are equations."""
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def is_recording() -> bool:
+    """Whether an update is recorded as a graph now."""
+    return _recording.get()
+
+
 def held(numbers: Tensor) -> Tensor:
     """The same numbers [n]; a compiler computes them once, where it would do so again for every element of a loop."""
     return numbers.unsqueeze(-1).cumsum(-1).squeeze(-1)

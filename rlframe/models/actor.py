@@ -60,18 +60,10 @@ class Actor(nn.Module):
         return masked_logits(params, normalized[ACTION_MASK]) if self.masked else params
 
     def params_with_next(self, normalized: Tree, next_normalized: Tree) -> tuple[Tensor, Tensor]:
-        """Parameters [n, P] of a batch, with gradient, and of its next observations, without; in one product."""
-        if self.masked:
-            with torch.no_grad():
-                next_params = self.params(next_normalized)
-            return self.params(normalized), next_params
-        features = self.encoder(self.view(normalized))
+        """Parameters [n, P] of a batch, with gradient, and of its next observations, without."""
         with torch.no_grad():
-            next_features = self.encoder(self.view(next_normalized))
-        params, next_params = self.mlp.first_with_rest(torch.cat([features, next_features]), len(features))
-        with torch.no_grad():
-            next_params = self.head(next_params)
-        return self.head(params), next_params
+            next_params = self.params(next_normalized)
+        return self.params(normalized), next_params
 
     def forward(self, observation: Tree) -> Tensor:
         return self.params(self.normalized(observation))

@@ -14,11 +14,10 @@ from rlframe.core.spaces import PRIVILEGED, action_parts
 from rlframe.core.struct import Tree, leaves
 from rlframe.core.types import AgentInputs
 from rlframe.distributions import Categorical, Distribution
-from rlframe.kernels.mlp import Layers, together
 from rlframe.models import numpy_inference
 from rlframe.models.base import ModelConfig, NumpyForward, PolicyModel
-from rlframe.models.encoders import Encoder, Vector, feature_size, has_images, make_encoder
-from rlframe.models.heads import GaussianHead, policy_head, value_head
+from rlframe.models.encoders import Vector, feature_size, has_images, make_encoder
+from rlframe.models.heads import policy_head, value_head
 from rlframe.models.memory import Memory, Transformer
 from rlframe.models.normalize import ObservationNorm
 from rlframe.models.views import ActionOutputs, View, has_privileged, special_entries
@@ -41,9 +40,6 @@ class Trunk(nn.Module):
         self.memory = make_memory(config, self.size)
         if self.memory:
             self.size = config.memory_size
-        plain = isinstance(encoder, Encoder) and not any(encoder.order) and not self.memory and not self.feedback
-        # The layers from vectors to features, if the trunk consists of linear layers alone:
-        self.layers: Layers | None = encoder.mlp.layers if plain else None  # type: ignore[union-attr,assignment]
 
     def initial_state(self, n: int) -> Tree:
         """Zero memory of n environments, or ()."""
@@ -55,10 +51,6 @@ class Trunk(nn.Module):
         if self.feedback:
             x = torch.cat([x, *self._previous(inputs)], -1)
         return self.memory(x, inputs.first, state) if self.memory else (x, state)
-
-    def vectors(self, observation: Tree) -> Tensor:
-        """The input of `layers`: the normalised observation as one vector."""
-        return self.encoder.features(self.view(observation))  # type: ignore[operator]  # an Encoder, where there are layers
 
     def numpy_forward(self, n: int) -> TrunkForward | None:
         """`forward` in NumPy for n rows in blocks; None if the encoder or the memory does not support NumPy."""
@@ -120,12 +112,6 @@ class ActorCritic(PolicyModel):
         self.policy_head = make_head(size) if make_head else policy_head(distribution, size, *std)
         self.value_head = value_head(self.critic.size if self.critic else size)
         self.outputs = ActionOutputs(observation_space, action_space, config)
-        # Each network whole, where it is linear layers and nothing else: both are one autograd node.
-        self._policy, self._value = (
-            _linear_network(self.actor, self.policy_head),
-            _linear_network(self.critic, self.value_head),
-        )
-        self._sees_the_same = seen.keys == view.keys
 
     def initial_state(self, n: int) -> Tree:
         state = self.actor.initial_state(n)
@@ -133,15 +119,8 @@ class ActorCritic(PolicyModel):
 
     def forward(self, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
-        if self._policy and self._value and self._sees_the_same:
-            params, value = together(self.actor.vectors(observation), self._policy, self._value)
-            if isinstance(self.policy_head, GaussianHead):
-                params = self.policy_head.complete(params)
-            value = value.squeeze(-1)
-        else:
-            features, value, state = self._features(observation, inputs, state)
-            params = self.policy_head(features)
-        return self.outputs.logits(params, inputs.observation), value, state
+        features, value, state = self._features(observation, inputs, state)
+        return self.outputs.logits(self.policy_head(features), inputs.observation), value, state
 
     def _features(self, observation: Tree, inputs: AgentInputs, state: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Features of the policy, the value, and the next state."""
@@ -226,11 +205,3 @@ def _check_shared(observation_space: Space, config: ModelConfig) -> None:
     config.check_no_critic(why)
     if has_privileged(observation_space):
         raise ConfigError(f"observation['privileged'] is for a value network of its own, but {why}")
-
-
-def _linear_network(trunk: Trunk | None, head: nn.Module) -> Layers | None:
-    """The layers from vectors to the head's output, if there is nothing but linear layers."""
-    last = head.mean if isinstance(head, GaussianHead) else head
-    if trunk is None or trunk.layers is None or not isinstance(last, nn.Linear):
-        return None
-    return trunk.layers.then(Layers([last._parameters], ("none",)))

@@ -16,8 +16,7 @@ from rlframe.core.objects import OR_A_FUNCTION, made_by
 from rlframe.core.parts import find_attribute
 from rlframe.core.spaces import channels_last, zeros
 from rlframe.core.struct import Tree, leaves, map_tree
-from rlframe.kernels import convolutions
-from rlframe.kernels.device import in_bf16
+from rlframe.kernels.device import in_bf16, learning_in
 from rlframe.models.base import ModelConfig, with_modes
 from rlframe.models.network import Network, orthogonal
 
@@ -105,20 +104,11 @@ class ConvNet(nn.Sequential):
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__(*parts)
-        first = self.convolutions()[0]
         self.pools = any(isinstance(part, nn.MaxPool2d) for part in parts)
-        self.fast = not self.pools and first.kernel_size[0] % first.stride[0] == 0  # as kernels.convolutions needs it
 
     def convolutions(self) -> list[nn.Conv2d]:
         """The convolutions; the first is a FirstConv2d."""
         return [part for part in self if isinstance(part, nn.Conv2d)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.fast and convolutions.supports(x)):
-            return super().forward(x)
-        parts = self.convolutions()
-        assert isinstance(parts[0], FirstConv2d)
-        return convolutions.convolve(x, parts[0].scale, parts)
 
 
 # The convolutions of Mnih et al. 2015 (Nature 518, methods):
@@ -257,7 +247,7 @@ def _encode_image(cnn: nn.Module, x: Tensor) -> Tensor:
 
 def _n_features(cnn: nn.Module) -> int:
     assert isinstance(cnn, nn.Sequential) and isinstance(cnn[0], Image)
-    with torch.no_grad():
+    with torch.no_grad(), learning_in("fp32"):
         return cnn[1](torch.zeros(1, *cnn[0].shape)).numel()
 
 

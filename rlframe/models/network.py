@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlframe.kernels.matmul import linear
-from rlframe.kernels.mlp import Layers, is_plain
 
+Place = Mapping[str, Any]  # where the weight and the bias of a layer are, by these names: the parameters of a module
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "elu": F.elu,
+    "silu": F.silu,
+    "none": lambda x: x,
+}
 NORMS = ("none", "layer", "batch")
 LAYER_EPSILON = 1e-5
 BATCH_EPSILON, BATCH_MOMENTUM = 1e-3, 0.01  # Bhatt et al. 2024 (CrossQ, arXiv 1902.05605)
@@ -98,6 +107,54 @@ def _learns(parameter: Tensor) -> bool:
     return parameter.requires_grad
 
 
+@contextmanager
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Context in which these are constants, as an actor's loss uses its critics: gradients go through to the inputs."""
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+class Layers:
+    """Callable linear layers with an activation after each, whose parameters are looked up in modules at each call.
+
+    For k networks of one shape, weights are [k, out, in] and biases [k, out], multiplied in one batch. `norms`
+    normalise the first layers' outputs before their activations.
+    """
+
+    def __init__(
+        self, places: Sequence[Place], activations: Sequence[str], norms: Sequence[Callable[[Tensor], Tensor]] = ()
+    ) -> None:
+        """`places`: the `_parameters` of a module for each layer, in which torch.func replaces parameters too."""
+        self.places, self.activations, self.norms = list(places), tuple(activations), list(norms)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # So that copies look into copies of the modules:
+        return Layers, (self.places, self.activations, self.norms)
+
+    @property
+    def parameters(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight [out, in] and bias [out] of each layer now."""
+        return [(place["weight"], place["bias"]) for place in self.places]
+
+    @property
+    def flat(self) -> list[Tensor]:
+        """The same in turn."""
+        return [place[name] for place in self.places for name in ("weight", "bias")]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [..., in] to [..., out], or [k, n, in] to [k, n, out] for k networks."""
+        for (weight, bias), norm, name in itertools.zip_longest(self.parameters, self.norms, self.activations):
+            x = linear(x, weight, bias)
+            x = ACTIVATIONS[name](norm(x) if norm else x)
+        return x
+
+
 class Network(nn.Module):
     """Linear layers of these sizes: [..., sizes[0]] to [..., sizes[-1]], or [k, n, ...] for k networks.
 
@@ -130,63 +187,20 @@ class Network(nn.Module):
         self.linears = nn.ModuleList(Linear(each, k) for each in zip(*every, strict=True))
         self.norms = nn.ModuleList(Norm(norm, size, k) for size in normalized if norm != "none")
         self.layers = Layers([each._parameters for each in self.linears], activations, list(self.norms))
-        self._with_target: Layers | None = None  # k networks, then those of a target
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
-    def first_with_rest(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Output of the first n rows of x [m, in_size], with gradient, and of the rest, without; in one product."""
-        if is_plain() or self.layers.norms:
-            with torch.no_grad():
-                rest = self(x[n:])
-            return self(x[:n]), rest
-        return self.layers.partly(x, ((slice(n),), (slice(n, None),)), self.layers)
-
     def first(self, x: Tensor) -> Tensor:
         """Output [n, size] of the first of k networks, its parameters constant."""
         places = [{name: x.detach()[0] for name, x in place.items()} for place in self.layers.places]
-        return Layers(places, self.layers.activations, [norm.first() for norm in self.norms])(x)  # type: ignore[operator]
-
-    def with_target(self, target: Network, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Output of these k networks, with gradient, and of k target networks, without, in one batch.
-
-        x: [2 k, n, in_size], the inputs of these, then of the target.
-        """
-        k = self.k
-        if is_plain() or self.layers.norms:
-            with torch.no_grad():
-                of_target = target(x[k:])
-            return self(x[:k]), of_target
-        return self.joined_with(target).partly(x, ((slice(k),), (slice(k, None),)), self.layers)
-
-    @torch.no_grad()
-    def joined_with(self, target: Network) -> Layers:
-        """Layers of these networks, then of the target, whose parameters are moved side by side in memory if needed."""
-        own, of_target = self.layers.flat, target.layers.flat
-        if self._with_target is None or not all(map(_are_halves, self._with_target.flat, own, of_target)):
-            both = list(map(_joined, own, of_target))
-            places = [{"weight": weight, "bias": bias} for weight, bias in zip(both[::2], both[1::2], strict=True)]
-            self._with_target = Layers(places, self.layers.activations)
-        return self._with_target
+        norms: list[Any] = [norm.first() for norm in self.norms]  # type: ignore[operator]
+        return Layers(places, self.layers.activations, norms)(x)
 
 
 def _layer(n_in: int, n_out: int, gain: float) -> nn.Module:
     layer = nn.Linear(n_in, n_out)
     return orthogonal(layer, gain) if gain else layer
-
-
-def _joined(one: Tensor, other: Tensor) -> Tensor:
-    """Copy both [k, ...] into one [2 k, ...] and make them its halves."""
-    both = torch.cat([one, other])
-    one.data, other.data = both[: len(one)], both[len(one) :]
-    return both
-
-
-def _are_halves(both: Tensor, one: Tensor, other: Tensor) -> bool:
-    """Whether both are still halves; moving a module to another device gives it new memory."""
-    start = both.data_ptr()
-    return one.data_ptr() == start and other.data_ptr() == start + one.nbytes
 
 
 def batch_statistics(network: nn.Module) -> list[Tensor]:

@@ -163,9 +163,6 @@ class QNetwork(QModel):
         sizes = [self.trunk.size, *hidden]
         self.advantage = Stream([*sizes, self.n_outputs * n_atoms], noisy, config.norm)
         self.value = Stream([*sizes, n_atoms], noisy, config.norm) if dueling else None
-        trunk, head = self.trunk.layers, self.advantage.network
-        # A network of linear layers alone is evaluated as one autograd node:
-        self._linear_network = trunk.then(head.layers) if trunk and isinstance(head, Network) and not dueling else None
         self.outputs = ActionOutputs(observation_space, action_space, config)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
 
@@ -174,13 +171,10 @@ class QNetwork(QModel):
 
     def forward(self, inputs: AgentInputs, state: Tree, noisy: Tensor | float = 1.0) -> tuple[Tensor, Tree]:
         observation = self.norm(inputs.observation) if self.norm else inputs.observation
-        if self._linear_network:
-            values = self._by_action(self._linear_network(self.trunk.vectors(observation)))
-        else:
-            features, state = self.trunk(observation, inputs, state)
-            values = self._by_action(self.advantage(features, noisy))
-            if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
-                values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
+        features, state = self.trunk(observation, inputs, state)
+        values = self._by_action(self.advantage(features, noisy))
+        if self.value:  # V(s) + A(s, a) - mean A(s, ·)   (Wang et al. 2016, eq. 9)
+            values = self.value(features, noisy).unsqueeze(-2) + values - values.mean(-2, keepdim=True)
         return self.outputs.values(values, inputs.observation), state
 
     def _by_action(self, x: Tensor) -> Tensor:

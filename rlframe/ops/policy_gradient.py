@@ -10,11 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-
-_ZERO = np.float32(0)
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
@@ -40,39 +37,6 @@ def clipped_value_error(value: Tensor, old_value: Tensor, return_: Tensor, clip:
         return error
     moved = old_value + (value - old_value).clamp(-clip, clip)
     return torch.max(error, 0.5 * (moved - return_).square())
-
-
-@np.errstate(all="ignore")
-def ppo_closed_form(log_prob: Tensor, entropy: Tensor, value: Tensor, batch: Any, config: Any) -> Any:
-    """The closed form of PPO's loss (algos.ppo.ppo_loss), in NumPy: d r / d log π = r; what is clipped is constant."""
-    valid, old_log_prob, old_value, advantage, return_, weight = (
-        x.numpy() for x in (batch.valid, batch.log_prob, batch.value, batch.advantage, batch.return_, batch.weight)
-    )
-    log_ratio = np.where(valid, log_prob.detach().numpy() - old_log_prob, _ZERO)
-    ratio, clip = np.exp(log_ratio), config.clip
-    free = ratio * advantage
-    surrogate = np.minimum(free, np.minimum(np.maximum(ratio, 1 - clip), 1 + clip) * advantage)
-    new = value.detach().numpy()
-    difference = new - return_
-    error = 0.5 * difference * difference
-    if math.isfinite(config.value_clip):
-        moved = old_value + np.clip(new - old_value, -config.value_clip, config.value_clip) - return_
-        clipped = 0.5 * moved * moved
-        difference, error = np.where(clipped > error, _ZERO, difference), np.maximum(error, clipped)
-    row = config.value_coef * error - surrogate - config.entropy_coef * entropy.detach().numpy()
-    results = (
-        torch.from_numpy(np.asarray(np.vdot(weight, row))),
-        *map(torch.from_numpy, (surrogate, error, log_ratio)),
-    )
-
-    @np.errstate(all="ignore")
-    def backward(of_loss: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        w = weight * np.float32(of_loss.item())
-        of_log_prob = np.where(free > surrogate, _ZERO, free) * -w
-        of_value = difference * (w * np.float32(config.value_coef))
-        return tuple(map(torch.from_numpy, (of_log_prob, w * np.float32(-config.entropy_coef), of_value)))  # type: ignore[return-value]
-
-    return results, backward
 
 
 def kl_from_ratio(log_ratio: Tensor) -> Tensor:

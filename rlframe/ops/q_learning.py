@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlframe.ops.fused import quantile_huber, td_huber
-
 
 def expected_loss(
     q: Tensor, action: Tensor, target_q: Tensor, return_: Tensor, bootstrap: Tensor, huber_delta: float = 1.0
@@ -24,12 +22,21 @@ def expected_loss(
     Args:
         q: [n, A] or [n, A, 1] of all actions.    action: [n] int64.    target_q: [n] of the next action.
     """
-    return td_huber(q, action, torch.addcmul(return_, bootstrap, target_q.detach()), huber_delta)
+    taken = q.flatten(1).gather(1, action.unsqueeze(1)).squeeze(1)
+    loss, error = td_loss(taken, torch.addcmul(return_, bootstrap, target_q.detach()), huber_delta)
+    return loss, error, taken.detach()
 
 
 def td_loss(q: Tensor, target: Tensor, huber_delta: float = 1.0) -> tuple[Tensor, Tensor]:
     """Huber loss, quadratic up to `huber_delta`, and |target - q|, for `q` and `target` of the same shape."""
-    return F.huber_loss(q, target, reduction="none", delta=huber_delta), (target - q.detach()).abs()
+    return _huber(target - q, huber_delta), (target - q.detach()).abs()
+
+
+def _huber(error: Tensor, delta: float) -> Tensor:
+    """L_δ(u): u²/2 up to |u| = δ, then linear."""
+    if delta == math.inf:
+        return 0.5 * error.square()
+    return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
 
 
 def clip_target(target: Tensor, clip: Any) -> Tensor:
@@ -96,7 +103,11 @@ def quantile_loss(
         clip: of the targets (see clip_target).
     """
     target = clip_target(return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * target_theta.detach(), clip)
-    (loss,) = quantile_huber(theta, target, huber_delta)
+    n = theta.shape[-1]
+    tau = (torch.arange(n, dtype=theta.dtype, device=theta.device) + 0.5) / n
+    u = target.unsqueeze(-2) - theta.unsqueeze(-1)
+    weight = (tau.unsqueeze(-1) - (u.detach() < 0).to(u.dtype)).abs()
+    loss = (weight * _huber(u, huber_delta)).mean(-1).sum(-1)
     return loss, (target.mean(-1) - theta.detach().mean(-1)).abs()
 
 

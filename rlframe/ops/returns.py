@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlframe.kernels.matmul import is_plain
+from rlframe.kernels.device import is_recording
 
 
 @torch.no_grad()
@@ -183,7 +183,7 @@ def _without_absent(f: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tupl
     Tensors of a device, and in a graph that is recorded, are not looked at: their rows are always sorted.
     """
     terminated, truncated, valid = rows[-3:]
-    if valid.is_cpu and not is_plain() and not _has_absent(terminated.numpy(), truncated.numpy(), valid.numpy()):
+    if valid.is_cpu and not is_recording() and not _has_absent(terminated.numpy(), truncated.numpy(), valid.numpy()):
         return f(*rows)
     T = len(valid)
     ended = ((terminated | truncated) & valid)[:-1]
@@ -219,7 +219,7 @@ def _accumulate(x: Tensor, decay: Tensor) -> Tensor:
     [128, 8] on one core of an EPYC takes 19 us; doubling in torch 69, a loop over time in NumPy 87, in torch 260.
     [2048, 1]: 31, 112, 2300, 5700. On a GPU it is log2(T) rounds of two kernels instead of T.
     """
-    if x.device.type == "cpu" and not is_plain():
+    if x.device.type == "cpu" and not is_recording():
         _double(x.numpy(), decay.numpy())
     else:
         _double(x, decay)

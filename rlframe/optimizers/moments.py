@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from rlframe.core.config import below_one, decays, number, option
 from rlframe.core.errors import ConfigError
-from rlframe.kernels.device import held
-from rlframe.kernels.matmul import is_plain
+from rlframe.kernels.device import held, is_recording
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 _LEAST_EPSILON = 1e-12  # with which denormals may be zero
@@ -38,7 +37,7 @@ class Moments(Optimizer):
     @torch.no_grad()
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
-        steps = list(self._n_steps.unbind()) if is_plain() else self._steps  # of this graph, if one is recorded
+        steps = list(self._n_steps.unbind()) if is_recording() else self._steps  # of this graph, if one is recorded
         lists: list[list[Any]] = [self.parameters, gradients, steps, *self._moments]
         if any(gradient is None for gradient in gradients):
             lists = [[x for x, g in zip(each, gradients, strict=True) if g is not None] for each in lists]
@@ -139,7 +138,7 @@ class Adam(Moments):
 
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, steps, means, squares = lists
-        if is_plain():
+        if is_recording():
             self._move_plainly(lists, rate, 1.0 if skipped is None else 1 - skipped)
             return
         self._kernel(
@@ -258,7 +257,7 @@ class SGD(Moments):
 
     def _move(self, *lists: list[Tensor], rate: float | Tensor, skipped: Tensor | None) -> None:
         parameters, gradients, _, *buffers = lists
-        if is_plain():
+        if is_recording():
             self._move_plainly(parameters, gradients, *buffers, rate=rate, keep=1.0 if skipped is None else 1 - skipped)
             return
         torch._fused_sgd_(

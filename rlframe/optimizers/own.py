@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlframe.core.config import option
 from rlframe.core.errors import ConfigError, naming, shortened
 from rlframe.core.parts import find_attribute
-from rlframe.kernels.matmul import is_plain
+from rlframe.kernels.device import is_recording
 from rlframe.optimizers.base import Optimizer, OptimizerConfig
 
 _REFUSED = {  # arguments of torch's optimizers, and why they have no place here
@@ -117,7 +117,7 @@ class OwnOptimizer(Optimizer):
                 ) from None
 
     def advance(self, rate: float | Tensor, skipped: Tensor | None = None) -> None:
-        if not is_plain():
+        if not is_recording():
             self._advance(rate)
             return
         which = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]

@@ -1,6 +1,5 @@
 """What an agent answers when acting is what training computes again from the stored rows."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves
 from rlframe.core.types import AgentInputs
 from rlframe.envs import debug_envs
-from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
 from tests.samplers.made import agent_for, sampler_for
 
@@ -106,30 +104,6 @@ LEARNED: list[dict[str, Any]] = [
     {"model_feed_back": True},
     {"model_memory": "lstm"},
 ]
-
-
-@pytest.mark.parametrize("model", LEARNED, ids=lambda model: "-".join(model) or "plain")
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("flat", [False, True])
-def test_what_a_loss_is_made_of_has_the_gradients_of_the_plain_networks(
-    env: str, model: dict[str, Any], flat: bool
-) -> None:
-    sampler, agent = sampler_for(env, T=6, B=3, **model)
-    samples = sampler.collect()
-    inputs, state, action, weights = samples.inputs[:-1], samples.state, samples.action, torch.randn(3, 6, 3)
-    if flat:
-        if agent.recurrent:
-            pytest.skip("rows alone are for models without memory")
-        inputs, action = inputs.map(lambda x: x.flatten(0, 1)), action.flatten(0, 1)
-        weights = weights.flatten(1)
-    found = []
-    for networks in (nullcontext, plain_networks):
-        agent.zero_grad()
-        with networks():
-            parts = torch.stack(agent.evaluate(inputs, state, action))
-            (parts * weights).sum().backward()
-        found.append((parts.detach(), {name: p.grad for name, p in agent.named_parameters()}))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 def test_a_loss_that_leaves_something_out_gives_it_no_gradient() -> None:

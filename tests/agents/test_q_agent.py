@@ -1,7 +1,6 @@
 """QAgent explores at the rate of its environment, acts greedily without noise, and the same in NumPy as in torch."""
 
 import itertools
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.struct import leaves, map_tree
 from rlframe.critics import CategoricalValue, ExpectedValue, QuantileValue
 from rlframe.exploration import EpsilonConfig, NoisyConfig
-from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
 from rlframe.models.network import Linear
 from rlframe.models.q_network import NoisyLinear
@@ -59,27 +57,6 @@ def test_numpy_acts_as_torch(kind: Any, dueling: bool, noisy: bool, memory: str)
         for one, other in zip(leaves(found), leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
         state = expected.state
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
-@pytest.mark.parametrize(("hidden", "dueling"), [((16, 8), False), ((16, 8), True), ((8,), True)])
-@pytest.mark.parametrize("space", [VECTOR, MIXED], ids=["vector", "mixed"])
-def test_gradients_are_those_of_the_plain_network(
-    kind: Any, hidden: tuple[int, ...], dueling: bool, space: Any
-) -> None:
-    normalized = {"normalize_observation": True} if space is VECTOR else {}
-    config = ModelConfig(hidden=hidden, image_hidden=(8,), **normalized)
-    agent = make_q_agent(space, ACTION, config, kind, "epsilon", 0, dueling)
-    inputs = inputs_for(space, ACTION, 8).torch()
-    agent.observe(inputs.observation)
-    found = []
-    for networks in (nullcontext, plain_networks):
-        agent.zero_grad()
-        with networks():
-            values, _ = agent(inputs, ())
-            (values * torch.linspace(-1, 1, values.numel()).view_as(values)).sum().backward()
-        found.append((values.detach(), [parameter.grad for parameter in agent.model.parameters()]))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_of_any_observation_acts() -> None:

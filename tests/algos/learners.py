@@ -13,9 +13,8 @@ from gymnasium import Space, spaces
 from rlframe.core.struct import Tree
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.envs import EnvConfig, make_envs
-from rlframe.kernels.mlp import Layers
 from rlframe.models import ModelConfig
-from rlframe.models.network import Network
+from rlframe.models.network import Layers, Network
 from rlframe.optimizers.moments import Moments
 from rlframe.replay import InMemory, Transitions
 from rlframe.samplers import SerialSampler

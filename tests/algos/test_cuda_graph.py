@@ -16,10 +16,9 @@ from rlframe.algos import a2c, appo, ddpg, dqn, impala, pg, ppo, sac, td3
 from rlframe.algos.cuda_graph import Graphed, graphed
 from rlframe.core.struct import leaves
 from rlframe.core.types import BatchSpec, Samples
-from rlframe.kernels import mlp
 from rlframe.kernels.device import learning_in
 from rlframe.models import ModelConfig
-from rlframe.ops import fused, returns
+from rlframe.ops import returns
 from rlframe.optimizers import MuonConfig, RMSPropConfig, SGDConfig
 from rlframe.record.codec import decode
 from tests.algos.learners import LEVEL, collected, learner
@@ -113,9 +112,7 @@ def trained(algo: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: networks, losses and returns are not computed in NumPy."""
-    for module in (mlp, fused):
-        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+    """As on a GPU: returns are not computed in NumPy."""
     monkeypatch.setattr(returns, "_accumulate", lambda x, decay: (returns._double(x, decay), x)[1])
 
 

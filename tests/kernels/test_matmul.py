@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlframe.kernels import matmul, mlp
+from rlframe.kernels import matmul
 from rlframe.kernels.device import has_bf16_units, learning_in
-from rlframe.kernels.matmul import affine, linear, product, weight_gradient
+from rlframe.kernels.matmul import linear
+from rlframe.models.network import Layers
 
 SIZES = [(256, 256, 256), (256, 70, 1), (300, 17, 260), (260, 70, 256), (4, 8, 3), (1, 64, 64), (1024, 64, 64)]
 needs_units = pytest.mark.skipif(not has_bf16_units(), reason="a CPU without units for bfloat16")
@@ -19,13 +20,18 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("k", [(), (2,)], ids=["one", "two"])
 @pytest.mark.parametrize(("n", "i", "o"), SIZES)
-def test_products_are_those_of_double_precision(n: int, i: int, o: int) -> None:
-    x, weight, bias, gradient = numbers(n, i), numbers(o, i, seed=1), numbers(o, seed=2), numbers(n, o, seed=3)
-    found = [affine(x, weight, bias), product(gradient, weight), weight_gradient(gradient, x)]
-    x, weight, bias, gradient = x.double(), weight.double(), bias.double(), gradient.double()
-    for ours, exact in zip(found, [x @ weight.t() + bias, gradient @ weight, gradient.t() @ x], strict=True):
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-3)
+def test_layers_and_their_gradients_are_those_of_double_precision(n: int, i: int, o: int, k: tuple[int, ...]) -> None:
+    given = numbers(*k, n, i), numbers(*k, o, i, seed=1), numbers(*k, o, seed=2)
+    gradient, found = numbers(*k, n, o, seed=3), []
+    for dtype in (torch.float32, torch.float64):
+        x, weight, bias = (each.to(dtype, copy=True).requires_grad_() for each in given)
+        y = linear(x, weight, bias)
+        y.backward(gradient.to(dtype))
+        found.append([each.double() for each in (y.detach(), x.grad, weight.grad, bias.grad)])  # type: ignore[union-attr]
+    for ours, exact in zip(*found, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("lead", [(256,), (32, 8)])
@@ -48,10 +54,10 @@ def test_large_float32_products_take_the_library_that_is_fast_on_the_processor(
     fast = matmul._LINEAR
     assert fast is not None
     monkeypatch.setattr(matmul, "_LINEAR", lambda *arguments: calls.append(1) or fast(*arguments))
-    product(numbers(256, 256), numbers(256, 256))
+    linear(numbers(256, 256), numbers(256, 256), numbers(256))
     assert len(calls) == n_calls
-    product(numbers(8, 256), numbers(256, 8))  # small
-    product(numbers(256, 256).double(), numbers(256, 256).double())
+    linear(numbers(8, 256), numbers(256, 256), numbers(256))  # small
+    linear(*(numbers(*shape).double() for shape in ((256, 256), (256, 256), (256,))))
     assert len(calls) == n_calls
 
 
@@ -65,68 +71,32 @@ def test_rows_acted_for_keep_their_bits_however_many_there_are(i: int, o: int) -
     assert torch.equal(together, apart)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without oneDNN, and every product large."""
-    monkeypatch.setattr(matmul, "on_cpu", lambda x: False)
-    monkeypatch.setattr(mlp, "on_cpu", lambda x: False)
-    monkeypatch.setattr(matmul, "_LINEAR", None)
-    monkeypatch.setattr(matmul, "_LEAST_ON_GPU", 0)
-
-
-def test_on_a_gpu_learning_in_bf16_rounds_the_factors_of_large_products(as_on_a_gpu: None) -> None:
-    x, weight, bias = numbers(64, 48), numbers(32, 48, seed=1).requires_grad_(), numbers(32, seed=2)
+@needs_units
+@pytest.mark.parametrize("k", [(), (2,)], ids=["one", "two"])
+def test_learning_in_bf16_rounds_the_factors_of_large_layers_and_acting_does_not(k: tuple[int, ...]) -> None:
+    x, weight, bias = numbers(*k, 64, 96), numbers(*k, 64, 96, seed=1).requires_grad_(), numbers(*k, 64, seed=2)
     exact = linear(x, weight, bias)
     with learning_in("bf16"):
         found = linear(x, weight, bias)
         found.square().mean().backward()
         with torch.inference_mode():
             assert torch.equal(linear(x, weight, bias), exact), "acting rounds nothing"
+        small = numbers(64, 48), numbers(64, 48), numbers(64)
+        assert torch.equal(linear(*small), F.linear(*small))
     assert found.dtype == torch.float32
     assert not torch.equal(found, exact)
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=0.2)
     assert weight.grad is not None
-    torch.testing.assert_close(weight.grad, (2 / exact.numel()) * exact.detach().t() @ x, rtol=2e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("k", [(), (2,)], ids=["one", "two"])
-def test_on_a_gpu_layers_in_bf16_have_about_the_gradients_of_float32(as_on_a_gpu: None, k: tuple[int, ...]) -> None:
-    x = numbers(*k, 64, 48)
-    parameters = [
-        (numbers(*k, 40, 48, seed=1) / 7, numbers(*k, 40, seed=2)),
-        (numbers(*k, 8, 40, seed=3) / 6, numbers(*k, 8)),
-    ]
-    found = []
-    for precision in ("fp32", "bf16"):
-        with learning_in(precision):
-            y, trace = mlp.forward(x, parameters, ("relu", "none"))
-            *_, (_, of_first) = mlp.backward(torch.ones_like(y), ("relu", "none"), trace)
-        found.append((y, of_first.float()))
-        assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
-    torch.testing.assert_close(found[1][0], found[0][0], rtol=5e-2, atol=5e-2)
-    assert ((found[1][1] - found[0][1]).abs() > 2e-2).float().mean() < 0.02, "but where a rounded unit is just off"
-
-
-def test_a_small_product_is_not_rounded_on_a_gpu(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "_LEAST_ON_GPU", 256**3 + 1)
-    with learning_in("bf16"):
-        assert matmul.cast_inputs(numbers(256, 256), numbers(256, 256))[0].dtype == torch.float32
-        assert matmul.cast_inputs(numbers(257, 256), numbers(256, 256))[0].dtype == torch.bfloat16
+    torch.testing.assert_close(weight.grad, (2 / exact.numel()) * exact.detach().mT @ x, rtol=2e-2, atol=1e-2)
 
 
 @pytest.mark.gpu
 def test_a_gpu_multiplies_about_the_same_in_bf16() -> None:
     x, weight, bias = (each.cuda() for each in (numbers(1024, 512), numbers(512, 512, seed=1), numbers(512, seed=2)))
-    parameters, gradient = [(weight, bias), (weight, bias)], numbers(1024, 512, seed=3).cuda()
-    found = []
-    for precision in ("fp32", "bf16"):
-        with learning_in(precision):
-            y, trace = mlp.forward(x, parameters, ("relu", "relu"))
-            *_, (_, of_first) = mlp.backward(gradient.clone(), ("relu", "relu"), trace)
-        found.append((y, of_first.float()))
-        assert trace.seen[0].dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
-    for exact, rounded in zip(*found, strict=True):
-        assert (rounded - exact).norm() < 3e-2 * exact.norm()
+    exact = linear(x, weight, bias)
+    with learning_in("bf16"):
+        rounded = linear(x, weight, bias)
+    assert 0 < (rounded - exact).norm() < 3e-2 * exact.norm()
 
 
 def test_without_gradients_the_result_is_the_same_as_with() -> None:
@@ -147,11 +117,6 @@ def test_what_is_not_a_number_stays_so_through_relu(
     nan_x, nan_weight = x.clone(), weight.clone()
     nan_x[..., 3, 3] = nan_weight[..., 3, 3] = sign * torch.nan
     with learning_in(precision), torch.no_grad():
-        assert mlp.Layers([{"weight": weight, "bias": bias}] * 2, ("relu", "relu"))(nan_x)[..., 3, :].isnan().all()
+        assert Layers([{"weight": weight, "bias": bias}] * 2, ("relu", "relu"))(nan_x)[..., 3, :].isnan().all()
         first, then = {"weight": nan_weight, "bias": bias}, {"weight": weight, "bias": bias}
-        assert mlp.Layers([first, then], ("relu", "relu"))(x).isnan().all()
-
-
-def test_relu_of_bfloat16_is_that_of_torch() -> None:
-    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
-    torch.testing.assert_close(mlp.relu_(every.clone()), torch.relu(every), rtol=0, atol=0, equal_nan=True)
+        assert Layers([first, then], ("relu", "relu"))(x).isnan().all()

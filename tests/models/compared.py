@@ -1,7 +1,5 @@
-"""Networks compared with their plain torch operations, and spaces and observations for them."""
+"""Spaces and observations for networks, and their gradients."""
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ from torch import Tensor, nn
 
 from rlframe.core.spaces import zeros
 from rlframe.core.struct import map_tree
-from rlframe.kernels.mlp import plain_networks
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 VECTOR, IMAGE = spaces.Box(-9, 9, (5,), np.float32), spaces.Box(0, 255, (12, 12, 3), np.uint8)
@@ -35,22 +32,3 @@ def observations(space: Space, n: int) -> Any:
 
 def gradients(module: nn.Module) -> list[Tensor | None]:
     return [parameter.grad for parameter in module.parameters()]
-
-
-def same_as_plain(module: nn.Module, loss: Callable[[nn.Module], Tensor], *inputs: Tensor) -> None:
-    """The loss and all gradients, on the fast path and inside plain_networks()."""
-    found = []
-    for fast in (True, False):
-        own = copy.deepcopy(module)
-        for x in inputs:
-            x.grad = None
-        if fast:
-            value = loss(own)
-            value.backward()
-        else:
-            with plain_networks():
-                value = loss(own)
-                value.backward()
-        found.append([value.detach(), *gradients(own), *(x.grad for x in inputs)])
-    close(found[0], found[1])
-    assert any(x is not None and bool(x.any()) for x in found[0][1:])

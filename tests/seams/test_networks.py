@@ -10,7 +10,6 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from rlframe.algos import ppo, sac
 from rlframe.critics import ExpectedValue, make_critic
-from rlframe.kernels.mlp import plain_networks
 from rlframe.models import ModelConfig
 from rlframe.models.network import Network
 from tests.algos.learners import inputs_at
@@ -78,9 +77,8 @@ def test_stacked_networks_learn_as_each_of_them(norm: str, n: int) -> None:
 @pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 def test_a_gradient_of_a_large_networks_gradient_exists(norm: str) -> None:
     network, x = Network([64, 64, 64, 1], "tanh", norm=norm), torch.randn(256, 64, requires_grad=True)
-    with plain_networks():
-        (of_x,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
-        of_x.square().sum().backward()
+    (of_x,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+    of_x.square().sum().backward()
     assert all(parameter.grad is not None for parameter in network.linears[:-1].parameters() if parameter.dim() == 2)
 
 
@@ -106,10 +104,9 @@ def test_an_update_of_critics_is_a_pure_function_of_parameters_and_a_batch() -> 
         return 0.5 * (found.squeeze(-1) - y).square().mean(-1).sum()
 
     found = grad(loss)(parameters, torch.ones(6))
-    with plain_networks():
-        values = critic(X, ACTION)
-        critic.loss(values, torch.ones(6, 1), torch.zeros(6), _Batch(), float("inf"))
-        (0.5 * (values.squeeze(-1) - 1).square().mean(-1).sum()).backward()
+    values = critic(X, ACTION)
+    critic.loss(values, torch.ones(6, 1), torch.zeros(6), _Batch(), float("inf"))
+    (0.5 * (values.squeeze(-1) - 1).square().mean(-1).sum()).backward()
     for name, parameter in critic.networks.named_parameters():
         close(found[name], parameter.grad)
 
