@@ -12,8 +12,7 @@ side makes several updates in a call, which is fastest for it:
   dqn_cartpole  4 observations, 2 actions, 256x256, batches of 128
   dqn_atari     stacks of four 84x84 frames, 6 actions, the Nature CNN, batches of 32
 
-rlframe multiplies in the precision that launch chooses (precision=auto). On one core of an AMD EPYC with units for
-bfloat16, with other work at the same time, the ratio was 2.9 (2.6 to 2.9) for sac and 2.5 (2.2 to 3.1) for td3.
+rlframe's updates are compiled, and multiply in the precision that launch chooses (precision=auto).
 
 An update begins with a batch drawn from replay, which holds 100,000 random rows (dqn_atari: 10,000), and ends with the
 targets moved; no environment is stepped. "steps" in the table are updates.

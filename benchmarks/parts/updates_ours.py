@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Discrete, Space
 
 from benchmarks.parts.turns import Unit
 from rlframe.algos import dqn, sac, td3
+from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.spaces import FrameStack, random_action
 from rlframe.core.types import AgentInputs, BatchSpec, Samples
 from rlframe.kernels.device import choose_precision, learning_in
@@ -46,8 +47,9 @@ class Case:
 
 
 def updates(case: Case, stack: ExitStack) -> Unit:
-    """Updates, sampling included, in the precision that launch chooses."""
+    """Updates, sampling included, compiled, in the precision that launch chooses."""
     stack.enter_context(learning_in(choose_precision("auto", torch.device("cpu"))))
+    stack.enter_context(compiling(CompileChoice(True)))
     replay = InMemory(size=case.rows + 100)
     settings: dict[str, Any] = {"replay": replay, "batch_size": case.batch_size, "learning_starts": 0}
     config = _MODULES[case.algo].Config(**settings)

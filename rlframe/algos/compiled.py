@@ -190,7 +190,8 @@ def _import_compiler() -> None:
             warnings.simplefilter("ignore")
             importlib.import_module("torch._inductor.compile_fx")
     except Exception as error:
-        raise NotCompiled(f"torch's compiler cannot be imported ({cause(error)}); reinstall torch") from error
+        why = f"torch's compiler cannot be imported ({cause(error)}); reinstall torch"
+        raise NotCompiled(_remedy(error) if isinstance(error, OSError) else why) from error
 
 
 def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tensor]]:

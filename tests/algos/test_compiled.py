@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,21 @@ def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
     assert_alike(one, other, rtol=0, atol=0)
     (line,) = warned()
     assert says in line
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, warned: Callable[[], list[str]]
+) -> None:
+    def refuse(name: str) -> None:
+        raise PermissionError(13, "Permission denied", "/nowhere")
+
+    monkeypatch.setattr(compiled, "importlib", SimpleNamespace(import_module=refuse))
+    with compiling(COMPILE):
+        learned(made("sac"), batches("sac"))
+    assert warned() == [
+        "updates run uncompiled: [Errno 13] Permission denied: '/nowhere'; set TORCHINDUCTOR_CACHE_DIR to a directory "
+        "that can be written"
+    ]
 
 
 def test_a_float_of_a_schedule_is_followed(recorded: list[Any]) -> None:

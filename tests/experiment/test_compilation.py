@@ -131,6 +131,20 @@ def test_a_compiled_run_that_is_stopped_and_resumed_is_the_run_that_was_not(
         assert torch.equal(x, parts[name]), name
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("ranks", ["world_size=2", "learners=2"])
+def test_two_ranks_learn_compiled_what_they_learn_uncompiled(
+    ranks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "g++")
+    words = [*WORDS, *PPO, ranks, "runner=sync_rl", "runner.n_steps=512", "precision=fp32"]
+    for compile_ in ("true", "false"):
+        assert launch.main([*words, f"compile={compile_}", f"log_dir={tmp_path / compile_}"]) == 0
+    one, other = (load_newest(tmp_path / name / "run_0", key="agent")[1] for name in ("true", "false"))
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
 def test_build_takes_the_choice_into_training() -> None:
     experiment = from_flat({"sampler": "serial", "compile": "true", "threads": 1, "eval.n_episodes": 0})
     resolved = resolve(experiment)
