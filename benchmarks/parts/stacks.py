@@ -36,7 +36,7 @@ PARTS: Sequence[Part] = (
     Part("replay: sampling", "rlframe/replay/"),
     Part("target updates", "rlframe/algos/off_policy.py", ("soft_update", "copy_into")),
     Part("updates, compiled", "rlframe/algos/compiled.py", ("_run",)),
-    Part("compiling updates", "rlframe/algos/compiled.py", ("_compiled",)),
+    Part("compiling updates", "rlframe/algos/compiled.py", ("compile_update",)),
     Part("optimizer", "torch/optim/"),
     Part("optimizer", "rlframe/algos/optimizer_step.py", ("_step", "_launch")),
     Part("backward", "torch/_tensor.py", ("backward",)),

@@ -12,8 +12,6 @@ import chz
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics, observed
-from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, actor_critic_loss, values
 from rlframe.core.config import option
@@ -55,14 +53,6 @@ class A2C(OnPolicy):
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Config | None = None) -> None:
         super().__init__(agent, n_steps, config or Config())
-        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
-
-    def update(self) -> UpdateMetrics:
-        samples = self.samples.pop()
-        metrics = self.learn(samples)
-        self.progress.updates += 1
-        self.agent.observe(observed(samples))
-        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:
         """One gradient step on the whole batch."""

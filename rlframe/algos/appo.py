@@ -20,7 +20,6 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
-from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.on_policy import (
     Batch,
     OnPolicy,
@@ -91,7 +90,6 @@ class APPO(OnPolicy):
         check_trace_clips(c, n_steps)
         super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
-        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
 
     def steps_of_batch(self) -> int:
         return int(self.config.epochs * self.config.minibatches)

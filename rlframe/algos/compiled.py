@@ -85,45 +85,47 @@ class Compiled:
     Each call is one update. Its results are new tensors.
     """
 
-    def __init__(
-        self, learn: Learn, schedules: Sequence[Schedules], steps: Sequence[OptimizerStep], looks: str = ""
-    ) -> None:
+    def __init__(self, learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep], looks: str = "") -> None:
         """Args:
         learn: makes at most one step with each of `steps`, from a tree of tensors and flags; its Python runs once a
             form, so it must not count, draw or read values.
         schedules: whose numbers it reads.    looks: why it cannot be compiled, if that is known.
         """
-        self._looks = looks
-        self._learn, self._schedules, self._steps = learn, list(schedules), list(steps)
+        self._learn, self._schedules, self._steps, self._looks = learn, schedules, list(steps), looks
         self._updates: dict[Any, _Update | None] = {}
         self._failed = False
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the next call is compiled."""
+        return _current.get().compiles and not self._failed
+
     def __call__(self, inputs: Tree, *turns: bool) -> Any:
         """The result of `learn`."""
-        if self._failed or not _current.get().compiles:
+        if not self.compiles:
             return self._learn(inputs, *turns)
         tensors = leaves(inputs)
         form = (turns, in_bf16(), *map(_form, tensors))
         if form not in self._updates:
-            self._updates[form] = self._compiled(inputs, turns)
+            self._updates[form] = self._prepare(inputs, turns)
         update = self._updates[form]
         if update is None:
             return self._learn(inputs, *turns)
         return self._run(update, inputs, [x for x in tensors if isinstance(x, Tensor)])
 
     def _run(self, update: _Update, inputs: Tree, tensors: list[Tensor]) -> Any:
-        alone = not any(step.is_captured for step in update.steps)  # no CUDA graph does the host's part
-        for step in update.steps if alone else ():
+        steps = [step for step in update.steps if not step.is_captured]  # a CUDA graph does the host's part itself
+        for step in steps:
             step.before_launch()
         with torch.no_grad(), flushing_denormals():
             found = update.rebuild(update.run(*tensors, *update.state))
-        for step in update.steps if alone else ():
+        for step in steps:
             step.after_launch(inputs)
-        if alone and update.steps:
-            update.steps[0].progress.between_steps()
+        if steps:
+            steps[0].progress.between_steps()
         return found
 
-    def _compiled(self, inputs: Tree, turns: tuple[bool, ...]) -> _Update | None:
+    def _prepare(self, inputs: Tree, turns: tuple[bool, ...]) -> _Update | None:
         if len(self._updates) == _MOST_FORMS:
             _log.warning(f"updates of further shapes run uncompiled, since {_MOST_FORMS} are compiled already")
         if len(self._updates) >= _MOST_FORMS:
@@ -150,7 +152,7 @@ def updates_of(learn: Learn, schedules: Schedules, steps: Sequence[OptimizerStep
         steps: the first is made in each update, the others where the first of the flags of whose turn it is says so.
     """
     device = steps[0].device
-    learn = Compiled(learn, [schedules], steps, looks)
+    learn = Compiled(learn, schedules, steps, looks)
     if looks or device.type != "cuda":
         return learn
     return graphed_by_turn(learn, device, steps[0], steps[1:]) if steps[1:] else graphed(learn, device, steps)
@@ -169,7 +171,7 @@ def compile_update(
     learn: Learn,
     inputs: Tree,
     turns: tuple[bool, ...],
-    schedules: Sequence[Schedules],
+    schedules: Schedules,
     steps: Sequence[OptimizerStep],
 ) -> _Update:
     """Record and compile `learn` for inputs of this form; changes nothing.

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent
-from rlframe.algos.base import UpdateMetrics, observed
-from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.on_policy import OnPolicy, OnPolicyConfig, check_trace_clips
 from rlframe.core.schedule import Scheduled, scheduled
 from rlframe.core.types import BatchSpec, Samples
@@ -59,14 +57,6 @@ class IMPALA(OnPolicy):
         c = config or Config()
         check_trace_clips(c, n_steps)
         super().__init__(agent, n_steps, c)
-        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
-
-    def update(self) -> UpdateMetrics:
-        samples = self.samples.pop()
-        metrics = self.learn(samples)
-        self.progress.updates += 1
-        self.agent.observe(observed(samples))
-        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def _learn(self, samples: Samples) -> dict[str, Tensor]:
         """One gradient step on the whole batch."""

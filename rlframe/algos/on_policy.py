@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,8 @@ from gymnasium import Space
 from torch import Tensor
 
 from rlframe.agents import PolicyAgent, make_policy_agent
-from rlframe.algos.base import Algorithm, Progress
+from rlframe.algos.base import Algorithm, Progress, UpdateMetrics, observed
+from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults, default_model
 from rlframe.algos.optimizer_step import make_optimizer_step
 from rlframe.algos.schedules import Schedules
@@ -47,7 +49,10 @@ class OnPolicyConfig:
 
 
 class OnPolicy(Algorithm):
-    """Base class of algorithms that learn from each batch once, as it arrives; subclasses add `update`."""
+    """Base class of algorithms that learn from each batch once, as it arrives, by one gradient step.
+
+    Subclasses add `_learn`, and those that make several steps their own `update`.
+    """
 
     def __init__(self, agent: PolicyAgent, n_steps: int, config: Any) -> None:
         """`n_steps`: env_steps of the run, over which schedules go.    config: that of the algorithm."""
@@ -56,6 +61,18 @@ class OnPolicy(Algorithm):
         self.schedules = Schedules(config, n_steps, self.progress, next(agent.parameters()).device)
         self.now = self.schedules.now
         self.optimizer = make_optimizer_step(agent.parameters(), self.schedules)
+        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
+
+    @abstractmethod
+    def _learn(self, inputs: Any) -> Any:
+        """One gradient step, from a batch, or from a minibatch and the memory before it; see Compiled."""
+
+    def update(self) -> UpdateMetrics:
+        samples = self.samples.pop()
+        metrics = self.learn(samples)
+        self.progress.updates += 1
+        self.agent.observe(observed(samples))
+        return {**metrics, "learning_rate": self.optimizer.rate}
 
     def receive(self, samples: Samples) -> None:
         self.progress.count(samples)

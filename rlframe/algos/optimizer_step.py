@@ -101,7 +101,7 @@ class OptimizerStep:
         """Over ranks, all parameters and the loss at once; a parameter without gradient has none on any rank."""
         if self.progress.ranks.world_size == 1:
             return loss
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        gradients = gradients_of(self.parameters)
         loss = loss.clone()  # the caller's stays its own
         self.progress.ranks.average([*gradients, loss], 1.0 if valid is None else valid.sum())
         return loss
@@ -142,7 +142,7 @@ class OptimizerStep:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Context in which a step is recorded into a graph; `launched` says whether one was."""
+        """Context in which a step may become part of a graph; `launched` says whether it did."""
         self.is_captured, self.launched = True, False
         try:
             yield
@@ -223,15 +223,8 @@ def make_optimizer_step(
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Their gradients; the few tensors instead that these fill as views, as those of a small network do."""
-    gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
-    memory: dict[int, Tensor] = {}
-    for gradient in gradients:
-        if (base := gradient._base) is None:
-            return gradients
-        memory[id(base)] = base
-    filled = sum(map(Tensor.numel, memory.values())) == sum(map(Tensor.numel, gradients))
-    return list(memory.values()) if filled else gradients
+    """The gradients of those that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rlframe.agents import PolicyAgent
 from rlframe.algos.base import UpdateMetrics, observed
-from rlframe.algos.compiled import looks_of, updates_of
 from rlframe.algos.defaults import Defaults
 from rlframe.algos.on_policy import Batch, OnPolicy, OnPolicyConfig, check_minibatches, make_batch, minibatches, values
 from rlframe.core.config import count, option
@@ -144,7 +143,6 @@ class PPO(OnPolicy):
         super().__init__(agent, n_steps, c)
         self.rng = generator(seed, Role.ALGO)
         self.penalty = KlPenalty(self.optimizer.device)
-        self.learn = updates_of(self._learn, self.schedules, [self.optimizer], looks_of(agent.model))
 
     def steps_of_batch(self) -> int:
         return int(self.config.epochs * self.config.minibatches)

@@ -34,7 +34,8 @@ class Prefetch(AlgorithmWrapper):
     """
 
     def __init__(self, algo: Any, replay: StoredReplay[Transitions]) -> None:
-        """`algo`: an Algorithm that learns from `replay` and splits `update` into draw, evaluate, descend and finish.
+        """`algo`: an Algorithm that learns from `replay` and splits `update` into draw, evaluate, descend and finish,
+        and whose `learn` is Compiled.
 
         Its `draw` uses `algo.generator` and that of replay, as in DQN.
         """
@@ -45,6 +46,8 @@ class Prefetch(AlgorithmWrapper):
 
     def prefetch(self) -> None:
         if torch.get_num_threads() < 2 or not self.progress.updates or not self.replay.n_rows:
+            return
+        if self.algo.learn.compiles:  # loss and step are one function
             return
         self._discard()
         generator = self.algo.generator

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from rlframe.algos.base import Progress
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
+from rlframe.core.errors import shortened
 from rlframe.core.ranks import Ranks, current_ranks
 from rlframe.core.struct import Tree, leaves, map_tree
 from rlframe.kernels.device import recording
@@ -35,7 +36,7 @@ def record(
     learn: Learn,
     inputs: Tree,
     turns: tuple[bool, ...],
-    schedules: Sequence[Schedules],
+    schedules: Schedules,
     steps: Sequence[OptimizerStep],
 ) -> tuple[Any, list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The graph of `learn`, the tensors that it has after those of the inputs, and how its result is made of them.
@@ -58,21 +59,21 @@ def record(
 
     examples = [x for x in leaves(inputs) if isinstance(x, Tensor)]
     with ExitStack() as stack:
-        parts: list[Any] = [*schedules, *steps, RecordedRanks(steps[0].progress)]
+        parts: list[Any] = [schedules, *steps, _RecordedRanks(steps[0].progress)]
         for part in parts:
             stack.enter_context(part.recorded())
         stack.enter_context(recording())
         try:
             graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
         except Exception as error:
-            raise NotCompiled(f"{_place(error)} {cause(error)}") from error
+            raise NotCompiled(f"{_place(error)} cannot be recorded: {cause(error)}") from error
         finally:
             undo.restore()
     return graph, _lift(graph), results[0]
 
 
 class _Undo(TorchDispatchMode):
-    """Keeps what operations change that are run while they are recorded: those of no tensor of the inputs."""
+    """Keeps tensors as they were: an operation that no input reaches is run while it is recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ def _maker(result: Any, found: list[Tensor]) -> Callable[[Sequence[Tensor]], Any
     return lambda _: result
 
 
-class RecordedRanks(Ranks):
+class _RecordedRanks(Ranks):
     """The ranks of an algorithm while its update is recorded: the graph has a call where gradients are exchanged."""
 
     def __init__(self, progress: Progress) -> None:
@@ -199,8 +200,7 @@ def _lift(graph: Any) -> list[Tensor]:
 
 def cause(error: BaseException) -> str:
     """What an error says, in a line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text[:200]
+    return shortened(" ".join(str(error).split())) or type(error).__name__
 
 
 def _place(error: BaseException) -> str:
@@ -211,4 +211,4 @@ def _place(error: BaseException) -> str:
         if f"{os.sep}torch{os.sep}" not in code.co_filename and code.co_filename != __file__:
             place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return f"{place} cannot be recorded:"
+    return place

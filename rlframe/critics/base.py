@@ -40,12 +40,9 @@ class ActionNetworks(nn.Module):
 
     def forward(self, observation: Tree, action: Tensor) -> Tensor:
         """Values of (s, a) [k, rows, n_atoms]."""
-        return self.network(self._inputs(observation, action))
-
-    def _inputs(self, observation: Tree, action: Tensor) -> Tensor:
         flat = self.action(action)
         inputs = [torch.cat([encoder(observation), flat], -1) for encoder in self.encoders]
-        return torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(self.network.k, -1, -1)
+        return self.network(torch.stack(inputs) if len(inputs) > 1 else inputs[0].expand(self.network.k, -1, -1))
 
     def first(self, observation: Tree, action: Tensor) -> Tensor:
         """Values [rows, n_atoms] of the first network, whose layers are constant; the others are not evaluated."""

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,12 @@ _SAVED_S, _SAVED_A_WEIGHT_AND_ROW_S = 3e-4, 2.5e-11
 _SAME = ("env", "model.", "algo", "reward.", "precision", "sampler.batch_", "world_size", "learners")
 
 
-@dataclass(frozen=True)
-class _Gain:
-    """What compiling the updates of a run gains, seconds, and how many updates these are."""
-
-    updates: int
-    seconds: float
-
-
 def choose_compile(
     experiment: Experiment, algo: Algorithm, batch_size: int, device: torch.device, threads: int
 ) -> tuple[CompileChoice, str]:
     """Whether to compile, the same on all ranks, and the reason, for the log."""
     marker = _cache() / "rlframe" / _key(experiment, threads)
-    compiles, reason = _decide(experiment, algo, batch_size, device, marker.exists())
+    compiles, reason = _decide(experiment, algo, batch_size, device, os.path.exists(marker))
     compiles, reason = current_ranks().broadcast([compiles, reason])
     return CompileChoice(compiles, marker), reason
 
@@ -62,17 +53,17 @@ def _decide(
         return False, "auto: not compiled, as TORCH_COMPILE_DISABLE=1 says"
     if device.type != "cpu":
         return False, "auto: not compiled, since what that gains on a GPU was never measured; compile=true does"
-    gain = _gain(algo, experiment.runner.n_steps, batch_size)
-    cost, how = (_WARM_S, "load them") if cached else (_COLD_S, "compile them")
-    about = f"{gain.updates:,} updates would gain about {gain.seconds:.0f} s, and it takes up to {cost:.0f} s to {how}"
-    return gain.seconds > cost, f"auto: {'compiled' if gain.seconds > cost else 'not compiled'}, as {about}"
+    updates = algo.updates_in(experiment.runner.n_steps, batch_size)
+    gain_s = updates * _saved_s(algo, batch_size)
+    cost_s, how = (_WARM_S, "load them") if cached else (_COLD_S, "compile them")
+    about = f"{updates:,} updates would gain about {gain_s:.0f} s, and it takes up to {cost_s:.0f} s to {how}"
+    return gain_s > cost_s, f"auto: {'compiled' if gain_s > cost_s else 'not compiled'}, as {about}"
 
 
-def _gain(algo: Algorithm, n_steps: int, batch_size: int) -> _Gain:
-    updates = algo.updates_in(n_steps, batch_size)
+def _saved_s(algo: Algorithm, batch_size: int) -> float:
+    """About the seconds that an update takes less when it is compiled."""
     weights = sum(parameter.numel() for parameter in algo.progress.learned)
-    each = _SAVED_S + _SAVED_A_WEIGHT_AND_ROW_S * weights * algo.rows_of_step(batch_size)
-    return _Gain(updates, updates * each)
+    return _SAVED_S + _SAVED_A_WEIGHT_AND_ROW_S * weights * algo.rows_of_step(batch_size)
 
 
 def _missing_compiler(device: torch.device) -> str:
@@ -85,12 +76,17 @@ def _missing_compiler(device: torch.device) -> str:
 
 def _cache() -> Path:
     """The directory where torch's compiler keeps what it has made."""
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return Path(given) if given else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    if given := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(given)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
 
 
 def _key(experiment: Experiment, threads: int) -> str:
-    """What decides the compiled program: a run with another one compiles it anew."""
+    """What decides the compiled program, but for rlframe's own code."""
     config = {key: value for key, value in to_flat(experiment).items() if key.startswith(_SAME)}
     machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), threads > 1, experiment.device]
     text = json.dumps([machine, config], sort_keys=True, default=str)

@@ -21,10 +21,7 @@ class GaussianHead(nn.Module):
         self.log_std = nn.Parameter(torch.full((size,), log_std))
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.complete(self.mean(features))
-
-    def complete(self, mean: Tensor) -> Tensor:
-        """Parameters [..., 2d] with this mean [..., d]."""
+        mean = self.mean(features)
         return torch.cat([mean, self.log_std.expand_as(mean)], -1)
 
 

@@ -67,6 +67,17 @@ def both(name: str) -> tuple[Any, Any, list[Samples]]:
     return made(name), made(name), batches(name)
 
 
+def warning_of_equal_runs(one: Any, other: Any, data: list[Samples], warned: Callable[[], list[str]]) -> str:
+    """The only warning of an algorithm that is to be compiled, and learns to the bit what one as it is learns."""
+    other.learn = other._learn
+    with compiling(COMPILE):
+        learned(one, data)
+    learned(other, data)
+    assert_alike(one, other, rtol=0, atol=0)
+    (line,) = warned()
+    return line
+
+
 def numbers(state: Any) -> Any:
     """What of a saved state are numbers."""
     if isinstance(state, dict):
@@ -131,7 +142,7 @@ def test_recording_changes_nothing(recorded: list[Any]) -> None:
     batch = algo.replay.sample(8, 0.0)
     inputs = batch, algo.soft_value.noise(8)
     before = {**before, "generator": ()}
-    compiled.compile_update(algo._learn, inputs, (True, True), [algo.schedules], algo.learn._steps)
+    compiled.compile_update(algo._learn, inputs, (True, True), algo.schedules, algo.learn._steps)
     torch.testing.assert_close({**numbers(trained(algo)), "generator": ()}, before, rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in algo.agent.parameters())
 
@@ -225,13 +236,7 @@ def with_network(network: type[nn.Module]) -> Any:
 def test_what_cannot_be_recorded_runs_as_it_is_and_says_where(
     network: type[nn.Module], says: str, recorded: list[Any], warned: Callable[[], list[str]]
 ) -> None:
-    one, other, data = with_network(network), with_network(network), batches("dqn")
-    other.learn = other._learn
-    with compiling(COMPILE):
-        learned(one, data)
-    learned(other, data)
-    assert_alike(one, other, rtol=0, atol=0)
-    (line,) = warned()
+    line = warning_of_equal_runs(with_network(network), with_network(network), batches("dqn"), warned)
     assert line.startswith("updates run uncompiled: ")
     assert says in line
 
@@ -281,13 +286,7 @@ def test_where_the_compiler_fails_or_hangs_the_run_goes_on(
     monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
     monkeypatch.setattr(compiled, "_compile", fail)
     monkeypatch.setattr(compiled, "_TIMEOUT_S", 0.2)
-    one, other, data = both("sac")
-    other.learn = other._learn
-    with compiling(COMPILE):
-        learned(one, data)
-    learned(other, data)
-    assert_alike(one, other, rtol=0, atol=0)
-    (line,) = warned()
+    line = warning_of_equal_runs(*both("sac"), warned)
     assert says in line
 
 

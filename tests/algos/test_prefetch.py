@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlframe.algos import compiled
 from rlframe.algos.prefetch import OneThread, Prefetch
 from rlframe.kernels.device import in_bf16, learning_in
 from rlframe.record.codec import ChunkedArray
@@ -73,6 +74,18 @@ def iterate(sampler: Any, algo: Any) -> tuple[bool, int]:
     while algo.updates_due():
         algo.update()
     return had_prefetched, algo.progress.updates - before
+
+
+@pytest.mark.usefixtures("claimed_threads")
+def test_nothing_is_prefetched_of_updates_that_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_import_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "_compile", lambda graph, examples: graph)
+    sampler, _, algo = learner()
+    with compiled.compiling(compiled.CompileChoice(True)):
+        found = [iterate(sampler, algo)[0] for _ in range(12)]
+    assert algo.progress.updates
+    assert not any(found)
+    assert any(iterate(sampler, algo)[0] for _ in range(3)), "uncompiled it is"
 
 
 @pytest.mark.usefixtures("claimed_threads")

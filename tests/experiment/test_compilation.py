@@ -83,6 +83,23 @@ def test_on_a_gpu_auto_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None
     assert choice(10**9, GPU, compile="true") == (False, "true, but there is no Triton; pip install triton")
 
 
+def test_neither_a_nameless_user_nor_a_closed_cache_keeps_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.undo()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    monkeypatch.setattr(compilation.getpass, "getuser", nobody)
+    assert not choice(10)[0]
+    (tmp_path / "file").touch()
+    for closed in (tmp_path / "file" / "cache", Path("x" * 5_000)):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(closed))
+        assert not choice(10)[0]
+
+
 def test_a_wrong_value_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert launch.main([*WORDS, "compile=yes", f"log_dir={tmp_path}"]) == 2
     assert "compile" in capsys.readouterr().err
