@@ -83,6 +83,25 @@ def test_on_a_gpu_auto_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None
     assert choice(10**9, GPU, compile="true") == (False, "true, but there is no Triton; pip install triton")
 
 
+def test_convolutions_of_large_batches_are_not_compiled_by_auto() -> None:
+    class Learns:
+        progress = type("P", (), {"learned": [torch.zeros(32, 4, 8, 8), torch.zeros(512, 3136)]})
+
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def updates_in(self, n_steps: int, batch_size: int) -> int:
+            return n_steps
+
+        def rows_of_step(self, batch_size: int) -> int:
+            return self.rows
+
+    experiment = from_flat({"runner.n_steps": 10**6})
+    for rows, compiles in ((32, True), (256, False)):
+        algo: Any = Learns(rows)
+        assert choose_compile(experiment, algo, 8, CPU, 1)[0].compiles == compiles
+
+
 def test_neither_a_nameless_user_nor_a_closed_cache_keeps_a_run_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
