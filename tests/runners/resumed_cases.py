@@ -22,6 +22,7 @@ EVOLUTION = f"runner=evolution {SWING} {SMALL} sampler=serial algo.directions=2"
 TRANSFORMER = "model.memory=transformer model.memory_size=8 model.memory_window=12 model.memory_layers=2"
 CONVOLUTIONS = "model.channels=[4,4] model.kernels=[3,2] model.strides=[2,1] model.pools=[1,2] model.image_hidden=[8]"
 DELAYED = "algo.batch_size=8 algo.replay_ratio=1 algo.policy_interval=2 algo.target_interval=3"
+SEQUENCES = "algo.replay_ratio=1 algo.batch_size=2 algo.burn_in=2 algo.learn_T=4"
 SOFT = "algo.huber_delta=inf algo.target_interval=2 algo.target_tau=linear(0.5,0.1)"
 CASES = {
     "ppo": f"{PPO} {CARTPOLE} model.normalize_observation=true {ON_POLICY}",
@@ -34,7 +35,7 @@ CASES = {
     "ppo_lstm": f"{PPO} {CARTPOLE} model.memory=lstm model.memory_size=8 {ON_POLICY}",
     "dqn": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.batch_size=8 {REPLAY}",
     "rainbow": f"algo=dqn {CARTPOLE} {RAINBOW} algo.batch_size=8 {REPLAY}",
-    "r2d1": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "r2d1": f"algo=r2d1 {CARTPOLE} {SEQUENCES} model.memory=lstm {REPLAY}",
     "dqn_between_updates": f"algo=dqn {CARTPOLE} algo.prioritized=true {TWO_ROWS} {LINEAR} {REPLAY}",
     "dqn_in_torch": f"algo=dqn {PICTURES} {CONVOLUTIONS} algo.batch_size=4 algo.replay_ratio=2 {REPLAY}",
     "dqn_prefetched": f"algo=dqn {PICTURES} {RAINBOW} {CONVOLUTIONS} {EACH_STEP} {SHORT}",
@@ -48,15 +49,14 @@ CASES = {
     "envs_restored_by_actions": f"{PPO} {OPAQUE} {ON_POLICY}",
     "envs_restored_by_their_state": f"{PPO} {TELLING} {ON_POLICY}",
     "ppo_transformer": f"{PPO} {CARTPOLE} {TRANSFORMER} {ON_POLICY}",
-    "r2d1_transformer": f"algo=r2d1 {CARTPOLE} algo.batch_size=2 algo.burn_in=2 algo.learn_T=4 {TRANSFORMER} {REPLAY}",
+    "r2d1_transformer": f"algo=r2d1 {CARTPOLE} {SEQUENCES} {TRANSFORMER} {REPLAY}",
     "sac_layer_norm": f"algo=sac {PENDULUM} model.norm=layer algo.batch_size=8 algo.replay_ratio=1 {REPLAY}",
     "ppo_distribution": f"{PPO} {PENDULUM} model.distribution=beta {ON_POLICY}",
     "ppo_convolutions": f"{PPO} {PICTURES} {CONVOLUTIONS} {ON_POLICY}",
     "ppo_kl_penalty": f"{PPO} {CARTPOLE} algo.clip=inf algo.kl_coef=1 {ON_POLICY}",
     "dqn_initial_priorities": f"algo=dqn {CARTPOLE} algo.prioritized=true algo.initial_priority=td algo.n_step=3 "
     f"{SOFT} algo.batch_size=8 {REPLAY}",
-    "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} algo.batch_size=2 algo.burn_in=2 "
-    f"algo.learn_T=4 model.memory=lstm {REPLAY}",
+    "r2d1_state_interval": f"algo=r2d1 {CARTPOLE} algo.state_interval=8 {SOFT} {SEQUENCES} model.memory=lstm {REPLAY}",
     "ddpg_target_noise": f"algo=ddpg {PENDULUM} algo.target_noise=0.2 algo.n_critics=2 algo.target_clip=9 {DELAYED} "
     f"algo.prioritized=true algo.initial_priority=td {REPLAY}",
     "sac_gaussian_prior": f"algo=sac {PENDULUM} algo.action_prior=gaussian {DELAYED} {REPLAY}",
