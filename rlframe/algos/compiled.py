@@ -205,6 +205,8 @@ def _compile(graph: Any, examples: list[Tensor]) -> Callable[..., Sequence[Tenso
         "fallback_random": True,  # dropout draws what it draws uncompiled
         "compile_threads": 1,  # no processes that stay
         "size_asserts": False,  # Compiled knows the form of its inputs
+        "cpp.vec_isa_ok": True,  # torch's own kernels found the processor's instructions: no process is started to try
+        "cpp_cache_precompile_headers": False,  # a warm start would run the compiler to compare them
         "cpp.dynamic_threads": torch.get_num_threads() > 1,  # the number may change during a run
     }
     with torch.no_grad(), warnings.catch_warnings():

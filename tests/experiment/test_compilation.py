@@ -58,7 +58,7 @@ def test_what_the_cache_has_pays_in_a_shorter_run(tmp_path: Path) -> None:
     choose_compile(experiment, made("sac"), 8, CPU, 1)[0].mark()
     compiles, reason = choice(n)
     assert compiles
-    assert "up to 4 s to load" in reason
+    assert "up to 3 s to load" in reason
     assert not choice(n, **{"algo.batch_size": 32})[0], "another program"
 
 

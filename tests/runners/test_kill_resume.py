@@ -40,6 +40,8 @@ ALGOS = {
     "dqn": f"algo=dqn algo.prioritized=true algo.batch_size=16 {REPLAY}",
     "r2d1": f"algo=r2d1 algo.batch_size=4 algo.burn_in=4 algo.learn_T=8 model.memory=lstm {REPLAY}",
     "sac": f"algo=sac algo.batch_size=16 algo.replay_ratio=2 model.hidden=[16] {REPLAY}",
+    "ppo_compiled": f"algo=ppo compile=true model.hidden=[16] {ON_POLICY}",
+    "sac_compiled": f"algo=sac compile=true algo.batch_size=16 algo.replay_ratio=2 model.hidden=[16] {REPLAY}",
 }
 SAMPLERS = {"serial": "sampler=serial", "cpu": "sampler=cpu sampler.n_workers=2"}
 CASES = [
@@ -52,6 +54,8 @@ CASES = [
     ),
     "ppo-pong-serial",
     "dqn-pong-serial",
+    "ppo_compiled-cartpole-serial",
+    "sac_compiled-pendulum-cpu",
 ]
 
 
@@ -110,4 +114,5 @@ def test_a_run_that_was_killed_often_equals_one_that_was_not(case: str, tmp_path
     command = line(case)
     assert launch.main(words(command, tmp_path / "timed")) == 0
     seconds = 3 * (time.monotonic() - start) / ROWS  # each attempt gets one or two rows further
+    seconds += 3 * ("compiled" in case)  # in which torch's compiler is imported
     compare_with_kills(command, tmp_path, N_KILLS, seconds, sum(map(ord, case)))
