@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlframe.algos import Algorithm
 from rlframe.algos.base import AlgorithmWrapper
+from rlframe.algos.compiled import Compiled
 from rlframe.algos.optimizer_step import OptimizerStep
 from rlframe.algos.schedules import Schedules
 from rlframe.core.config import below_one, count, fraction, option, positive, sizes
@@ -105,6 +106,7 @@ class Curiosity(AlgorithmWrapper):
         learned = [parameter for parameter in bonus.parameters() if parameter.requires_grad]
         self.device = learned[0].device
         self.bonus_optimizer = OptimizerStep(Adam(learned, (0.9, 0.999), 1e-8), self.bonus_schedules)
+        self.learn = Compiled(self._learn, self.bonus_schedules, [self.bonus_optimizer])
         self.scale = self.bonus_schedules.of("scale")
         self.rng = generator(seed, Role.BONUS)
         self.deviation = RunningDeviation(config.discount)  # of novelty
@@ -138,17 +140,23 @@ class Curiosity(AlgorithmWrapper):
         kept_steps = parts[0][0].map(lambda *x: torch.cat(x), *(steps for steps, _ in parts[1:])).to(self.device)
         self.bonus.observe(map_tree(lambda x: x[kept.to(self.device)], kept_steps.next_observation))
         if learns:
-            self._learn(kept_steps, kept, n)
+            self._passes(kept_steps, kept, n)
 
-    def _learn(self, steps: Steps, valid: Tensor, n: int) -> None:
+    def _passes(self, steps: Steps, valid: Tensor, n: int) -> None:
         """Passes over the steps in n parts each; every rank makes the same number of gradient steps."""
+        size = max(1, round(self.bonus_config.share * (len(valid) // n)))
         for _ in range(self.bonus_config.epochs):
             for part in np.array_split(self.rng.permutation(len(valid)), n):
-                chosen = torch.from_numpy(part[self.rng.random(len(part)) < self.bonus_config.share])
-                batch, weights = steps[chosen.to(self.device)], valid[chosen].to(self.device)
-                loss = (mean_weights(weights) * self.bonus.loss(batch)).sum()
-                self.bonus_optimizer.minimize(loss, batch, weights)
-                metrics.add({"algo/bonus_loss": loss.detach()})
+                chosen = torch.from_numpy(part[:size])
+                loss = self.learn((steps[chosen.to(self.device)], valid[chosen].to(self.device)))
+                metrics.add({"algo/bonus_loss": loss})
+
+    def _learn(self, inputs: tuple[Steps, Tensor]) -> Tensor:
+        """One gradient step from steps of which some are valid; the loss."""
+        steps, valid = inputs
+        loss = (mean_weights(valid) * self.bonus.loss(steps)).sum()
+        self.bonus_optimizer.minimize(loss, steps, valid)
+        return loss.detach()
 
     def counters(self) -> dict[str, float]:
         found = self.bonus_schedules.at(self.progress.scheduled)

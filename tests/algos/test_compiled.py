@@ -21,6 +21,7 @@ from rlframe.algos import compiled, dqn, ppo, r2d1
 from rlframe.algos.compiled import CompileChoice, compiling
 from rlframe.core.types import Samples
 from rlframe.optimizers.own import OwnConfig
+from rlframe.rewards import ICMConfig, RNDConfig
 from tests.algos.learners import collected, learner
 from tests.algos.test_cuda_graph import CASES, OTHERS, assert_alike, batches, learned, made, trained
 from tests.variants import variants
@@ -33,6 +34,7 @@ CASES_HERE = {**CASES, **OTHERS, **MORE}
 FAST = ("rainbow", "sac", "sac_discrete", "td3_muon", "td3_sgd", "td3_rmsprop", "ddpg", "ppo_kl", "impala", *MORE)
 every = pytest.mark.parametrize("name", variants(CASES_HERE, FAST))
 COMPILE = CompileChoice(True)
+PENDULUM = (Box(-9, 9, (3,), np.float32), Box(-2, 2, (1,), np.float32))
 CARTPOLE = (Box(-9, 9, (4,), np.float32), Discrete(2))
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -103,6 +105,23 @@ def compare(name: str, **tolerance: float) -> Any:
 def test_a_recorded_update_learns_what_its_equations_learn(name: str, recorded: list[Any]) -> None:
     algo = compare(name, rtol=1e-4, atol=1e-5)
     assert 1 <= len(recorded) == len(algo.learn._updates) <= 4
+
+
+@pytest.mark.parametrize("config", [RNDConfig, ICMConfig])
+def test_a_learned_bonus_is_recorded_too(config: Any, recorded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def curious() -> Any:
+        settings = config(hidden=(8,), embedding=8, learning_starts=0, batch_size=20)
+        return settings.add_to(made("ppo"), *PENDULUM, n_steps=1000)
+
+    plain, algo, data = curious(), curious(), batches("ppo")
+    monkeypatch.setattr(algo.algo, "learn", algo.algo._learn)  # of PPO, which other tests record
+    for each in (plain, algo):
+        for samples in data:
+            with compiling(CompileChoice(each is algo)):
+                each.receive(samples)
+            each.update()
+    assert len(recorded) == 1
+    torch.testing.assert_close(algo.bonus.state_dict(), plain.bonus.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler

@@ -287,7 +287,8 @@ def test_a_bonus_leads_on_where_there_are_no_rewards() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_corridor_with_one_reward_at_its_end_is_learned_with_a_bonus_only(seed: int) -> None:
-    assert explored(NoBonus(), 60, seed)[0] == 0.0
-    assert explored(RNDConfig(learning_rate=1e-3, scale=3.0), 60, seed)[0] == 1.0
+def test_a_corridor_with_one_reward_at_its_end_is_learned_with_a_bonus_only() -> None:
+    """With it 34 of the seeds 10 to 49 did."""
+    bonus = RNDConfig(learning_rate=1e-3, scale=3.0)
+    assert sum(explored(NoBonus(), 60, seed)[0] for seed in range(4)) == 0.0
+    assert sum(explored(bonus, 60, seed)[0] for seed in range(10)) >= 6.0
