@@ -14,6 +14,8 @@ What is compared, on two cores, with 8 environments whose step burns 200 us of C
              next to a busy one as alone. The bare work, on one core and split over both, shows whether it is.
   impala     IMPALA with the same network, whose learning takes a small part of that time: AsyncRl against SerialSampler
              alone. The loss is the cost of copying batches, publishing parameters and handing over.
+  uneven     IMPALA on four environments, of which one sleeps 20 ms in each step: AsyncRl with one sampler that waits
+             for it, serial and with four workers, and with runner.n_samplers=4, whose samplers wait for nobody.
 
 Method: as in sampling.py. Each contender is built and warmed up in separate processes, then they take turns of
 `seconds` for `rounds` rounds; a ratio is the median of the ratios within each round. Turns begin with full slots, two
@@ -28,7 +30,7 @@ import chz
 
 from benchmarks.parts import ours
 from benchmarks.parts.chosen import chosen
-from benchmarks.parts.running import ENV, MODEL, impala_of, loop, make_in_turn, make_side_by_side
+from benchmarks.parts.running import ENV, MODEL, UNEVEN, impala_of, loop, make_in_turn, make_side_by_side
 from benchmarks.parts.synthetic import agree
 from benchmarks.parts.turns import Comparison, Contender, Group, run_groups
 from rlframe.samplers import cpu, serial
@@ -69,7 +71,23 @@ def impala() -> Group:
     return Group(contenders, [Comparison("IMPALA over its sampler", (apart,), ((alone,),), 0.8)])
 
 
-GROUPS = {"balanced": balanced, "impala": impala}
+def uneven() -> Group:
+    """One of four environments is slow."""
+    one, many = serial.Config(batch_T=T, batch_B=4), cpu.Config(batch_T=T, batch_B=4, n_workers=4)
+    serial_, workers, free = "one serial sampler", "one sampler of 4 workers", "4 samplers"
+    contenders = [
+        Contender(serial_, make_side_by_side(one, impala_of, env=UNEVEN), n_cores=2),
+        Contender(workers, make_side_by_side(many, impala_of, env=UNEVEN), n_cores=2),
+        Contender(free, make_side_by_side(one, impala_of, 4, UNEVEN), n_cores=2),
+    ]
+    comparisons = [
+        Comparison("4 samplers over a serial one", (free,), ((serial_,),), 2.5),
+        Comparison("4 samplers over one of 4 workers", (free,), ((workers,),), 2.5),
+    ]
+    return Group(contenders, comparisons)
+
+
+GROUPS = {"balanced": balanced, "impala": impala, "uneven": uneven}
 
 
 def main(rounds: int = 5, seconds: float = 2.0, only: str = "", small: bool = False, out: str = "") -> None:

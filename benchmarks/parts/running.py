@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.parts.ours import SomeConfig, worker_cpus
-from benchmarks.parts.synthetic import STEP_S, Burning, burn, turns
+from benchmarks.parts.synthetic import STEP_S, Burning, burn, turns, uneven
 from benchmarks.parts.turns import Make, Unit
 from rlframe.agents import Agent, make_policy_agent
 from rlframe.algos import Algorithm, impala
@@ -22,7 +22,9 @@ from rlframe.models import ModelConfig
 from rlframe.runners import AsyncRl, AsyncRlConfig, Learner, MinibatchRl, Runner, RunnerConfig
 from rlframe.samplers import BackgroundProcess, BackgroundSampler
 from rlframe.samplers.base import WorkersConfig
+from rlframe.samplers.collectors import CollectorProcesses, Collectors
 
+UNEVEN = EnvConfig(uneven)
 ENV, MODEL, N_STEPS = EnvConfig(Burning), ModelConfig(hidden=(64, 64)), 10**9  # more than any turn needs
 
 
@@ -69,15 +71,17 @@ def in_turn(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
     return _unit(MinibatchRl(sampler, Learner(agent, algo(agent, sampler.batch_spec)), RunnerConfig(n_steps=N_STEPS)))
 
 
-def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack) -> Unit:
-    """AsyncRl: the learner on the first core, the sampler on the last."""
+def side_by_side(config: SomeConfig, algo: Any, stack: ExitStack, n_samplers: int = 1, env: EnvConfig = ENV) -> Unit:
+    """AsyncRl: the learner on the first core, the samplers on the last."""
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-    process = BackgroundProcess(config, ENV, 0, cores[-1:], [cores[-1:]] if cores else ())
-    stack.callback(process.close)
+    where = cores[-1:], [cores[-1:]] * config.worker_count() if cores else ()
     if cores:
         os.sched_setaffinity(0, cores[:1])
+    process: Any = CollectorProcesses(config, env, 0, n_samplers, *where) if n_samplers > 1 else None
+    process = process or BackgroundProcess(config, env, 0, *where)
+    stack.callback(process.close)
     agent = make_policy_agent(process.observation_space, process.action_space, MODEL)
-    sampler = BackgroundSampler(process, agent)
+    sampler: Any = Collectors(process, agent) if n_samplers > 1 else BackgroundSampler(process, agent)
     evaluator = Evaluator(ENV, agent, EvalConfig(n_envs=1, n_episodes=1, n_workers=0))  # which nobody asks
     options = AsyncRlConfig(n_steps=N_STEPS, log_interval_steps=N_STEPS)
     return _unit(AsyncRl(sampler, Learner(agent, algo(agent, sampler.batch_spec)), options, evaluator))
@@ -108,5 +112,5 @@ def make_in_turn(config: SomeConfig, algo: Any = studying) -> Make:
     return partial(in_turn, config, algo)
 
 
-def make_side_by_side(config: SomeConfig, algo: Any = studying) -> Make:
-    return partial(side_by_side, config, algo)
+def make_side_by_side(config: SomeConfig, algo: Any = studying, n_samplers: int = 1, env: EnvConfig = ENV) -> Make:
+    return partial(side_by_side, config, algo, n_samplers=n_samplers, env=env)

@@ -54,6 +54,9 @@ def turns(seconds: float) -> int:
     raise RuntimeError(f"no number of turns takes {seconds * 1e6:.0f} us twice; is this machine busy?")
 
 
+SLOW_S = 0.02  # a step of a `Sleeping`
+
+
 class Burning(gymnasium.Env):
     """A step takes `STEP_S`; nothing else happens, ever."""
 
@@ -70,3 +73,16 @@ class Burning(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         burn(self._n_turns)
         return self._observation, 0.0, False, False, {}
+
+
+class Sleeping(Burning):
+    """A step takes `SLOW_S` more, in which the processor is free."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        time.sleep(SLOW_S)
+        return super().step(action)
+
+
+def uneven(env_index: int) -> Burning:
+    """One of four sleeps."""
+    return Sleeping() if env_index % 4 == 3 else Burning()

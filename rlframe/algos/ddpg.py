@@ -120,7 +120,7 @@ class Config(OffPolicyConfig):
         critic = make_critic(
             agent.observation_space, agent.action_space, self.kind(), agent.network, self.n_critics, seed
         )
-        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.B)
+        exploration = ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
         return agent, critic, self.make_replay(agent, batch_spec, seed), exploration, n_steps, self, seed
 
 

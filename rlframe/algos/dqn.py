@@ -111,16 +111,14 @@ class Config(OffPolicyConfig):
         return n_step_replay(self, agent, batch_spec, seed, alpha, self.initial_priority == "td")
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
-        return ExplorationSchedule(self.explore, n_steps, batch_spec.B)
+        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> Algorithm:
         replay = self.make_replay(agent, batch_spec, seed)
         algo = DQN(agent, replay, self.make_exploration(batch_spec, n_steps), n_steps, self, seed)
         # While one environment steps, a second core is idle, and the loss of images is work enough for it.
-        ranks = current_ranks()
-        alone = (
-            agent.exploration.level.device.type == "cpu" and batch_spec.B == 1 and ranks.n_samplers == ranks.world_size
-        )
+        ranks, on_cpu = current_ranks(), agent.exploration.level.device.type == "cpu"
+        alone = on_cpu and batch_spec.n_envs == 1 and ranks.n_samplers == ranks.world_size
         changes = has_modes(agent.model)  # by acting
         if alone and has_images(agent.observation_space) and not changes and is_stored(replay):
             return Prefetch(algo, replay)

@@ -123,7 +123,7 @@ class Config:
         )
 
     def make_exploration(self, batch_spec: BatchSpec, n_steps: int) -> ExplorationSchedule:
-        return ExplorationSchedule(self.explore, n_steps, batch_spec.B)
+        return ExplorationSchedule(self.explore, n_steps, batch_spec.n_envs)
 
     def make_algorithm(self, agent: QAgent, batch_spec: BatchSpec, n_steps: int, seed: int = 0) -> R2D1:
         replay = self.make_replay(agent, batch_spec, seed)

@@ -117,6 +117,13 @@ class SingleRank(Ranks):
         """Do nothing: there are no other ranks."""
 
 
+class SamplerRank(SingleRank):
+    """One of the processes that sample for one learner: its environments come after those of the ones before it."""
+
+    def __init__(self, rank: int, n_samplers: int) -> None:
+        self.rank, self.n_samplers = rank, n_samplers
+
+
 _current: ContextVar[Ranks] = ContextVar("rlframe_ranks")
 
 

@@ -19,6 +19,11 @@ class BatchSpec(NamedTuple):
     def size(self) -> int:
         return self.T * self.B
 
+    @property
+    def n_envs(self) -> int:
+        """Environments of all streams."""
+        return self.B * self.n_streams
+
 
 @dataclass(frozen=True, eq=False)
 class AgentInputs(Struct):

@@ -36,6 +36,7 @@ from rlframe.runners import Learner, Runner
 from rlframe.runners.callbacks import load_callbacks
 from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
+from rlframe.samplers.collectors import CollectorProcesses, Collectors
 from rlframe.system.affinity import Affinity
 
 _R = TypeVar("_R")
@@ -182,6 +183,8 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
         return runner.make_envs(config, env, experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)
     where = affinity.sampler, affinity.workers, threads, runner.supervision()
+    if runner.sampler_count() > 1:
+        return CollectorProcesses(config, env, experiment.seed, runner.sampler_count(), *where)
     return BackgroundProcess(config, env, experiment.seed, *where)
 
 
@@ -189,7 +192,8 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
     config = experiment.sampler_config()
     if not experiment.runner.samples_in_background or config.collects_ahead:
         return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
-    return BackgroundSampler(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
+    kind = Collectors if experiment.runner.sampler_count() > 1 else BackgroundSampler
+    return kind(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
 
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:

@@ -172,6 +172,11 @@ def check_parts(experiment: Experiment) -> None:
             f"runner={_kind('runner', runner)} learns from data, and no replay= is a data set yet; use it "
             f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
         )
+    if (n := runner.sampler_count()) > 1:
+        if sampler.collects_ahead:
+            name = _kind("sampler", sampler)
+            raise ConfigError(f"runner.n_samplers={n}: sampler={name} collects ahead by itself; use 1")
+        sampler.divided(n, "runner.n_samplers")
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = _kind("algo", algo)
@@ -245,16 +250,7 @@ def share_of(experiment: Experiment, rank: int) -> Experiment:
         if rank:
             sampler = no_sampler.NoSamplerConfig(batch_T=sampler.batch_T, batch_B=sampler.batch_B)
         return chz.replace(experiment, sampler=sampler)
-    if sampler.batch_B % n:
-        raise ConfigError(f"learners={n} must divide sampler.batch_B={sampler.batch_B}: each steps a part")
-    n_workers, n_groups = sampler.worker_count(), getattr(sampler, "n_groups", 1)
-    if n_workers > 0 and (n_workers % n or n_workers // n < n_groups):
-        raise ConfigError(
-            f"learners={n} must divide sampler.n_workers={n_workers}, and leave one for each of "
-            f"sampler.n_groups={n_groups}; or use sampler.n_workers=auto"
-        )
-    of_each = sampler.with_workers(n_workers // n) if n_workers > 0 else sampler
-    return chz.replace(experiment, sampler=chz.replace(of_each, batch_B=sampler.batch_B // n))
+    return chz.replace(experiment, sampler=sampler.divided(n, "learners"))
 
 
 def whole_of(share: Experiment, experiment: Experiment) -> Experiment:

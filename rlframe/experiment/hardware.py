@@ -61,14 +61,17 @@ def resolve(
     experiment = chz.replace(experiment, precision=choose_precision(experiment.precision, device))
     n_workers = min(len(affinity.workers), experiment.sampler.batch_B)
     notes: tuple[str, ...] = ()
+    n = experiment.runner.sampler_count()
+    n_workers = max(n_workers // n, 1) * n
     if experiment.sampler.undecided:
-        choice = _choose(experiment, affinity, n_workers, tune)
-        experiment, notes = chz.replace(experiment, sampler=choice.config), (f"sampler: {choice.reason}",)
+        config, reason = _chosen(experiment, affinity, n_workers, tune)
+        experiment, notes = chz.replace(experiment, sampler=config), (f"sampler: {reason}",)
     elif tune:
         raise ConfigError("tune_sampler=true measures the samplers that sampler=auto chooses from; leave out sampler=")
     if not experiment.sampler.worker_count():
         n_workers = 0
-    affinity = replace(affinity, workers=affinity.workers[:n_workers])
+    workers = affinity.workers
+    affinity = replace(affinity, workers=tuple(workers[i % len(workers)] for i in range(n_workers)))
     experiment = chz.replace(experiment, sampler=experiment.sampler.with_workers(n_workers))
     if experiment.eval.n_workers == AUTO:
         experiment = chz.replace(experiment, eval=chz.replace(experiment.eval, n_workers=n_workers))
@@ -127,6 +130,19 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     if way.learners == 1 and experiment.threads <= 0:
         return chz.replace(experiment, learners=1, threads=AUTO), ""
     return chz.replace(experiment, learners=way.learners, threads=way.threads), reason
+
+
+def _chosen(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> tuple[Any, str]:
+    """The config of the sampler, and the reason; of several that share the environments it is that of a part."""
+    whole, n = experiment.sampler, experiment.runner.sampler_count()
+    if n == 1:
+        choice = _choose(experiment, affinity, n_workers, tune)
+        return choice.config, choice.reason
+    part = chz.replace(experiment, sampler=whole.divided(n, "runner.n_samplers"))
+    cores = replace(affinity, sampler_threads=max(1, affinity.sampler_threads // n))
+    choice = _choose(part, cores, n_workers // n, tune)
+    found = choice.config.with_workers(n * choice.config.worker_count())
+    return chz.replace(found, batch_B=whole.batch_B), f"in each of {n}: {choice.reason}"
 
 
 def _choose(experiment: Experiment, affinity: Affinity, n_workers: int, tune: bool) -> auto.SamplerChoice:
@@ -202,7 +218,9 @@ def describe_processes(resolved: Resolved) -> str:
         lines.append(f"  {others:<13} {what}, {of_torch}")
     if in_background:
         sampling = "steps and acts" if not n_workers else "acts" if acts else "waits for its workers"
-        lines.append(f"  sampler       {sampling}; {pluralize(experiment.runner.n_slots, 'slot')} for batches")
+        n, slots = experiment.runner.sampler_count(), pluralize(experiment.runner.n_slots, "slot")
+        names = "sampler" if n == 1 else f"sampler 0-{n - 1}"
+        lines.append(f"  {names:<13} {sampling}; {slots} for batches{' each' if n > 1 else ''}")
         batch_bytes *= experiment.runner.n_slots + 1
     for index, (lo, hi) in enumerate(split(config.batch_B, n_workers) if n_workers else ()):
         does = f"{'steps' if acts else 'acts and steps'} environments {lo} to {hi - 1}"

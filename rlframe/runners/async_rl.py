@@ -14,6 +14,8 @@ from rlframe.samplers.base import SourceAhead
 from rlframe.system.process import START_METHODS
 from rlframe.system.service import Supervision
 
+_REMEMBERED = 10_000  # versions of parameters, of which the oldest that a batch may have is known
+
 
 class AsyncRl(Runner):
     """Makes one update at a time; receives batches when no update is due, and between updates as they arrive.
@@ -37,9 +39,9 @@ class AsyncRl(Runner):
             )
         if not isinstance(self.options, AsyncRlConfig):
             raise ConfigError(f"AsyncRl needs the options AsyncRlConfig(...), got {type(self.options).__name__}")
-        self.sampler_waits = self.options.sampler_waits
+        self.sampler_waits, self.push_interval = self.options.sampler_waits, self.options.push_interval
         self.staleness = 0  # the largest of this interval
-        self._posted: deque[tuple[int, int]] = deque()  # version of posted parameters, updates made by then
+        self._posted: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # version of parameters, updates made by then
         self._received = True  # a batch was received since parameters were last posted
 
     def iterate(self) -> None:
@@ -70,23 +72,24 @@ class AsyncRl(Runner):
         self.receive(batches)
 
     def _updates_of(self, version: int) -> int:
-        """The updates made before this version was posted; forgets older versions."""
+        """The updates made before this version was posted."""
         if not self._posted:
             self._posted.append((0, self.updates))
-        while len(self._posted) > 1 and self._posted[1][0] <= version:
-            self._posted.popleft()
-        return self._posted[0][1]
+        known = (updates for posted, updates in reversed(self._posted) if posted <= version)
+        return next(known, self._posted[0][1])
 
     def _learn_and_post(self) -> None:
         """Make an update of each learner that has one due, and post parameters if a batch came or none is due now.
 
-        Posting after every update gains little: the sampler reads parameters at the start of a batch.
+        Posting after every update gains little: a sampler reads parameters at the start of a batch. Those of unchanged
+        networks are posted too, for the levels of exploration.
         """
         for learner in self.learners.values():
             if learner.algo.updates_due():
                 with self.log.timers("learning"):
                     self.update(learner)
-        if self._received or not self.learners.updates_due():
+        made = self.updates - self._updates_of(self.sampler.posted_version)
+        if (self._received or not self.learners.updates_due()) and (made >= self.push_interval or not made):
             self._received = False
             self.refresh()
             self._posted.append((self.sampler.posted_version, self.updates))
@@ -103,7 +106,9 @@ class AsyncRlConfig(RunnerConfig):
     runner_class = AsyncRl
     samples_in_background = True
 
-    n_slots: int = count(2, "batches that sampling may be ahead, including the one being learned from", high=4096)
+    n_samplers: int = count(1, "processes that sample, each for a part of the environments; none waits for another")
+    n_slots: int = count(2, "batches that each may be ahead, including the one being learned from", high=4096)
+    push_interval: int = count(1, "updates between pushes of parameters to the sampler, at least")
     sampler_waits: bool = option(
         False, "true: sampling waits for updates, and replay_ratio is exact; false: replay_ratio is an upper bound"
     )
@@ -111,6 +116,9 @@ class AsyncRlConfig(RunnerConfig):
     timeout_s: float = positive(120.0, "seconds without progress before the sampler's process is killed and replaced")
     max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends", low=0)
     start_method: str = choice("forkserver", START_METHODS, "how the process starts")
+
+    def sampler_count(self) -> int:
+        return self.n_samplers
 
     def supervision(self) -> Supervision:
         return Supervision(self.timeout_s, self.max_restarts, self.start_method, "sampler")

@@ -58,6 +58,10 @@ class RunnerConfig:
         "stop", ("stop", "skip"), "what to do if a loss or gradient is NaN or Inf; skip skips the update"
     )
 
+    def sampler_count(self) -> int:
+        """Samplers that share the environments."""
+        return 1
+
     def evaluates(self, n_episodes: int) -> bool:
         """Whether the runner evaluates, given eval.n_episodes."""
         return n_episodes > 0

@@ -19,6 +19,7 @@ from gymnasium import Space
 
 from rlframe.agents import Agent
 from rlframe.core.errors import ConfigError, Stopped
+from rlframe.core.ranks import SamplerRank, use_ranks
 from rlframe.core.seeding import Role, generators, pack_state, seed_int
 from rlframe.core.struct import Struct, write
 from rlframe.core.types import Array, BatchSpec, Samples, Trajectory
@@ -68,6 +69,7 @@ class BackgroundProcess(Service):
         worker_cpus: Sequence[Sequence[int]] = (),
         n_threads: int = 1,
         supervision: Supervision | None = None,
+        place: tuple[int, int] = (0, 1),
     ) -> None:
         """Start the process and wait for its environments.
 
@@ -75,6 +77,7 @@ class BackgroundProcess(Service):
             config: of the sampler; its `make_envs` and `make_sampler` are called in the process.
             cpus, worker_cpus: for the process, and for each of its workers; empty: not pinned.
             n_threads: torch threads for acting on images; otherwise one is used.
+            place: its number among the processes that sample for one learner, and how many there are.
         Raises:
             ConfigError: invalid arguments.    EnvError: an environment could not be made.
             WorkersFailed: too many processes died.
@@ -87,7 +90,7 @@ class BackgroundProcess(Service):
                 f"otherwise the sampler's process is killed as hung while it waits for one of its workers"
             )
         self.config, self.env, self.seed, self.cpus = config, env, seed, tuple(cpus)
-        self.worker_cpus, self.n_threads = [tuple(each) for each in worker_cpus], n_threads
+        self.worker_cpus, self.n_threads, self.place = [tuple(each) for each in worker_cpus], n_threads, place
         most = self.supervision.max_restarts
         super().__init__(
             self.supervision.name,
@@ -121,7 +124,7 @@ class BackgroundProcess(Service):
 
     def launch(self) -> ChildProcess:
         seed = seed_int(self.seed, Role.RESTART, n) if (n := self.restarts.n) else self.seed
-        arguments = (self.config, self.env, seed, self.worker_cpus, self.n_threads)
+        arguments = (self.place, self.config, self.env, seed, self.worker_cpus, self.n_threads)
         preload = self.config.preload() if isinstance(self.config, WorkersConfig) else ()
         preload = ("rlframe.samplers.background", *preload)
         return ChildProcess(self.name, background_main, arguments, self.cpus, self.supervision.start_method, preload)
@@ -142,14 +145,20 @@ class BackgroundProcess(Service):
                 self.child.send_memory(shared)
             self.backend = self.child.receive(self.supervision.timeout_s)
 
-    def close(self) -> None:
-        """Stop the process and its workers, and kill them if they do not end within 5 s. May be called twice."""
+    def stop(self) -> None:
+        """Ask the process to end, without waiting for it."""
         if self.child is None:
             return
         self.child.stop()
         with contextlib.suppress(ProcessLookupError):
             if self.child.alive:
                 os.kill(self.child.pid, signal.SIGUSR2)  # interrupts the current batch
+
+    def close(self) -> None:
+        """Stop the process and its workers, and kill them if they do not end within 5 s. May be called twice."""
+        if self.child is None:
+            return
+        self.stop()
         self.child.close(_CLOSE_S)
         for shared in self._task[2] if self._task is not None else ():
             shared.close()
@@ -162,12 +171,22 @@ class BackgroundSampler(SourceAhead):
     determine the samples. The process is at most `n_slots` batches ahead, including the one that the learner uses.
     """
 
-    def __init__(self, process: BackgroundProcess, agent: Agent, n_slots: int = 2, device: str = "cpu") -> None:
-        """The ring has `n_slots` batches, and the process acts on `device`."""
+    def __init__(
+        self,
+        process: BackgroundProcess,
+        agent: Agent,
+        n_slots: int = 2,
+        device: str = "cpu",
+        shared_parameters: Shared | None = None,
+    ) -> None:
+        """The ring has `n_slots` batches, and the process acts on `device`.
+
+        `shared_parameters`: those of `make_shared_parameters`, if several samplers read the same.
+        """
         self.process, self._timeout_s = process, process.supervision.timeout_s
         self.config, self.env, self.seed = process.config, process.env, process.seed
         self.batch_spec = spec = BatchSpec(process.config.batch_T, process.config.batch_B)
-        self.shared_parameters = make_shared_parameters(parameters(agent))
+        self.shared_parameters = shared_parameters or make_shared_parameters(parameters(agent))
         batch = empty_batch(process.observation_space, process.action_space, agent, spec.T, spec.B)
         slot = BatchSlot(batch, np.zeros(1, np.int64), np.zeros(3, np.int64), np.zeros(1, np.bool_))
         self.ring = BatchRing(slot, n_slots, "ring")
@@ -180,7 +199,9 @@ class BackgroundSampler(SourceAhead):
         self._counters: dict[str, float] = {}  # of the sampler in the process
         self._previous_restarts = 0.0  # of workers of earlier processes
         self._busy_s, self._counted_at = 0.0, time.monotonic()
-        self._noise = _spawn(generators(process.seed, Role.NOISE, self.batch_spec.B))  # never drawn from
+        self._noise = _spawn(
+            generators(process.seed, Role.NOISE, spec.B, process.place[0] * spec.B)
+        )  # never drawn from
         self._started = False
         process.assign(agent, device, (self.ring.memory, self.shared_parameters))
         self.backend = f"{process.backend}, in a background process"
@@ -193,8 +214,7 @@ class BackgroundSampler(SourceAhead):
     def collect(self) -> Samples:
         """The next batch, valid until the next `collect`."""
         self._pinned.synchronize()
-        if not self._started:
-            self._start()
+        self.start()
         while True:
             try:
                 queue_length, index = self.ring.n_ready, self.ring.get(self._timeout_s)
@@ -214,13 +234,18 @@ class BackgroundSampler(SourceAhead):
     def made_with(self) -> dict[str, Any]:
         return {"n_slots": len(self.ring.slots)}
 
-    def check(self) -> None:
-        """Replace the process if it has died; raises as `collect`."""
+    def check(self, waited_s: float = 0.0) -> None:
+        """Replace the process if it has died, or hangs after waiting for it so long again; raises as `collect`."""
         if self._started and not self.ready:
             try:
-                self.process.child.check(0.0, math.inf)
+                self.process.child.check(waited_s, self._timeout_s if waited_s else math.inf)
             except ChildDied as death:
                 self._replace(death)
+
+    def start(self) -> None:
+        """Let the process collect; the first `collect` does."""
+        if not self._started:
+            self._start()
 
     def _start(self) -> None:
         self._started = True
@@ -275,8 +300,12 @@ class BackgroundSampler(SourceAhead):
             self.process.replace(death)
         return ["its sampler collects ahead, so a seed does not determine the samples"] * self.batch_spec.B
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Let go of memory on the device's side, before the process is closed. May be called twice."""
         self._pinned.close()
+
+    def close(self) -> None:
+        self.release()
         self.process.close()
 
 
@@ -285,10 +314,15 @@ def _spawn(rngs: Sequence[np.random.Generator]) -> list[np.random.Generator]:
     return [np.random.default_rng(pack_state(rng)) for rng in rngs]
 
 
-def background_main(
+def background_main(parent: ParentLink, place: tuple[int, int], *work: Any) -> None:
+    """Main function of the process: make environments, receive the task, fill slots until told to stop."""
+    with use_ranks(SamplerRank(*place)):
+        _serve(parent, *work)
+
+
+def _serve(
     parent: ParentLink, config: Any, env: EnvConfig, seed: int, worker_cpus: Sequence[Sequence[int]], n_threads: int
 ) -> None:
-    """Main function of the process: make environments, receive the task, fill slots until told to stop."""
     retain_freed_memory()
     signal.signal(signal.SIGUSR2, _exit)
     envs = config.make_envs(env, seed, worker_cpus)

@@ -57,7 +57,7 @@ class Source(ABC):
 
     def env_seeds(self, seed: int) -> Sequence[int]:
         """The seed of each environment, from the run's, for episodes.csv; () if others decide its episodes too."""
-        return env_seeds(seed, Role.ENV, self.batch_spec.B)
+        return env_seeds(seed, Role.ENV, self.batch_spec.n_envs)
 
     def counters(self) -> dict[str, float]:
         """The sampler's own metrics, `sampler/<name>`, counted since its start."""
@@ -91,7 +91,7 @@ class Source(ABC):
 
         Returns for each environment why its episode was restarted, or "". Raises EnvError if one cannot be reset.
         """
-        return [NOT_SAVED] * self.batch_spec.B
+        return [NOT_SAVED] * self.batch_spec.n_envs
 
 
 class SourceAhead(Source, ABC):
@@ -173,6 +173,24 @@ class SamplerConfig:
     def with_workers(self, n_workers: int) -> Self:
         """This config with so many workers, if it has workers."""
         return self
+
+    def divided(self, n: int, key: str) -> Self:
+        """One of `n` equal parts of its environments and workers.
+
+        Args:
+            key: what asks for the parts, for the message.
+        Raises:
+            ConfigError: they cannot be divided.
+        """
+        if self.batch_B % n:
+            raise ConfigError(f"{key}={n} must divide sampler.batch_B={self.batch_B}: each steps a part")
+        n_workers, n_groups = self.worker_count(), getattr(self, "n_groups", 1)
+        if n_workers > 0 and (n_workers % n or n_workers // n < n_groups):
+            raise ConfigError(
+                f"{key}={n} must divide sampler.n_workers={n_workers}, and leave one for each of "
+                f"sampler.n_groups={n_groups}; or use sampler.n_workers=auto"
+            )
+        return chz.replace(self.with_workers(n_workers // n) if n_workers > 0 else self, batch_B=self.batch_B // n)
 
     def supervision(self) -> Supervision:
         """What happens to workers that die or hang."""
