@@ -19,6 +19,7 @@ class EvaluationSchedule:
         self.interval_steps = (evaluator.interval_steps if evaluator is not None else 0) or log_interval_steps
         self._started = self._finished = -1  # the clock at the start of the newest evaluation, and of one with a result
         self._started_steps = -1  # env_steps at the start of the newest one
+        self.updates = self._started_updates = 0  # made now, which the runner sets, and by the start of the newest one
         self._late: list[Result] = []  # results of earlier evaluations that `make` has not returned yet
         self.best, self.best_env_steps = -math.inf, 0  # the highest mean return
         self.final, self.final_env_steps = math.nan, 0  # the newest mean return
@@ -50,7 +51,7 @@ class EvaluationSchedule:
         busy, last = self._collect(ending, stop), max(self._started, self._finished)
         if not busy and (self.passed(last, now) or (ending and last < now)):
             metrics = self._ranks.broadcast(evaluate())
-            self._started, self._started_steps = now, env_steps
+            self._started, self._started_steps, self._started_updates = now, env_steps, self.updates
             if metrics:
                 self._finished = now
             self._collect(ending, stop)
@@ -63,7 +64,8 @@ class EvaluationSchedule:
         found = self._ranks.broadcast(self._evaluator.finished(wait, stop))
         if found:
             self._finished = self._started
-            self._late += [(int(env_steps), dict(metrics)) for env_steps, metrics in found]
+            version = {"eval/updates": self._started_updates}
+            self._late += [(int(env_steps), {**metrics, **version}) for env_steps, metrics in found]
         busy = bool(self._ranks.max(int(self._evaluator.busy)))
         if wait and busy:
             raise EvaluationStopped
@@ -90,7 +92,7 @@ class EvaluationSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "started": [self._started, self._started_steps],
+            "started": [self._started, self._started_steps, self._started_updates],
             "finished": self._finished,
             "late": [[env_steps, dict(metrics)] for env_steps, metrics in self._late],
             "best": [self.best, self.best_env_steps],
@@ -99,7 +101,7 @@ class EvaluationSchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._started, self._started_steps = state["started"]
+        self._started, self._started_steps, self._started_updates = state["started"]
         self._finished, self.since_best = state["finished"], state["since_best"]
         self._late = [(env_steps, dict(metrics)) for env_steps, metrics in state["late"]]
         self.best, self.best_env_steps = state["best"]

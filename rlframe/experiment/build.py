@@ -183,9 +183,11 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
         return runner.make_envs(config, env, experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)
     where = affinity.sampler, affinity.workers, threads, runner.supervision()
-    if runner.sampler_count() > 1:
-        return CollectorProcesses(config, env, experiment.seed, runner.sampler_count(), *where)
-    return BackgroundProcess(config, env, experiment.seed, *where)
+    ranks = current_ranks()
+    place = ranks.rank, ranks.n_samplers
+    if (n := runner.sampler_count()) > 1:
+        return CollectorProcesses(config, env, experiment.seed, n, *where, place)
+    return BackgroundProcess(config, env, experiment.seed, *where, place)
 
 
 def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch.device) -> Source:
@@ -193,7 +195,8 @@ def _make_sampler(experiment: Experiment, envs: Any, agent: Agent, device: torch
     if not experiment.runner.samples_in_background or config.collects_ahead:
         return experiment.runner.make_sampler(config, experiment.algo, envs, agent, experiment.seed)
     kind = Collectors if experiment.runner.sampler_count() > 1 else BackgroundSampler
-    return kind(envs, agent, experiment.runner.n_slots, str(device) if config.acts_on_device else "cpu")
+    acting = choose_device(config.device) if config.device else device if config.acts_on_device else "cpu"
+    return kind(envs, agent, experiment.runner.n_slots, str(acting))
 
 
 def make_agent(experiment: Experiment, observation_space: Any, action_space: Any, device: torch.device) -> Agent:

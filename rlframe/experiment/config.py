@@ -172,6 +172,15 @@ def check_parts(experiment: Experiment) -> None:
             f"runner={_kind('runner', runner)} learns from data, and no replay= is a data set yet; use it "
             f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
         )
+    if sampler.device and (not runner.samples_in_background or sampler.collects_ahead):
+        raise ConfigError(
+            f"sampler.device={sampler.device} is for a sampler in a process of its own (runner=async_rl); others act "
+            f"on the learner's device, or in their workers"
+        )
+    if sampler.device not in ("", "cpu") and sampler.acts_in_workers:
+        raise ConfigError(
+            f"sampler.device={sampler.device}: the workers of sampler=cpu act on the CPU; use sampler=gpu"
+        )
     if (n := runner.sampler_count()) > 1:
         if sampler.collects_ahead:
             name = _kind("sampler", sampler)

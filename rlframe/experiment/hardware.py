@@ -106,6 +106,10 @@ def affinity_of(experiment: Experiment, local_rank: int, local_world_size: int) 
     affinity = plan(experiment.affinity, topology, n_workers)
     if not runner.samples_in_background:
         return affinity_share(affinity, topology, n_workers, local_rank, local_world_size)
+    if local_world_size > 1:
+        n_own = affinity.threads // local_world_size
+        half = runner.learner_cores or max(1, n_own // 2)
+        return affinity_share(affinity, topology, n_workers, local_rank, local_world_size, half)
     # With a GPU, learning keeps one core busy, and the others step environments.
     on_gpu = choose_device(experiment.device, affinity.gpus).type == "cuda"
     learner_cores = runner.learner_cores or (1 if on_gpu else max(1, affinity.threads // 2))
@@ -122,7 +126,9 @@ def choose_learners(experiment: Experiment) -> tuple[Experiment, str]:
     """
     affinity = affinity_of(experiment, 0, 1)
     device = choose_device(experiment.device, affinity.gpus)
-    if device.type != "cpu" or not (experiment.runner.trains_in_ranks or experiment.runner.becomes_sync_rl):
+    runner = experiment.runner
+    in_ranks = runner.becomes_sync_rl or (runner.trains_in_ranks and not runner.samples_in_background)
+    if device.type != "cpu" or not in_ranks:
         return chz.replace(experiment, learners=1), "learning: 1 learner, of a runner or device that has no more"
     precision = choose_precision(experiment.precision, device)
     measured = chz.replace(experiment, precision=precision)

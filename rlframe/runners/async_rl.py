@@ -42,6 +42,7 @@ class AsyncRl(Runner):
         self.sampler_waits, self.push_interval = self.options.sampler_waits, self.options.push_interval
         self.staleness = 0  # the largest of this interval
         self._posted: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # version of parameters, updates made by then
+        self._pushed = 0  # updates that were made when parameters were last posted
         self._received = True  # a batch was received since parameters were last posted
 
     def iterate(self) -> None:
@@ -49,12 +50,10 @@ class AsyncRl(Runner):
         if not self.learners.updates_due():
             self._receive()
         self._learn_and_post()
-        while not self.sampler_waits and self.learners.updates_due() and self.sampler.ready and not self._at_end:
+        while not self.sampler_waits and self.learners.updates_due() and not self._at_end and self._ready():
             self._receive()
-        while self._at_end and self.learners.updates_due():  # the last batches are learned from too
-            if self.stop or self.callbacks.stop_reason:
-                break
-            self._learn_and_post()
+        while self._at_end and self.learners.updates_due() and not self.stop_requested():
+            self._learn_and_post()  # from the last batches too
         self.updates_left = self._at_end and self.learners.updates_due()
         self.record_episodes()
 
@@ -62,12 +61,17 @@ class AsyncRl(Runner):
     def _at_end(self) -> bool:
         return self.now >= self.n_steps
 
+    def _ready(self) -> bool:
+        """Whether every rank has a batch; those without environments always have."""
+        return self.ranks.all(self.sampler.ready)
+
     def _receive(self) -> None:
         with self.log.timers("sampling"):
             batches = self.collect()
-        staleness = self.updates - self._updates_of(self.sampler.version)
-        self.staleness = max(self.staleness, staleness)
-        self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
+        if self.sampler.posted_version:  # it has environments
+            staleness = self.updates - self._updates_of(self.sampler.version)
+            self.staleness = max(self.staleness, staleness)
+            self.log.metrics.add({"async/staleness_mean": staleness, "async/queue_mean": self.sampler.queue_length})
         self._received = True
         self.receive(batches)
 
@@ -88,9 +92,9 @@ class AsyncRl(Runner):
             if learner.algo.updates_due():
                 with self.log.timers("learning"):
                     self.update(learner)
-        made = self.updates - self._updates_of(self.sampler.posted_version)
+        made = self.updates - self._pushed
         if (self._received or not self.learners.updates_due()) and (made >= self.push_interval or not made):
-            self._received = False
+            self._received, self._pushed = False, self.updates
             self.refresh()
             self._posted.append((self.sampler.posted_version, self.updates))
 
@@ -105,6 +109,7 @@ class AsyncRlConfig(RunnerConfig):
 
     runner_class = AsyncRl
     samples_in_background = True
+    trains_in_ranks = True
 
     n_samplers: int = count(1, "processes that sample, each for a part of the environments; none waits for another")
     n_slots: int = count(2, "batches that each may be ahead, including the one being learned from", high=4096)

@@ -10,7 +10,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from typing import Any, Self
+
+from torch import Tensor
 
 from rlframe.agents import Agent
 from rlframe.algos import Algorithm
@@ -26,6 +29,7 @@ from rlframe.rewards.normalize import check_rewards
 from rlframe.runners.callbacks import Callback, Callbacks
 from rlframe.runners.config import NO_AFFINITY, Clock, RunnerConfig, config_of
 from rlframe.runners.learner import Diverged, Learner, Learners, describe_tree, skip_update
+from rlframe.runners.ranks import check_equal, learned, statistics_of
 from rlframe.runners.report import (
     TrainingLog,
     describe_resumed,
@@ -266,6 +270,13 @@ class Runner(ABC):
             self.skips_updates = True
         self.log.metrics.add(named := learner.named({f"algo/{name}": value for name, value in metrics.items()}))
         self.callbacks.call("on_update", named)
+        if self.ranks.world_size > 1 and (found := self._statistics[learner.name]):
+            self.ranks.average(found, 1.0)
+
+    @cached_property
+    def _statistics(self) -> dict[str, list[Tensor]]:
+        """Running statistics of users' networks, which ranks average after each update."""
+        return {learner.name: statistics_of(learner) for learner in self.learners.values()}
 
     def refresh(self) -> None:
         """Let the sampler act with the agents as they are now."""
@@ -336,7 +347,10 @@ class Runner(ABC):
 
         Raises:
             Diverged: a parameter is NaN or Inf.    EvaluationStopped: a stop request ended the evaluation.
+            RanksDiffer: the parameters of the ranks are not equal.
         """
+        for learner in self.learners.values() if self.ranks.world_size > 1 else ():
+            check_equal(learned(learner), self.ranks)
         self.check_parameters()
         return report(self)
 

@@ -140,6 +140,9 @@ class SamplerConfig:
     env_restarts: int = count(0, "times that an environment which raises is made again, before the run fails")
     statistics: tuple[str, ...] = names((), "[module:Class]: your subclasses of rlframe.rollout.EpisodeStatistic")
     discount: float = number(math.nan, "of episode/discounted_return_mean; nan: the algorithm's", high=1)
+    device: str = option(
+        "", "cpu or cuda:1: where async_rl's sampler acts; default: with sampler=gpu the learner's device, else the CPU"
+    )
 
     @chz.validate
     def _check_episodes(self) -> None:

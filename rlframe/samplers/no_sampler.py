@@ -14,7 +14,7 @@ from rlframe.agents import Agent
 from rlframe.core.types import BatchSpec, Samples, Trajectory
 from rlframe.envs import EnvConfig, make_envs
 from rlframe.rollout.inference import empty_batch
-from rlframe.samplers.base import Sampler, SamplerConfig, Source
+from rlframe.samplers.base import SamplerConfig, Source, SourceAhead
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Spaces:
 class NoSamplerConfig(SamplerConfig):
     """The sizes are those of the batches of rank 0."""
 
+    collects_ahead = True
+
     def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> Spaces:
         with closing(make_envs(env, 1, [seed])) as envs:
             return Spaces(envs.observation_space, envs.action_space, env)
@@ -42,10 +44,12 @@ class NoSamplerConfig(SamplerConfig):
         return NoSampler(envs, agent, BatchSpec(self.batch_T, self.batch_B))
 
 
-class NoSampler(Sampler):
+class NoSampler(SourceAhead):
     """Its batches have no columns."""
 
     backend = "none"
+    version = posted_version = queue_length = 0
+    ready = True
 
     def __init__(self, envs: Spaces, agent: Agent, batch_spec: BatchSpec) -> None:
         self.batch_spec, self.env = batch_spec, envs.env

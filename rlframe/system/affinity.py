@@ -313,22 +313,25 @@ def _in_turn(cores: Iterable[_Core], nodes: Sequence[int]) -> list[_Core]:
     return [core for row in zip_longest(*columns, fillvalue=()) for core in row if core]
 
 
-def affinity_share(affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int) -> Affinity:
+def affinity_share(
+    affinity: Affinity, topology: Topology, n_workers: int, rank: int, world_size: int, learner_cores: int = 0
+) -> Affinity:
     """One rank's part of a run's affinity: contiguous cores, and its own GPUs if there are enough.
 
     Args:
         topology: for which `affinity` was planned.    n_workers: per rank; 0: one per core of the rank.
         rank, world_size: among the ranks of this machine; ConfigError if it has fewer cores than ranks.
+        learner_cores: of the rank, see `plan`.
     """
     if world_size == 1:
         return affinity
     gpus = _gpus_of(affinity, topology, rank, world_size)
     if not affinity.master:  # not pinned
         quota = max(1.0, affinity.threads / world_size)
-        mine = plan("none", replace(topology, gpus=gpus, quota=quota), n_workers)
+        mine = plan("none", replace(topology, gpus=gpus, quota=quota), n_workers, 0, learner_cores)
     else:
         cpus = _cpus_of(affinity, topology, rank, world_size)
-        mine = plan("auto", Topology(cpus, gpus, float("inf"), topology.pinnable), n_workers)
+        mine = plan("auto", Topology(cpus, gpus, float("inf"), topology.pinnable), n_workers, 0, learner_cores)
     return replace(mine, slot=affinity.slot, n_slots=affinity.n_slots)
 
 

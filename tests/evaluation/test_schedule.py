@@ -63,6 +63,8 @@ def test_scores_of_another_process_are_those_of_this_one(runner: str, tmp_path: 
     assert max(scores(run)) == max(int(row["env_steps"]) for row in rows(run)), "the last one is waited for"
     late = [row for row in rows(run) if row["eval/return_mean"]]
     assert all(not row["updates"] for row in late), "they are rows of their own"
+    made = {row["env_steps"]: row["updates"] for row in rows(run) if row["updates"]}
+    assert all(row["eval/updates"] == made[row["env_steps"]] for row in late), "of these parameters"
     if runner != "async_rl":  # which learns from other samples in each run
         assert scores(run).items() <= scores(trained(tmp_path / "here", *changed)).items()
 
@@ -119,12 +121,15 @@ def test_a_result_that_came_before_a_stop_is_logged_by_the_resumed_run() -> None
         def close(self) -> None: ...
 
     evaluations = EvaluationSchedule(Slow(), SingleRank(), 100)
+    evaluations._started_updates, evaluations.updates = 7, 9
     with pytest.raises(EvaluationStopped):
         evaluations.make(200, 200, True, lambda: evaluations._evaluator.evaluate(200), lambda: True)  # type: ignore[union-attr]
     resumed = EvaluationSchedule(Slow(), SingleRank(), 100)
     resumed._evaluator.results = []  # type: ignore[union-attr]
     resumed.load_state_dict(evaluations.state_dict())
-    assert resumed.make(150, 150, False, dict, lambda: False)[1] == [(100, {"eval/return_mean": 5.0})]
+    assert resumed.make(150, 150, False, dict, lambda: False)[1] == [
+        (100, {"eval/return_mean": 5.0, "eval/updates": 7})
+    ]
 
 
 def test_the_best_snapshot_is_that_of_the_best_score_also_if_it_came_late(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rlframe.envs import EnvConfig
 from rlframe.models import ModelConfig
 from rlframe.replay import InMemory
 from rlframe.runners import Learner
-from rlframe.runners.sync_rl import check_equal, learned
+from rlframe.runners.ranks import check_equal, learned
 from rlframe.samplers import no_sampler, serial
 from rlframe.system.distributed import RankInfo, join
 

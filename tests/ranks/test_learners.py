@@ -89,7 +89,7 @@ def test_a_run_of_learners_is_one_run_with_its_files_and_is_resumed(tmp_path: Pa
         ([*DQN, "learners=2", "algo.batch_size=31"], "learners=2 must divide algo.batch_size=31"),
         ([*PPO, "learners=2", "world_size=2"], "learners=2 needs world_size=1, not 2"),
         ([*PPO, "learners=3"], "eval.n_episodes=2 must be at least learners=3"),
-        ([*DQN, "learners=2", "runner=async_rl"], "learners=2 needs runner=sync_rl; runner=async_rl"),
+        ([*DQN, "learners=2", "runner=evolution"], "runner=evolution is for algo=es or ars"),
         ([*PPO, "learners=2", "affinity=1cpu"], "1 cores are too few for 2 ranks on this machine"),
         ([*PPO, "learners=0"], "learners=0 must be at least 1"),
         ([*PPO, "learners=2", "sampler=cpu", "sampler.n_workers=3"], "learners=2 must divide sampler.n_workers=3"),

@@ -209,6 +209,9 @@ def test_a_run_with_two_collectors_learns_is_stopped_and_goes_on(
         ("runner.n_samplers=3", "runner.n_samplers=3 must divide sampler.batch_B=4: each steps a part"),
         ("runner.n_samplers=2 sampler=cpu sampler.n_workers=3", "runner.n_samplers=2 must divide sampler.n_workers=3"),
         ("runner.n_samplers=0", "runner.n_samplers=0 must be at least 1"),
+        ("sampler=gpu sampler.n_workers=1 sampler.device=cuda:99", "device=cuda:99"),
+        ("sampler=cpu sampler.n_workers=1 sampler.device=cuda", "workers of sampler=cpu act on the CPU"),
+        ("runner=minibatch_rl sampler.device=cpu", "sampler.device=cpu is for a sampler in a process of its own"),
         ("runner.push_interval=0", "runner.push_interval=0 must be at least 1"),
     ],
 )
