@@ -49,6 +49,11 @@ keys of a study:
   sweep.KEY=V1,V2      the values of a key, in every combination with other keys (lists in brackets)
   zip.KEY=V1,V2        the values of keys that change together: as many for each
   repeats=N            N seeds: seed, seed + 1, ...
+  "search.KEY=uniform(LOW,HIGH)"   a value that is searched; or loguniform, int, logint, choice(V1,V2)
+  n_runs=32            trials of a search, each with all seeds
+  searcher=tpe         tpe | random | cmaes
+  pruner=none          none | median | asha, on the way of the first seed | wilcoxon, over seeds
+  metric=eval/return_mean   the score of a search; -metric: lower is better
   stall_s=3600         kill a run that logs nothing for so many seconds; 0: never
   seeds=innermost      innermost: all seeds of a setting first | outermost: all settings with the first seed first
 """

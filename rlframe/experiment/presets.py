@@ -13,7 +13,7 @@ from rlframe.core.errors import ConfigError
 from rlframe.core.files import parse_yaml, read_json, read_regular_file
 
 AUTO_PRESET = "auto"  # of experiment=: the preset for the algorithm and the environment
-_OF_STUDY = ("sweep", "zip", "repeats", "experiments")
+_OF_STUDY = ("sweep", "zip", "repeats", "experiments", "search", "n_runs", "searcher", "pruner", "metric")
 _OF_PRESET = ("command", "expect", "measured")  # beside `config:`, what its author claims and measured
 
 
@@ -40,7 +40,7 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 def load_study(name: str) -> dict[str, Any]:
-    """The config of a YAML file together with its sweep, zip, repeats and experiments; empty if it has none of these.
+    """The config of a YAML file together with its sweep, zip, search and so on; empty if it has none of these.
 
     Raises:
         ConfigError: as `load_preset`.

@@ -19,7 +19,7 @@ from rlframe.experiment.objects import check_objects, long_key
 
 _MAX_KEY, _MAX_VALUE = 200, 1 << 14  # characters
 _FREE = re.compile(r"((?:[^.]+\.)*?(?:env_)?kwargs)(?:\.(.*))?")  # a mapping whose keys are not rlframe's
-_STUDY_KEYS = ("repeats", "stall_s", "seeds")
+_STUDY_KEYS = ("repeats", "stall_s", "seeds", "n_runs", "searcher", "pruner", "metric")
 # Keys of the command line that are not fields of Experiment.
 _COMMAND_KEYS = (
     *("experiment", "resume", "trust", "dry_run", "tune_sampler", "traceback", "retries"),
@@ -220,7 +220,7 @@ def _readable(message: str, given: Mapping[str, Any]) -> str:
     """The relevant line of an error message of chz about these settings."""
     unknown = re.match(r"Extraneous argument '([^']+)'", message)
     if unknown and unknown[1] in _COMMAND_KEYS:
-        whose = "a study, with sweep.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
+        whose = "a study, with sweep.KEY=, search.KEY= or repeats=" if unknown[1] in _STUDY_KEYS else "the command line"
         return f"{unknown[1]}={given.get(unknown[1])} is no setting of a run: it is for {whose}"
     if unknown:
         hint = suggestion(unknown[1], given, (*_COMMAND_KEYS, *chz.chz_fields(Experiment)))

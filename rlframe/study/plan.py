@@ -16,7 +16,7 @@ from rlframe.core.config import nearest
 from rlframe.core.errors import ConfigError, pluralize
 from rlframe.system.affinity import Affinity, Topology, plan
 
-SWEEP, ZIP, REPEATS = "sweep.", "zip.", "repeats"
+SWEEP, ZIP, SEARCH, REPEATS = "sweep.", "zip.", "search.", "repeats"
 MAX_RUNS = 5_000
 
 
@@ -46,8 +46,8 @@ def has_grid(arguments: Mapping[str, str]) -> bool:
 
 
 def bare_key(name: str) -> str:
-    """KEY of sweep.KEY and zip.KEY; any other name unchanged."""
-    prefix = next((prefix for prefix in (SWEEP, ZIP) if name.startswith(prefix)), "")
+    """KEY of sweep.KEY, zip.KEY and search.KEY; any other name unchanged."""
+    prefix = next((prefix for prefix in (SWEEP, ZIP, SEARCH) if name.startswith(prefix)), "")
     return name.removeprefix(prefix)
 
 

@@ -73,6 +73,7 @@ class RunProcess:
         """Start or resume the run; its output is appended to `run.log`. Raises OSError or ConfigError if that fails."""
         self.run, self.slot = run, slot
         self.kill_reason = ""  # why the queue killed it; empty if it did not
+        self.pruned = ""  # why a search has no more use for it
         self.interrupted = False
         self._start_s = self._changed_s = time.monotonic()
         self._kill_s = math.inf  # when to kill it

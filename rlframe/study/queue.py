@@ -17,6 +17,7 @@ from rlframe.study.record import (
     FAILED,
     FILE,
     INTERRUPTED,
+    PRUNED,
     RUNNING,
     WAITING,
     ProgressReader,
@@ -39,6 +40,24 @@ class QueueOptions:
     stall_s: float = 3600.0  # seconds without a new line in its logs until a run counts as hung; 0: never
 
 
+class MoreRuns:
+    """Where further runs of a study come from, once its slots are free. This one has none."""
+
+    def more(self) -> Sequence[PlannedRun]:
+        """The next runs, which are not in the record yet."""
+        return ()
+
+    def finished(self, run: PlannedRun, status: Status) -> None:
+        """A run has ended for good, or waits to be tried again."""
+
+    def reason_to_stop(self, run: PlannedRun) -> str:
+        """Why a run that waits or goes on is not worth its time; empty if it is."""
+        return ""
+
+
+_NO_MORE = MoreRuns()
+
+
 class Queue:
     """Runs the waiting runs of a record in order, one process per slot."""
 
@@ -49,14 +68,26 @@ class Queue:
         record: StudyRecord,
         table: StatusTable,
         options: QueueOptions,
+        source: MoreRuns = _NO_MORE,
     ) -> None:
-        self._runs, self._record, self._table, self._options = runs, record, table, options
+        self.runs, self._source = list(runs), source
+        self._record, self._table, self._options = record, table, options
         self._waiting = deque(run for run in runs if record.statuses[run.name].state == WAITING)
         self._free = list(slots)
         self._active: list[RunProcess] = []
         self._failures = dict.fromkeys((run.name for run in runs), 0)  # of this queue
         self._readers = {run.name: ProgressReader(run.directory) for run in runs}
         self._shown_s = 0.0
+
+    def _more(self) -> bool:
+        """Take the next runs of the source, if there are any."""
+        runs = self._source.more()
+        self._record.add(runs)
+        self.runs += runs
+        self._waiting += [run for run in runs if self._status(run).state == WAITING]
+        self._failures |= dict.fromkeys((run.name for run in runs), 0)
+        self._readers |= {run.name: ProgressReader(run.directory) for run in runs}
+        return bool(runs)
 
     def run(self) -> int:
         """Process all runs; returns 0, or the number of the signal that left runs unfinished.
@@ -66,7 +97,7 @@ class Queue:
         """
         with stop_request() as stop:
             try:
-                while self._active or (self._waiting and not stop):
+                while self._active or (not stop and (self._waiting or self._more())):
                     if stop:
                         self._interrupt_runs()
                     else:
@@ -89,8 +120,12 @@ class Queue:
 
     def _start_runs(self) -> None:
         """Start waiting runs on the free slots."""
-        while self._free and self._waiting:
-            run, slot = self._waiting.popleft(), self._free.pop(0)
+        while self._free and (self._waiting or self._more()):
+            run = self._waiting.popleft()
+            if reason := self._source.reason_to_stop(run):
+                self._finish(run, PRUNED, reason)
+                continue
+            slot = self._free.pop(0)
             status = self._status(run)
             status.state, status.slot, status.reason = RUNNING, slot.index, ""
             status.attempts += 1
@@ -111,6 +146,9 @@ class Queue:
         for process in list(self._active):
             if not process.ended():
                 process.check_hung(self._options.stall_s)
+                if not (process.pruned or process.interrupted) and (why := self._source.reason_to_stop(process.run)):
+                    process.pruned = why
+                    process.interrupt(_SNAPSHOT_S)
                 continue
             self._active.remove(process)
             self._free.append(process.slot)
@@ -119,6 +157,9 @@ class Queue:
             status.seconds = round(status.seconds + process.seconds(), 3)
             status.exit_status, reason = process.result()
             process.close()
+            if process.pruned and reason:
+                self._finish(process.run, PRUNED, process.pruned)
+                continue
             interrupted = process.interrupted and not process.kill_reason
             if not reason and self._out_of_time(process.run):
                 interrupted, reason = True, "its time limit is reached; the same command continues it"
@@ -145,6 +186,7 @@ class Queue:
                 self._waiting.append(run)
         else:
             self._table.message(self._row(run).result())
+        self._source.finished(run, status)
         self._save()
 
     def _save(self) -> None:
@@ -172,5 +214,5 @@ class Queue:
         now = time.monotonic()
         if last or now - self._shown_s >= self._table.interval_s:
             self._shown_s = now
-            rows = [self._row(run) for run in self._runs]
+            rows = [self._row(run) for run in self.runs]
             self._table.show(rows, progress_line(rows, len(self._free) + len(self._active)), last)

@@ -19,6 +19,8 @@ from rlframe.study.plan import PlannedRun
 
 FILE = "experiment.json"
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
+PRUNED = "pruned"  # by a search
+FINISHED = (DONE, FAILED, PRUNED)
 _FORMAT = 2
 _ROWS = 8  # of the tail
 _TAIL_BYTES = 1 << 16  # enough for the last row of a progress.csv of any width
@@ -150,7 +152,7 @@ class StudyRecord:
             except OSError as error:
                 raise _unwritable(directory, error) from error
             on_error.callback(self._lock.close)
-            self._path, self._runs = directory / FILE, tuple(runs)
+            self._path, self._runs = directory / FILE, list(runs)
             saved = read_record(directory) if self._path.exists() else {}
             self._facts = {**facts, "sessions": [*saved.get("sessions", []), session()]}
             self._entries = {entry["name"]: entry for entry in saved.get("runs", [])}
@@ -160,6 +162,11 @@ class StudyRecord:
             except OSError as error:
                 raise _unwritable(directory, error) from error
             on_error.pop_all()
+
+    def add(self, runs: Sequence[PlannedRun]) -> None:
+        """Take further runs into the study; raises ConfigError as the constructor."""
+        self.statuses |= {run.name: self._restore(run) for run in runs}
+        self._runs += runs
 
     def _restore(self, run: PlannedRun) -> Status:
         entry = self._entries.get(run.name)
@@ -174,7 +181,7 @@ class StudyRecord:
                 f"more seeds or values if you like, or use another log_dir for a new study"
             )
         status = Status(**{field.name: entry[field.name] for field in fields(Status)})
-        if status.state != DONE or (status.has_directory and not run.directory.is_dir()):
+        if status.state not in (DONE, PRUNED) or (status.has_directory and not run.directory.is_dir()):
             status.state, status.reason = WAITING, ""
         return status
 

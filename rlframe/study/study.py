@@ -2,9 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from rlframe.study.plan import (
     make_runs,
     make_slots,
 )
-from rlframe.study.queue import Queue, QueueOptions
+from rlframe.study.queue import MoreRuns, Queue, QueueOptions
 from rlframe.study.record import DONE, FAILED, StudyRecord
+from rlframe.study.search import Search
 from rlframe.study.table import SUMMARY_FILE, format_summary, open_status_table, summarize, summary_csv
 from rlframe.system.affinity import read_topology
 
@@ -45,23 +46,36 @@ class Study:
     resume_hint: str  # how to continue it
 
 
-def execute(study: Study, slots: Sequence[Slot], options: QueueOptions) -> int:
-    """Run all runs that are not done; returns the exit status: 0, or 1 if a run failed.
+MakeSearch = Callable[[Path], Search]  # in the study's directory
+
+
+def execute(study: Study, slots: Sequence[Slot], options: QueueOptions, make_search: MakeSearch | None = None) -> int:
+    """Run all runs that are not done, and those of a search; returns the exit status: 0, or 1 if a run failed.
 
     Raises:
         ConfigError: the directory belongs to another study, or another queue has its lock.
         Interrupted: a signal stopped the queue; its runs have written their snapshots.
     """
     with closing(StudyRecord(study.directory, study.runs, study.facts)) as record:
+        search = make_search(study.directory) if make_search else None
+        if search is not None:
+            study = replace(study, runs=tuple(search.started()))
+            record.add(study.runs)
+            for run in study.runs:  # some may have ended just before the last queue did
+                search.finished(run, record.statuses[run.name])
         n_done = sum(status.state == DONE for status in record.statuses.values())
         skipped = f", {n_done} already done" if n_done else ""
-        print(f"study: {study.directory}, {pluralize(len(study.runs), 'run')}{skipped}")
+        what = pluralize(len(study.runs), "run") if search is None else pluralize(search.plan.n_trials, "trial")
+        print(f"study: {study.directory}, {what}{skipped}")
         print(describe_slots(slots), flush=True)
         with closing(open_status_table()) as table:
-            signum = Queue(study.runs, slots, record, table, options).run()
+            queue = Queue(study.runs, slots, record, table, options, search or MoreRuns())
+            signum = queue.run()
         if signum:
             raise Interrupted(signum, f"the queue was stopped; continue it with {study.resume_hint}")
-        _summarize(study, record)
+        _summarize(replace(study, runs=tuple(queue.runs)), record)
+        if search is not None:
+            print(search.describe_best(), flush=True)
         here, directory = Path.cwd(), study.directory
         shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
         print(f"plot: python -m rlframe.plot {shlex.quote(str(shown))}")
@@ -82,8 +96,8 @@ def _summarize(study: Study, record: StudyRecord) -> None:
 def preview(study: Study, slots: Sequence[Slot]) -> str:
     """The slots and the runs in their order, as `dry_run=true` prints them."""
     lines = [f"study: {study.directory}, {pluralize(len(study.runs), 'run')}"]
-    lines += [describe_slots(slots), "runs, in this order:"]
-    width = max(len(run.name) for run in study.runs)
+    lines += [describe_slots(slots), *(["runs, in this order:"] if study.runs else [])]
+    width = max((len(run.name) for run in study.runs), default=0)
     for index, run in enumerate(study.runs):
         first = f"slot {slots[index].index}" if index < len(slots) else "the next free slot"
         arguments = " ".join(f"{key}={value}" for key, value in run.arguments.items())

@@ -25,6 +25,7 @@ from rlframe.study import plan
 from rlframe.study.plan import (
     MAX_RUNS,
     REPEATS,
+    SEARCH,
     SWEEP,
     ZIP,
     Grid,
@@ -36,11 +37,12 @@ from rlframe.study.plan import (
 )
 from rlframe.study.queue import QueueOptions
 from rlframe.study.record import FILE, read_record
+from rlframe.study.search import SEARCH_KEYS, Search, SearchPlan, check_examples, read_distribution
 from rlframe.study.study import Study, execute, preview
 from rlframe.system.affinity import read_topology
 
 STUDY_KEYS = ("log_dir", "run_ID", "affinity", "retries", "stall_s", "seeds")  # one value for all runs
-ADJUSTABLE = ("affinity", "retries", "stall_s")  # may change when a study is resumed
+ADJUSTABLE = ("affinity", "retries", "stall_s", "n_runs")  # may change when a study is resumed
 _SEEDS = {f"{SWEEP}seed", f"{ZIP}seed"}
 _NAME = re.compile(r"(?!run_\d)\w[\w+=-]{0,99}")  # of a directory; run_0 would look like a run
 _SINGLE_RUN_KEYS = ("tune_sampler", "resume")
@@ -64,6 +66,10 @@ def run_sweep(words: KeyValues, check: Check) -> int:
         command, experiments = [f"{key}={value}" for key, value in given.items()], read_experiments(given)
     shared = _shared(experiments)
     options = QueueOptions(shared.count("retries", 0), float(shared.count("stall_s", int(QueueOptions.stall_s))))
+    if any(name.startswith(SEARCH) for words_ in experiments.values() for name in words_):
+        return _run_search(experiments, command, check, options, resume, trust, dry_run)
+    if unused := [key for key in SEARCH_KEYS if key in given]:
+        raise ConfigError(f"{unused[0]}={given[unused[0]]} is for a search: give it some search.KEY=uniform(LOW,HIGH)")
     checked = _checked(_make_runs(experiments, Path(), trust), check)
     log_dir = resume or shared.text("log_dir")
     directory = Path(log_dir).expanduser().absolute() if log_dir else dated(_title(given, checked))
@@ -76,6 +82,49 @@ def run_sweep(words: KeyValues, check: Check) -> int:
         print(preview(study, slots))
         return 0
     return execute(study, slots, options)
+
+
+def _run_search(
+    experiments: Experiments,
+    command: list[str],
+    check: Check,
+    options: QueueOptions,
+    resume: str,
+    trust: bool,
+    dry_run: bool,
+) -> int:
+    """As run_sweep, for a study whose settings are searched."""
+    if len(experiments) > 1:
+        raise ConfigError(f"a search is of one experiment, not of {', '.join(experiments)}; make a study of each")
+    ((_, words),) = experiments.items()
+    grid, shared = _grid({key: x for key, x in words.items() if not key.startswith(SEARCH)}), _shared(experiments)
+    if grid.zipped or grid.swept.keys() - {"seed"}:
+        raise ConfigError("a search has no sweep. or zip. but for the seeds of each trial (repeats=3, sweep.seed=)")
+    seeds = grid.swept.get("seed", (words.get("seed", "0"),))
+    search = SearchPlan.read(words, [int(seed) for seed in seeds])
+    for key in (*STUDY_KEYS, *_SINGLE_RUN_KEYS, *_COMMAND_LINE_KEYS):
+        if key in search.space:
+            raise ConfigError(f"{key} cannot be searched; remove search.{key}")
+    not_of_runs = (*STUDY_KEYS, *SEARCH_KEYS, REPEATS)
+    base = {key: x for key, x in words.items() if key not in not_of_runs and bare_key(key) == key}
+    checked = check_examples(search, lambda values: check({**base, **values}))
+    directory = Path(resume or shared.text("log_dir") or dated(_title(words, checked))).expanduser().absolute()
+    template = run_template(trust)
+
+    def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
+        of_trial = [{**base, **values, "seed": str(seed)} for seed in search.seeds]
+        runs = [template.make_run(directory, "", setting, int(each["seed"]), each) for each in of_trial]
+        return runs if trust else [trusting_itself(run) for run in runs]
+
+    n_runs = search.n_trials * len(search.seeds)
+    on_gpu = any(experiment.device != "cpu" for experiment in checked)
+    slots = plan.make_slots(shared.text("affinity", "auto"), read_topology(), n_runs, on_gpu)
+    facts = {"command": command, "experiments": experiments, "grid": {}, "config": _common_config(checked)}
+    study = Study(directory, (), facts, f"resume={directory}")
+    if dry_run:
+        print(preview(study, slots) + "\n" + search.describe())
+        return 0
+    return execute(study, slots, options, lambda where: Search(search, where, make_runs))
 
 
 def _shared(experiments: Experiments) -> KeyValues:
@@ -229,9 +278,10 @@ def _words(entries: Mapping[Any, Any]) -> dict[str, str]:
     """Entries of a YAML file as words of a command line; `sweep: {KEY: values}` is sweep.KEY."""
     words: dict[str, str] = {}
     for key, value in entries.items():
-        if key in (SWEEP[:-1], ZIP[:-1]) and not isinstance(value, Mapping):
-            raise ConfigError(f"{key} needs the form {{KEY: [value, value]}}, not {str(value)[:60]}")
-        of_grid = key in (SWEEP[:-1], ZIP[:-1])
+        of_grid = key in (SWEEP[:-1], ZIP[:-1], SEARCH[:-1])
+        if of_grid and not isinstance(value, Mapping):
+            form = "KEY: uniform(LOW,HIGH)" if key == SEARCH[:-1] else "KEY: [value, value]"
+            raise ConfigError(f"{key} needs the form {{{form}}}, not {str(value)[:60]}")
         for name, each in [(f"{key}.{name}", each) for name, each in value.items()] if of_grid else [(str(key), value)]:
             if name in words:
                 raise ConfigError(f"{name} is set twice: {words[name]:.60} and {_text(name, each):.60}; remove one")
@@ -295,7 +345,11 @@ def recorded_experiments(directory: Path, arguments: Mapping[str, str], trust: b
     for words in experiments.values():
         for name, text in words.items():
             key = bare_key(name)
-            for value in split_values(text) if key != name else [text]:
+            if name.startswith(SEARCH):
+                values: Sequence[str] = read_distribution(name, text).examples()
+            else:
+                values = split_values(text) if key != name else [text]
+            for value in values:
                 check_trusted({key: value}, str(directory / FILE), trust)
     return command, {name: words | dict(arguments) for name, words in experiments.items()}
 

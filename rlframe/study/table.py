@@ -20,11 +20,11 @@ from rlframe.analysis.intervals import bootstrap
 from rlframe.core.errors import pluralize
 from rlframe.record.console import format_duration, format_number, on_terminal
 from rlframe.study.plan import PlannedRun, varied
-from rlframe.study.record import DONE, FAILED, INTERRUPTED, RETURNS, RUNNING, WAITING, Status, StudyProgress
+from rlframe.study.record import DONE, FAILED, INTERRUPTED, PRUNED, RETURNS, RUNNING, WAITING, Status, StudyProgress
 
 HEADER = ("run", "state", "slot", "env_steps", "return", "steps/s", "time", "left")
-_BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, DONE)
-_STYLES = {RUNNING: "cyan", FAILED: "bold red", INTERRUPTED: "yellow", WAITING: "dim", DONE: "green"}
+_BY_IMPORTANCE = (RUNNING, FAILED, INTERRUPTED, WAITING, PRUNED, DONE)
+_STYLES = {RUNNING: "cyan", FAILED: "bold red", INTERRUPTED: "yellow", WAITING: "dim", PRUNED: "dim", DONE: "green"}
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LONGEST_S = 600.0  # between progress lines without a terminal
 _OTHER_LINES = 5  # lines of a terminal that are not rows

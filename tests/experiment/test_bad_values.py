@@ -187,7 +187,7 @@ def test_a_deviation_that_overflows_is_refused(value: str) -> None:
         ({"resume": "x"}, "resume=x is no setting of a run: it is for the command line"),
         (
             {"seeds": "outermost"},
-            "seeds=outermost is no setting of a run: it is for a study, with sweep.KEY= or repeats=",
+            "seeds=outermost is no setting of a run: it is for a study, with sweep.KEY=, search.KEY= or repeats=",
         ),
     ],
 )

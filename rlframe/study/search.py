@@ -1,0 +1,320 @@
+"""Search: trials whose settings Optuna chooses by the scores of those before; `search.KEY=`, `n_runs=`.
+
+A trial is a setting of a study, with one run for each seed. The journal of Optuna is in the study's directory, so that
+the same command goes on where a search was stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlframe.analysis.curves import read_run
+from rlframe.analysis.intervals import center
+from rlframe.core.command_line import KeyValues
+from rlframe.core.config import nearest
+from rlframe.core.errors import ConfigError
+from rlframe.core.seeding import Role, seed_int
+from rlframe.study.plan import SEARCH, PlannedRun, split_values
+from rlframe.study.queue import MoreRuns
+from rlframe.study.record import DONE, FINISHED, PRUNED, RETURNS, Status
+
+JOURNAL = "search.journal"  # in the study's directory
+SEARCH_KEYS = ("n_runs", "searcher", "pruner", "metric")
+_SEARCHERS, _PRUNERS = ("tpe", "random", "cmaes"), ("none", "median", "asha", "wilcoxon")
+_KINDS = {"uniform": 2, "loguniform": 2, "int": 2, "logint": 2, "choice": 0}  # arguments; 0: any number
+_FORM = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*")
+_DIGITS = 6  # of a number in a word
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What the values of a key are drawn from."""
+
+    kind: str  # of _KINDS
+    values: tuple[str, ...]  # its bounds, or its choices
+
+    def made(self) -> Any:
+        """That of Optuna."""
+        from optuna import distributions
+
+        if self.kind == "choice":
+            return distributions.CategoricalDistribution(self.values)
+        low, high = map(float, self.values)
+        if "int" in self.kind:
+            return distributions.IntDistribution(int(low), int(high), log=self.kind == "logint")
+        return distributions.FloatDistribution(low, high, log=self.kind == "loguniform")
+
+    def examples(self) -> tuple[str, ...]:
+        """Its bounds or choices, as words."""
+        return self.values if self.kind == "choice" else tuple(map(word_of, map(self._number, self.values)))
+
+    def _number(self, text: str) -> float | int:
+        return int(float(text)) if "int" in self.kind else float(text)
+
+
+def word_of(value: Any) -> str:
+    """A value as on the command line."""
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+
+
+def read_distribution(name: str, text: str) -> Distribution:
+    """The distribution of a word such as search.algo.learning_rate=loguniform(1e-5,1e-2).
+
+    Raises:
+        ConfigError: it is none; the message names the word and the form.
+    """
+    match = _FORM.fullmatch(text)
+    kind = match[1] if match else ""
+    if not match or kind not in _KINDS:
+        raise ConfigError(
+            f"{name}={text:.200} needs one of uniform(LOW,HIGH), loguniform(LOW,HIGH), int(LOW,HIGH), logint(LOW,HIGH) "
+            f"and choice(VALUE,VALUE,...){nearest(kind, tuple(_KINDS)) if kind else ''}"
+        )
+    values = split_values(match[2])
+    if kind == "choice":
+        if "" in values or len(set(values)) < max(2, len(values)):
+            raise ConfigError(f"{name}={text:.200} needs two or more different values")
+        return Distribution(kind, values)
+    try:
+        low, high = map(float, values)
+    except ValueError:
+        raise ConfigError(f"{name}={text:.200} needs two numbers, {kind}(LOW,HIGH)") from None
+    if not low < high or not math.isfinite(low + high) or ("log" in kind and low <= 0):
+        raise ConfigError(f"{name}={text:.200} needs LOW < HIGH{', both above 0' if 'log' in kind else ''}")
+    if "int" in kind and (low != int(low) or high != int(high)):
+        raise ConfigError(f"{name}={text:.200} needs whole numbers")
+    return Distribution(kind, values)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What is searched, and how."""
+
+    space: Mapping[str, Distribution]  # by key
+    n_trials: int
+    seeds: tuple[int, ...]  # of each trial
+    searcher: str = "tpe"
+    pruner: str = "none"
+    metric: str = RETURNS[0]  # -metric if lower is better
+
+    @classmethod
+    def read(cls, words: Mapping[str, str], seeds: Sequence[int]) -> SearchPlan:
+        """That of the words of a study; raises ConfigError for a wrong one."""
+        given = KeyValues(f"{key}={words[key]}" for key in SEARCH_KEYS if key in words)
+        names = [name for name in words if name.startswith(SEARCH)]
+        space = {name.removeprefix(SEARCH): read_distribution(name, words[name]) for name in names}
+        for key in space:
+            if not key or key in words or key == "seed":
+                what = f"{key}={words[key]} and search.{key}" if key in words else f"search.{key}"
+                raise ConfigError(f"{what} cannot be in one study; remove one of them, or search another key")
+        n_trials = given.count("n_runs", 32)
+        if not 1 <= n_trials <= 5_000:
+            raise ConfigError(f"n_runs={n_trials} must be from 1 to 5,000 trials")
+        chosen = {"searcher": ("tpe", _SEARCHERS), "pruner": ("none", _PRUNERS)}
+        for key, (default, known) in chosen.items():
+            value = given.text(key, default)
+            if value not in known:
+                raise ConfigError(f"{key}={value:.60} is not one of {', '.join(known)}{nearest(value, known)}")
+            chosen[key] = (value, known)
+        metric = given.text("metric", RETURNS[0])
+        return cls(space, n_trials, tuple(seeds), chosen["searcher"][0], chosen["pruner"][0], metric)
+
+    def describe(self) -> str:
+        """The space, for the preview of a study."""
+        lines = [f"  {key:<30} {each.kind}({','.join(each.values)})" for key, each in self.space.items()]
+        how = f"{self.n_trials} trials of {len(self.seeds)} seeds each, by {self.searcher}, pruner {self.pruner}"
+        return "\n".join([f"search: {how}, for {self.metric}", *lines])
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric.startswith("-")
+
+    @property
+    def column(self) -> str:
+        """Of progress.csv."""
+        return self.metric.removeprefix("-")
+
+
+MakeRuns = Callable[[str, Mapping[str, str]], Sequence[PlannedRun]]  # of a trial, from its name and its words
+
+
+class Search(MoreRuns):
+    """The trials of a study, which a queue asks for runs."""
+
+    def __init__(self, plan: SearchPlan, directory: Path, make_runs: MakeRuns) -> None:
+        """Begin, or go on with the journal in `directory`, which exists.
+
+        Raises:
+            ConfigError: Optuna or what it needs is missing, or the journal is that of another search.
+        """
+        self.plan, self._make_runs = plan, make_runs
+        with quiet():
+            self._optuna = _imported(plan)
+            self._study = self._opened(directory / JOURNAL)
+            self._distributions = {key: each.made() for key, each in plan.space.items()}
+        self._trials: dict[str, Any] = {}  # that are running, by setting
+        self._runs: dict[str, list[PlannedRun]] = {}
+        self._scores: dict[str, dict[int, float]] = {}  # by setting and run_ID; nan: failed
+        self._reasons: dict[str, str] = {}  # why a trial is pruned, by setting
+        self._rows: dict[str, int] = {}  # that were reported of a run
+
+    def _opened(self, path: Path) -> Any:
+        optuna, plan = self._optuna, self.plan
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        pruners = optuna.pruners
+        pruner = {
+            "none": pruners.NopPruner,
+            "median": pruners.MedianPruner,
+            "asha": lambda: pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+            "wilcoxon": pruners.WilcoxonPruner,
+        }[plan.pruner]()
+        direction = "minimize" if plan.lower_is_better else "maximize"
+        of = {"storage": storage, "study_name": "search", "direction": direction, "load_if_exists": True}
+        study = optuna.create_study(pruner=pruner, **of)
+        study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
+        known = {**study.user_attrs}
+        mine = {"space": {key: [each.kind, *each.values] for key, each in plan.space.items()}, "metric": plan.metric}
+        for name, value in mine.items():
+            if known.get(name, value) != value:
+                raise ConfigError(f"{path} is a search of another {name}, {known[name]}; use another log_dir")
+            study.set_user_attr(name, value)
+        return study
+
+    def _sampler(self, n_trials: int) -> Any:
+        """One that goes on after so many trials, and does not draw those of the start again."""
+        seed, samplers = seed_int(self.plan.seeds[0], Role.ALGO, n_trials), self._optuna.samplers
+        return {
+            "tpe": lambda: samplers.TPESampler(seed=seed),
+            "random": lambda: samplers.RandomSampler(seed=seed),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+        }[self.plan.searcher]()
+
+    def started(self) -> list[PlannedRun]:
+        """The runs of all trials so far, in order."""
+        with quiet():
+            for frozen in self._study.get_trials(deepcopy=False):
+                running = frozen.state == self._optuna.trial.TrialState.RUNNING
+                self._add(frozen.number, frozen.params, frozen._trial_id if running else None)
+        return [run for runs in self._runs.values() for run in runs]
+
+    def _add(self, number: int, values: Mapping[str, Any], trial_id: int | None) -> list[PlannedRun]:
+        setting = f"trial_{number}"
+        runs = self._make_runs(setting, {key: word_of(value) for key, value in values.items()})
+        self._runs[setting], self._scores[setting] = list(runs), {}
+        if trial_id is not None:
+            self._trials[setting] = self._optuna.trial.Trial(self._study, trial_id)
+        return list(runs)
+
+    def more(self) -> list[PlannedRun]:
+        """The runs of the next trial; none if there are enough trials."""
+        if len(self._runs) >= self.plan.n_trials:
+            return []
+        with quiet():
+            trial = self._study.ask(self._distributions)
+            return self._add(trial.number, trial.params, trial._trial_id)
+
+    def finished(self, run: PlannedRun, status: Status) -> None:
+        """Note a run that has ended, and tell Optuna of the trial if it was the last one."""
+        trial = self._trials.get(run.setting)
+        if trial is None or status.state not in FINISHED:
+            return
+        scores = self._scores[run.setting]
+        scores[run.run_ID] = self._score(run) if status.state == DONE else math.nan
+        with quiet():
+            if self.plan.pruner == "wilcoxon" and math.isfinite(scores[run.run_ID]):
+                trial.report(scores[run.run_ID], self.plan.seeds.index(run.run_ID))
+                if trial.should_prune():
+                    self._reasons[run.setting] = "pruned: worse than the best trial, by Wilcoxon's test over seeds"
+            if len(scores) < len(self._runs[run.setting]):
+                return
+            self._tell(run.setting, trial, status)
+
+    def _tell(self, setting: str, trial: Any, status: Status) -> None:
+        states, values = self._optuna.trial.TrialState, np.array(list(self._scores[setting].values()))
+        if setting in self._reasons or status.state == PRUNED:
+            self._study.tell(trial, state=states.PRUNED)
+        elif np.isfinite(values).all():
+            self._study.tell(trial, float(center(values[:, None], "iqm")[0]))
+        else:
+            self._study.tell(trial, state=states.FAIL)
+        del self._trials[setting]
+
+    def _score(self, run: PlannedRun) -> float:
+        values = self._values(run)
+        return float(values[-1]) if len(values) else math.nan
+
+    def _values(self, run: PlannedRun) -> np.ndarray:
+        """The metric of a run in its log so far."""
+        try:
+            values = read_run(run.directory).columns.get(self.plan.column, np.empty(0))
+        except (ConfigError, OSError):
+            return np.empty(0)
+        return values[np.isfinite(values)]
+
+    def reason_to_stop(self, run: PlannedRun) -> str:
+        """Why a run that waits or goes on is not worth its time; empty if it is."""
+        trial = self._trials.get(run.setting)
+        if trial is None or run.setting in self._reasons or self.plan.pruner not in ("median", "asha"):
+            return self._reasons.get(run.setting, "")
+        if run.run_ID == self.plan.seeds[0]:  # the other seeds go on if the first does
+            with quiet():
+                self._report(run, trial)
+        return self._reasons.get(run.setting, "")
+
+    def _report(self, run: PlannedRun, trial: Any) -> None:
+        values, n = self._values(run), self._rows.get(run.name, 0)
+        for step, value in enumerate(values[n:], n):
+            trial.report(float(value), step)
+        self._rows[run.name] = len(values)
+        if len(values) > n and trial.should_prune():
+            self._reasons[run.setting] = (
+                f"pruned after {len(values)} values of {self.plan.column}, by {self.plan.pruner}"
+            )
+
+    def describe_best(self) -> str:
+        """The score and the words of the best trial."""
+        complete = self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.COMPLETE])
+        if not complete:
+            return "no trial is complete"
+        found = (min if self.plan.lower_is_better else max)(complete, key=lambda each: each.value)
+        words = " ".join(f"{key}={word_of(value)}" for key, value in found.params.items())
+        return f"best: trial_{found.number}, {self.plan.column} {found.value:.6g}: {words}"
+
+
+def _imported(plan: SearchPlan) -> Any:
+    """Optuna, and what it needs for this plan."""
+    needed = {"cmaes": "cmaes"}.get(plan.searcher, ""), {"wilcoxon": "scipy"}.get(plan.pruner, "")
+    try:
+        import optuna
+        import optuna.storages.journal
+
+        for name in filter(None, needed):
+            __import__(name)
+    except ImportError as error:
+        raise ConfigError(f'search. needs {error.name}: pip install "rlframe[search]"') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Optuna says of methods that it calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def check_examples(plan: SearchPlan, check: Callable[[Mapping[str, str]], Any]) -> list[Any]:
+    """What `check` gives for words that reach each bound and each choice of the space; it raises ConfigError."""
+    columns = [(key, each.examples()) for key, each in plan.space.items()]
+    n = max(len(values) for _, values in columns)
+    return [check({key: values[min(i, len(values) - 1)] for key, values in columns}) for i in range(n)]

@@ -1,0 +1,223 @@
+"""A search: trials from distributions, told by the scores of their seeds, pruned, resumed; wrong words are refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlframe.core.errors import ConfigError
+from rlframe.launch import main
+from rlframe.study.plan import PlannedRun
+from rlframe.study.record import DONE, FAILED, PRUNED, WAITING, Status
+from rlframe.study.search import Search, SearchPlan, check_examples, read_distribution
+
+pytest.importorskip("optuna")
+
+SPACE = {"search.x": "uniform(0,1)", "search.kind": "choice(good,bad)"}
+SHORT = ("env=CartPole-v1", "sampler=serial", "sampler.batch_T=16", "runner.n_steps=512", "eval.n_episodes=1")
+
+
+def plan_of(seeds: Sequence[int] = (0,), **words: str) -> SearchPlan:
+    return SearchPlan.read({**SPACE, **words}, seeds)
+
+
+def search_in(directory: Path, plan: SearchPlan) -> Search:
+    def make_runs(setting: str, values: Mapping[str, str]) -> list[PlannedRun]:
+        place = directory / setting
+        of_seed = {seed: {**values, "seed": str(seed)} for seed in plan.seeds}
+        return [PlannedRun(setting, seed, each, place / f"run_{seed}", (), ()) for seed, each in of_seed.items()]
+
+    return Search(plan, directory, make_runs)
+
+
+def write_log(run: PlannedRun, returns: Sequence[float], column: str = "eval/return_mean") -> None:
+    run.directory.mkdir(parents=True, exist_ok=True)
+    with (run.directory / "progress.csv").open("w") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerows([["env_steps", column], *[[100 * i, x] for i, x in enumerate(returns)]])
+
+
+def play(search: Search, score: Callable[[Mapping[str, str]], float]) -> list[dict[str, str]]:
+    """Finish all trials, each with the score of its words; returns their words."""
+    found = []
+    while runs := search.more():
+        found.append(dict(runs[0].arguments))
+        for run in runs:
+            write_log(run, [score(run.arguments)])
+            search.finished(run, Status(DONE))
+    return found
+
+
+def good(words: Mapping[str, str]) -> float:
+    """Best at x=0.3 and kind=good."""
+    return -((float(words["x"]) - 0.3) ** 2) + (words["kind"] == "good")
+
+
+def test_tpe_searches_where_scores_are_high_and_random_does_not(tmp_path: Path) -> None:
+    last = {}
+    for name in ("tpe", "random"):
+        (tmp_path / name).mkdir()
+        search = search_in(tmp_path / name, plan_of(n_runs="40", searcher=name))
+        last[name] = np.mean([good(words) for words in play(search, good)[20:]])
+        assert "kind=good" in search.describe_best()
+    assert last["tpe"] > last["random"] + 0.2
+
+
+def test_the_score_of_a_trial_is_the_interquartile_mean_of_the_last_values_of_its_seeds(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of((0, 1, 2, 3), n_runs="2"))
+    for run, value in zip(search.more(), [0.0, 10.0, 20.0, 1000.0], strict=True):
+        write_log(run, [5.0, value, math.nan])
+        search.finished(run, Status(DONE))
+    assert "trial_0, eval/return_mean 15:" in search.describe_best()
+
+
+def test_lower_is_better_with_a_minus_and_another_metric(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="2", metric="-algo/loss"))
+    for value in (3.0, 2.0):
+        (run,) = search.more()
+        write_log(run, [value], "algo/loss")
+        search.finished(run, Status(DONE))
+    assert search.describe_best().startswith("best: trial_1, algo/loss 2:")
+
+
+def test_a_search_goes_on_with_the_trials_that_it_had(tmp_path: Path) -> None:
+    first = search_in(tmp_path, plan_of((0, 1), n_runs="3"))
+    done, open_ = first.more(), first.more()
+    for run in done:
+        write_log(run, [1.0])
+        first.finished(run, Status(DONE))
+    write_log(open_[0], [2.0])
+    first.finished(open_[0], Status(DONE))
+    again = search_in(tmp_path, plan_of((0, 1), n_runs="3"))
+    assert again.started() == [*done, *open_], "the same runs, with the same words"
+    write_log(open_[1], [4.0])
+    for run in open_:
+        again.finished(run, Status(DONE))
+    again.finished(done[0], Status(DONE))  # it was told before
+    assert "trial_1, eval/return_mean 3:" in again.describe_best()
+    assert len(again.more()) == 2
+    assert again.more() == []
+    with pytest.raises(ConfigError, match="a search of another space"):
+        search_in(tmp_path, SearchPlan.read({"search.x": "uniform(0,2)"}, [0]))
+
+
+def test_a_failed_run_fails_its_trial_and_one_that_waits_does_not(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="2"))
+    (run,) = search.more()
+    search.finished(run, Status(WAITING))
+    assert search._trials
+    search.finished(run, Status(FAILED))
+    assert not search._trials
+    assert search.describe_best() == "no trial is complete"
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha"])
+def test_a_trial_that_is_worse_than_the_others_is_pruned_on_its_way(pruner: str, tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(n_runs="30", pruner=pruner))
+    for _ in range(12):
+        (run,) = search.more()
+        for n in range(1, 10):
+            write_log(run, [10.0 * i for i in range(n)])
+            if search.reason_to_stop(run):
+                break
+        search.finished(run, Status(PRUNED if n < 9 else DONE))
+    (run,) = search.more()
+    write_log(run, [0.0])
+    found = search.reason_to_stop(run)
+    for n in range(2, 10):
+        write_log(run, [-5.0 * i for i in range(n)])
+        found = found or search.reason_to_stop(run)
+    assert found.startswith("pruned after")
+    assert found.endswith(f"by {pruner}")
+    search.finished(run, Status(PRUNED))
+    assert "eval/return_mean 80" in search.describe_best()
+
+
+def test_seeds_of_a_trial_that_is_worse_by_wilcoxon_are_not_started(tmp_path: Path) -> None:
+    search = search_in(tmp_path, plan_of(tuple(range(8)), n_runs="2", pruner="wilcoxon"))
+    for run in search.more():
+        write_log(run, [100.0 + run.run_ID])
+        search.finished(run, Status(DONE))
+    worse, n_started = search.more(), 0
+    for run in worse:
+        if reason := search.reason_to_stop(run):
+            search.finished(run, Status(PRUNED))
+            assert "Wilcoxon" in reason
+        else:
+            n_started += 1
+            write_log(run, [run.run_ID])
+            search.finished(run, Status(DONE))
+    assert 2 < n_started < 8
+    assert not search._trials
+
+
+WRONG = [
+    ("search.algo.clip=normal(0,1)", "needs one of uniform(LOW,HIGH), loguniform"),
+    ("search.algo.clip=uniform(1)", "needs two numbers, uniform(LOW,HIGH)"),
+    ("search.algo.clip=uniform(1,0)", "needs LOW < HIGH"),
+    ("search.algo.clip=loguniform(0,1)", "needs LOW < HIGH, both above 0"),
+    ("search.algo.epochs=int(1,2.5)", "needs whole numbers"),
+    ("search.model.hidden=choice([64,64])", "needs two or more different values"),
+    ("search.algo.clp=uniform(0.1,0.2)", "unknown key algo.clp"),
+    ("search.algo.discount=uniform(0.9,1.5)", "algo.discount=1.5"),
+    ("search.algo.clip=uniform(0.1,0.2) algo.clip=0.1", "algo.clip=0.1 and search.algo.clip"),
+    ("search.seed=int(0,9)", "search.seed cannot be in one study"),
+    ("search.retries=choice(1,2)", "retries cannot be searched"),
+    ("search.algo.clip=uniform(0.1,0.2) sweep.algo.epochs=1,2", "a search has no sweep. or zip."),
+    ("search.algo.clip=uniform(0.1,0.2) searcher=tp", "searcher=tp is not one of tpe, random, cmaes"),
+    ("search.algo.clip=uniform(0.1,0.2) pruner=hyper", "pruner=hyper is not one of"),
+    ("search.algo.clip=uniform(0.1,0.2) n_runs=0", "n_runs=0 must be from 1 to"),
+    ("repeats=2 n_runs=3", "n_runs=3 is for a search"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=[given for given, _ in WRONG])
+def test_a_wrong_search_is_refused_before_anything_starts(
+    given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SHORT, "algo=ppo", *given.split(), f"log_dir={tmp_path}/study"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r'pip install "rlframe\[search\]"'):
+        search_in(tmp_path, plan_of())
+
+
+def test_examples_reach_each_bound_and_each_choice() -> None:
+    seen: list[dict[str, str]] = []
+    plan = SearchPlan.read({"search.a": "loguniform(1e-5,1e-2)", "search.b": "choice([1],[2,2],[3])"}, [0])
+    check_examples(plan, lambda words: seen.append(dict(words)))
+    assert [each["a"] for each in seen] == ["1e-05", "0.01", "0.01"]
+    assert [each["b"] for each in seen] == ["[1]", "[2,2]", "[3]"]
+    assert read_distribution("search.n", "int(1,1e3)").examples() == ("1", "1000")
+
+
+def test_a_search_of_runs_is_recorded_and_the_same_command_makes_more_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "search.yaml"
+    entries = [f"{key}: {value}" for key, value in (word.split("=") for word in SHORT)]
+    file.write_text("\n".join([*entries, "algo: ppo", "search:", "  algo.clip: uniform(0.1,0.3)"]))
+    command = [f"experiment={file}", "model.hidden=[8]", "affinity=none", f"log_dir={tmp_path}/study"]
+    assert main([*command, "n_runs=1"]) == 0
+    assert "best: trial_0, eval/return_mean" in capsys.readouterr().out
+    assert main([f"resume={tmp_path}/study", "n_runs=2"]) == 0
+    entries_: list[dict[str, Any]] = json.loads((tmp_path / "study/experiment.json").read_text())["runs"]
+    assert [each["name"] for each in entries_] == ["trial_0/run_0", "trial_1/run_0"]
+    assert [each["attempts"] for each in entries_] == [1, 1]
+    clips = [float(each["arguments"]["algo.clip"]) for each in entries_]
+    assert all(0.1 <= clip <= 0.3 for clip in clips)
+    summary = (tmp_path / "study/summary.csv").read_text().splitlines()
+    assert summary[0].startswith("setting,algo.clip,metric")
+    assert len(summary) == 3
