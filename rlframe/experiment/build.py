@@ -38,6 +38,7 @@ from rlframe.runners.threads import AdaptiveThreads
 from rlframe.samplers import BackgroundProcess, BackgroundSampler, Source
 from rlframe.samplers.collectors import CollectorProcesses, Collectors
 from rlframe.system.affinity import Affinity
+from rlframe.system.cluster import connect
 
 _R = TypeVar("_R")
 _OTHER_BITS = (
@@ -179,6 +180,8 @@ def _make_envs(experiment: Experiment, affinity: Affinity) -> Any:
     """The environments, or the background process that steps them."""
     config, runner = experiment.sampler_config(), experiment.runner
     env = replace(experiment.env_config(), gpus=affinity.gpus)
+    if config.on_ray:
+        connect(experiment.ray)
     if not runner.samples_in_background or config.collects_ahead:
         return runner.make_envs(config, env, experiment.seed, affinity.workers)
     threads = max(1, affinity.sampler_threads)

@@ -26,6 +26,7 @@ from rlframe.runners import SyncRlConfig
 from rlframe.runners.config import RunnerConfig, as_kind
 from rlframe.runners.stop_rule import StopRule
 from rlframe.samplers import SamplerConfig, no_sampler
+from rlframe.system.cluster import RayOptions
 
 
 def _kind(name: str, config: Any) -> str:
@@ -44,6 +45,7 @@ class Experiment:
     env_backend: str = choice("auto", ("auto", "native", "envpool", "python"), "what steps the environments")
     model: ModelConfig
     reward: RewardConfig
+    ray: RayOptions
     sampler: Any = part(ROOTS["sampler"], "auto", "how environments are stepped", SamplerConfig)
     runner: Any = part(ROOTS["runner"], "minibatch_rl_eval", "the training loop", RunnerConfig)
     eval: EvalConfig
@@ -164,14 +166,9 @@ class Experiment:
         return self.name or f"{algo}_{env}"
 
 
-def check_parts(experiment: Experiment) -> None:
-    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
-    algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
-    if runner.learns_from_data:
-        raise ConfigError(
-            f"runner={_kind('runner', runner)} learns from data, and no replay= is a data set yet; use it "
-            f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
-        )
+def _check_places(experiment: Experiment) -> None:
+    """Raise ConfigError unless its sampler can be where it is wanted, and be divided."""
+    runner, sampler = experiment.runner, experiment.sampler
     if sampler.device and (not runner.samples_in_background or sampler.collects_ahead):
         raise ConfigError(
             f"sampler.device={sampler.device} is for a sampler in a process of its own (runner=async_rl); others act "
@@ -181,11 +178,26 @@ def check_parts(experiment: Experiment) -> None:
         raise ConfigError(
             f"sampler.device={sampler.device}: the workers of sampler=cpu act on the CPU; use sampler=gpu"
         )
+    if not sampler.on_ray and experiment.ray != (default := RayOptions()):
+        given = {name: getattr(experiment.ray, name) for name in chz.chz_fields(RayOptions)}
+        key = next(name for name, value in given.items() if value != getattr(default, name))
+        raise ConfigError(f"ray.{key}={given[key]} is for sampler=ray; remove it")
     if (n := runner.sampler_count()) > 1:
         if sampler.collects_ahead:
             name = _kind("sampler", sampler)
             raise ConfigError(f"runner.n_samplers={n}: sampler={name} collects ahead by itself; use 1")
         sampler.divided(n, "runner.n_samplers")
+
+
+def check_parts(experiment: Experiment) -> None:
+    """Raise ConfigError unless its algorithm, runner and sampler are made for each other."""
+    algo, runner, sampler = experiment.algo, experiment.runner, experiment.sampler
+    if runner.learns_from_data:
+        raise ConfigError(
+            f"runner={_kind('runner', runner)} learns from data, and no replay= is a data set yet; use it "
+            f"in Python, with a replay that you fill (docs/guides/extend.md), or another runner"
+        )
+    _check_places(experiment)
     evolves = learns_from(algo) == "episodes"
     if evolves and not runner.evolves:
         name = _kind("algo", algo)

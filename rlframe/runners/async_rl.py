@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import chz
 
+from rlframe.agents import Agent
 from rlframe.core.config import choice, count, option, positive
 from rlframe.core.errors import ConfigError
 from rlframe.runners.base import Runner
 from rlframe.runners.config import RunnerConfig
-from rlframe.samplers.base import SourceAhead
+from rlframe.samplers.base import Source, SourceAhead
 from rlframe.system.process import START_METHODS
 from rlframe.system.service import Supervision
 
@@ -121,6 +123,11 @@ class AsyncRlConfig(RunnerConfig):
     timeout_s: float = positive(120.0, "seconds without progress before the sampler's process is killed and replaced")
     max_restarts: int = count(10, "replacements of the sampler's process within an hour before the run ends", low=0)
     start_method: str = choice("forkserver", START_METHODS, "how the process starts")
+
+    def make_sampler(self, sampler: Any, algo: Any, envs: Any, agent: Agent, seed: int) -> Source:
+        made: Source = sampler.make_ahead(envs, agent, seed, self.n_slots)
+        sampler.follow_episodes(made)
+        return made
 
     def sampler_count(self) -> int:
         return self.n_samplers

@@ -129,7 +129,8 @@ class SamplerConfig:
     undecided = False  # the hardware decides which sampler it is (sampler=auto)
     acts_in_workers = False  # worker processes act, with copies of the agent; else the sampler's process acts
     acts_on_device = False  # in a process of its own, the sampler acts on the learner's device; else on the CPU
-    collects_ahead = False  # `make_sampler` returns a SourceAhead, which async_rl takes as it is
+    collects_ahead = False  # `make_ahead` returns a SourceAhead, which async_rl takes as it is
+    on_ray = False  # it has actors of Ray, to which the run connects
 
     batch_T: int = count(128, "time steps per batch and environment")
     batch_B: int = count(8, "environments")
@@ -168,6 +169,10 @@ class SamplerConfig:
     def make_sampler(self, envs: Any, agent: Agent, seed: int) -> Any:
         """The Sampler, or other Source, of what `make_envs` returned."""
         raise NotImplementedError
+
+    def make_ahead(self, envs: Any, agent: Agent, seed: int, n_slots: int) -> Any:
+        """The SourceAhead of what `make_envs` returned, at most `n_slots` batches ahead, if it collects ahead."""
+        return self.make_sampler(envs, agent, seed)
 
     def worker_count(self) -> int:
         """Worker processes: their number, 0 without any, or AUTO."""

@@ -1,0 +1,400 @@
+"""RaySampler and RayCollectors: samplers in actors of Ray, on this machine or on others; `sampler=ray`.
+
+Each actor has an ordinary sampler of its part of the environments, and whole batches come back. With a runner that
+takes turns with its sampler all are waited for, and the samples are those of one sampler; async_rl learns from the
+first to arrive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import chz
+import numpy as np
+import torch
+from gymnasium import Space
+
+from rlframe.agents import Agent
+from rlframe.core.config import count, number, positive
+from rlframe.core.errors import ConfigError, ReadableError
+from rlframe.core.parts import ROOTS, part
+from rlframe.core.ranks import SamplerRank, current_ranks, use_ranks
+from rlframe.core.seeding import Role, seed_int
+from rlframe.core.struct import as_numpy, write
+from rlframe.core.types import BatchSpec, Samples, Trajectory
+from rlframe.envs import EnvConfig
+from rlframe.rollout.buffer import AgentOutputs, BatchBuffer
+from rlframe.rollout.cpu_worker import parameters
+from rlframe.rollout.inference import empty_batch
+from rlframe.samplers.base import Sampler, SamplerConfig, SourceAhead
+from rlframe.system.cluster import check_room, imported
+from rlframe.system.service import RestartBudget, WorkersFailed
+
+_CALL_S = 600.0  # to make environments, or a sampler
+
+_log = logging.getLogger("rlframe")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an actor sends back: arrays, which may be read-only."""
+
+    samples: Samples
+    version: int
+    trajectories: list[Trajectory]
+    counters: dict[str, float]
+
+
+class Actor:
+    """Lives in an actor's process: a sampler of a part of the environments."""
+
+    def __init__(self, place: tuple[int, int], config: Any, env: EnvConfig, seed: int) -> None:
+        torch.set_num_threads(1)
+        self.ranks, self.config, self.seed, self.version = SamplerRank(*place), config, seed, -1
+        with use_ranks(self.ranks):
+            self.envs = config.make_envs(env, seed, [()] * max(0, config.worker_count()))
+
+    def spaces(self) -> tuple[Space, Space, str]:
+        return self.envs.observation_space, self.envs.action_space, self.envs.backend
+
+    def start(self, agent: Agent) -> str:
+        """Make the sampler; returns its backend."""
+        self.agent = agent
+        with use_ranks(self.ranks):
+            self.sampler = self.config.make_sampler(self.envs, agent, self.seed)
+            self.config.follow_episodes(self.sampler)
+        return str(self.sampler.backend)
+
+    def collect(self, version: int, values: Mapping[str, np.ndarray]) -> Result:
+        """A batch with these parameters."""
+        with use_ranks(self.ranks):
+            if version != self.version:
+                for name, tensor in parameters(self.agent).items():
+                    tensor.copy_(torch.from_numpy(np.array(values[name])))
+                self.version = version
+                self.sampler.refresh(self.agent)
+            samples = self.sampler.collect().map(as_numpy)
+            return Result(samples, version, self.sampler.trajectories(), self.sampler.counters())
+
+    def noise(self) -> Any:
+        return self.sampler.state_dict()["noise"]
+
+    def load_noise(self, noise: list[Any]) -> None:
+        self.sampler.load_state_dict({"noise": noise})
+
+
+@chz.chz
+class Config(SamplerConfig):
+    """Samplers in actors of Ray, on this machine or on others (extra: rlframe[ray]; keys ray.*)."""
+
+    collects_ahead = True
+    on_ray = True
+
+    n_samplers: int = count(2, "actors, each with an equal part of the environments")
+    inner: Any = part(ROOTS["sampler"], "serial", "the sampler in each actor", SamplerConfig, fitting=("serial", "cpu"))
+    cpus: float = number(1.0, "CPUs of the cluster for each actor", low=0)
+    timeout_s: float = positive(120.0, "seconds for a batch after which an actor is killed and replaced")
+    max_restarts: int = count(100, "actors that may be replaced within an hour before the run fails", low=0)
+
+    def part_of(self) -> Any:
+        """The sampler in each actor."""
+        if self.batch_B % self.n_samplers:
+            raise ConfigError(
+                f"sampler.n_samplers={self.n_samplers} must divide sampler.batch_B={self.batch_B}: each steps a part"
+            )
+        own = {name: getattr(self, name) for name in chz.chz_fields(SamplerConfig)}
+        inner = self.inner if self.inner.worker_count() >= 0 else self.inner.with_workers(1)
+        return chz.replace(inner, **{**own, "batch_B": self.batch_B // self.n_samplers})
+
+    def make_envs(self, env: EnvConfig, seed: int, cpus: Sequence[Sequence[int]]) -> RayActors:
+        ranks = current_ranks()
+        return RayActors(self, self.adapted(env), seed, (ranks.rank, ranks.n_samplers))
+
+    def make_sampler(self, envs: RayActors, agent: Agent, seed: int) -> RaySampler:
+        return RaySampler(envs, agent)
+
+    def make_ahead(self, envs: RayActors, agent: Agent, seed: int, n_slots: int) -> RayCollectors:
+        return RayCollectors(envs, agent, n_slots)
+
+
+class RayActors:
+    """The actors, which are replaced when they die or hang, and their parameters, one object for each version."""
+
+    def __init__(self, config: Config, env: EnvConfig, seed: int, place: tuple[int, int] = (0, 1)) -> None:
+        """Start them and wait for their environments.
+
+        Args:
+            place: this process's number among those that have actors, and how many there are.
+        Raises:
+            ConfigError: Ray is missing or not connected, or the cluster is too small.    EnvError: as `make_envs`.
+        """
+        self.ray, self.config, self.env, self.seed = imported(), config, env, seed
+        self._place, self._part = place, config.part_of()
+        check_room(config.n_samplers, config.cpus, f"sampler.n_samplers={config.n_samplers}")
+        self._made = self.ray.remote(num_cpus=config.cpus, max_restarts=0)(Actor)
+        self.restarts = RestartBudget(config.max_restarts, "sampler.max_restarts", "actors", "a single batch")
+        self.early = [0] * config.n_samplers  # deaths of each in a row without a batch
+        self._agent: Any = None
+        self._parameters: Any = None  # a reference to the newest
+        self.version = 0
+        self.actors = [self._launch(i) for i in range(config.n_samplers)]
+        try:
+            found = [self.get(actor.spaces.remote()) for actor in self.actors]
+        except BaseException:
+            self.close()
+            raise
+        self.observation_space, self.action_space, self.backend = found[0]
+
+    def _launch(self, i: int) -> Any:
+        (rank, n), k = self._place, self.config.n_samplers
+        seed = seed_int(self.seed, Role.RESTART, self.restarts.n) if self.restarts.n else self.seed
+        return self._made.remote((rank * k + i, n * k), self._part, self.env, seed)
+
+    def get(self, reference: Any, timeout_s: float = _CALL_S) -> Any:
+        """The value of a reference; raises the error of the actor's work as it was, and Ray's own."""
+        try:
+            return self.ray.get(reference, timeout=timeout_s)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, ReadableError) else error) from None
+
+    def start(self, agent: Agent) -> str:
+        """Give all the agent; returns their backend."""
+        self._agent = self.ray.put(copy.deepcopy(agent).to("cpu"))
+        self.push(agent)
+        backends: list[str] = [self.get(actor.start.remote(self._agent)) for actor in self.actors]
+        return backends[0]
+
+    def push(self, agent: Agent) -> None:
+        """Batches that are asked for from now on have these parameters."""
+        self.version += 1
+        self._parameters = self.ray.put({name: as_numpy(x).copy() for name, x in parameters(agent).items()})
+
+    def ask(self, i: int) -> Any:
+        """A reference to the next batch of an actor."""
+        return self.actors[i].collect.remote(self.version, self._parameters)
+
+    def replace(self, i: int, error: Exception) -> None:
+        """Start another actor; raises WorkersFailed if too many have died."""
+        with contextlib.suppress(Exception):
+            self.ray.kill(self.actors[i])
+        self.early[i] += 1
+        what = f"actor {i} of sampler=ray: {type(error).__name__}"
+        if reason := self.restarts.record_death(self.early[i]):
+            raise WorkersFailed(f"{what}; {reason}") from error
+        self.restarts.back_off(self.early[i])
+        _log.warning(f"{what}; restarted with fresh seeds (restart {self.restarts.n})")
+        self.actors[i] = self._launch(i)
+        self.actors[i].start.remote(self._agent)
+
+    @property
+    def deaths(self) -> tuple[type[Exception], ...]:
+        """The errors of an actor that has died or takes too long."""
+        found = self.ray.exceptions
+        return found.RayActorError, found.WorkerCrashedError, found.ObjectLostError, found.GetTimeoutError
+
+    def close(self) -> None:
+        """End the actors. May be called twice."""
+        for actor in self.actors:
+            with contextlib.suppress(Exception):
+                self.ray.kill(actor)
+        self.actors = []
+
+
+class _Batches:
+    """What both sources do with the results of actors: copy rows, and keep what else came with them."""
+
+    def __init__(self, actors: RayActors) -> None:
+        self._actors = actors
+        self._finished: list[Trajectory] = []
+        self._counters: dict[int, dict[str, float]] = {}
+
+    def take(self, i: int, result: Result, into: BatchBuffer) -> None:
+        """Copy the batch of an actor into memory of its size."""
+        samples, rows = result.samples, into.rows
+        write(into.inputs(), samples.inputs)
+        write((rows.terminated, rows.truncated, rows.valid), (samples.terminated, samples.truncated, samples.valid))
+        write(into.outputs, AgentOutputs(samples.info, samples.state, samples.final_state))
+        first = i * samples.valid.shape[1]
+        self._finished += [replace(each, env=first + each.env) for each in result.trajectories]
+        self._counters[i], self._actors.early[i] = result.counters, 0
+
+    def trajectories(self) -> list[Trajectory]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def counters(self) -> dict[str, float]:
+        """Sums over actors."""
+        total: dict[str, float] = {"sampler/restarts": float(self._actors.restarts.n)}
+        for own in self._counters.values():
+            for name, value in own.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def noise(self) -> list[Any]:
+        """The states of all noise generators, in the order of environments."""
+        return [state for actor in self._actors.actors for state in self._actors.get(actor.noise.remote())]
+
+    def load_noise(self, noise: list[Any]) -> None:
+        n = len(noise) // len(self._actors.actors)
+        for i, actor in enumerate(self._actors.actors):
+            self._actors.get(actor.load_noise.remote(noise[i * n : (i + 1) * n]))
+
+
+class RaySampler(Sampler):
+    """Waits for all actors: the samples of one sampler of all environments.
+
+    After the death of an actor its batch is collected again by another, with new episodes.
+    """
+
+    def __init__(self, envs: RayActors, agent: Agent) -> None:
+        config, n = envs.config, envs.config.n_samplers
+        self.actors, self.config, self.env, self.seed = envs, config, envs.env, envs.seed
+        self.batch_spec = BatchSpec(config.batch_T, config.batch_B)
+        batch = empty_batch(envs.observation_space, envs.action_space, agent, *self.batch_spec[:2])
+        b = config.batch_B // n
+        self._samples, self._columns = batch.samples(), [batch.columns(i * b, i * b + b) for i in range(n)]
+        self.backend = f"{envs.start(agent)}, in {n} actors of Ray"
+        self._batches, self._end = _Batches(envs), 0
+
+    def collect(self) -> Samples:
+        references = [self.actors.ask(i) for i in range(len(self._columns))]
+        n_env_steps, n_restarts = 0, self.actors.restarts.n
+        for i, (reference, columns) in enumerate(zip(references, self._columns, strict=True)):
+            result = self._result(i, reference)
+            self._batches.take(i, result, columns)
+            n_env_steps += result.samples.n_env_steps
+        start = self._end + (self.actors.restarts.n > n_restarts)  # a gap, where open episodes are cut
+        self._end = start + self.batch_spec.T
+        return replace(self._samples, n_env_steps=n_env_steps, start=start)
+
+    def _result(self, i: int, reference: Any) -> Result:
+        while True:
+            try:
+                found: Result = self.actors.get(reference, self.config.timeout_s)
+            except self.actors.deaths as error:
+                self.actors.replace(i, error)
+                reference = self.actors.ask(i)
+            else:
+                return found
+
+    def trajectories(self) -> list[Trajectory]:
+        return self._batches.trajectories()
+
+    def refresh(self, agent: Agent) -> None:
+        self.actors.push(agent)
+
+    def counters(self) -> dict[str, float]:
+        return self._batches.counters()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"noise": self._batches.noise()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        self._batches.load_noise(state["noise"])
+        return super().load_state_dict(state)
+
+    def close(self) -> None:
+        self.actors.close()
+
+
+class RayCollectors(SourceAhead):
+    """Returns the batches of actors as they arrive; each is at most `n_slots` batches ahead, in a stream of its own."""
+
+    def __init__(self, envs: RayActors, agent: Agent, n_slots: int = 2) -> None:
+        config, n = envs.config, envs.config.n_samplers
+        self.actors, self.config, self.env, self.seed = envs, config, envs.env, envs.seed
+        self.batch_spec = BatchSpec(config.batch_T, config.batch_B // n, n)
+        self._batch = empty_batch(envs.observation_space, envs.action_space, agent, *self.batch_spec[:2])
+        self._samples, self.n_slots = self._batch.samples(), n_slots
+        self.backend = f"{envs.start(agent)}, in {n} actors of Ray"
+        self._batches = _Batches(envs)
+        self.version = self.posted_version = envs.version
+        self.queue_length, self._last = 0, -1
+        self._pending: list[list[Any]] = []  # references of each actor, oldest first
+        self._heard_at = [0.0] * n  # when each was last heard of
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._arrived(0.0))
+
+    def _arrived(self, timeout_s: float) -> list[int]:
+        """The actors whose oldest batch is there, or that have died; the next in turn comes first."""
+        n = len(self._pending)
+        order = [(self._last + k) % n for k in range(1, n + 1)]
+        if not order:
+            return []
+        oldest = {self._pending[i][0]: i for i in order}
+        found, _ = self.actors.ray.wait(list(oldest), num_returns=1, timeout=timeout_s)
+        return [oldest[each] for each in found]
+
+    def collect(self) -> Samples:
+        if not self._pending:
+            self._pending = [[] for _ in self.actors.actors]
+            for i in range(len(self._pending)):
+                self._ask(i)
+        while True:
+            for i in self._arrived(1.0):
+                try:
+                    result: Result = self.actors.get(self._pending[i][0])
+                except self.actors.deaths as error:
+                    self._replace(i, error)
+                    continue
+                return self._taken(i, result)
+            self.check()
+
+    def _taken(self, i: int, result: Result) -> Samples:
+        self._pending[i].pop(0)
+        self._ask(i)
+        self._batches.take(i, result, self._batch)
+        self._last, self.version = i, result.version
+        waiting = [each for own in self._pending for each in own]
+        self.queue_length = 1 + len(self.actors.ray.wait(waiting, num_returns=len(waiting), timeout=0.0)[0])
+        samples = result.samples
+        return replace(self._samples, n_env_steps=samples.n_env_steps, start=samples.start, stream=i)
+
+    def _ask(self, i: int) -> None:
+        self._heard_at[i] = time.monotonic()
+        while len(self._pending[i]) < self.n_slots:
+            self._pending[i].append(self.actors.ask(i))
+
+    def _replace(self, i: int, error: Exception) -> None:
+        self.actors.replace(i, error)
+        self._pending[i] = []
+        self._ask(i)
+
+    def check(self) -> None:
+        """Replace an actor that has not sent a batch for sampler.timeout_s."""
+        late = time.monotonic() - self.config.timeout_s
+        for i, heard_at in enumerate(self._heard_at if self._pending else ()):
+            if heard_at < late and not self.actors.ray.wait([self._pending[i][0]], timeout=0.0)[0]:
+                self._replace(i, TimeoutError(f"no batch for {self.config.timeout_s:g} s"))
+
+    def trajectories(self) -> list[Trajectory]:
+        return self._batches.trajectories()
+
+    def refresh(self, agent: Agent) -> None:
+        self.actors.push(agent)
+        self.posted_version = self.actors.version
+
+    def made_with(self) -> dict[str, Any]:
+        return {"n_slots": self.n_slots}
+
+    def counters(self) -> dict[str, float]:
+        return self._batches.counters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: those of the actors are ahead of the learner."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        return ["its samplers collect ahead, so a seed does not determine the samples"] * self.batch_spec.n_envs
+
+    def close(self) -> None:
+        self.actors.close()

@@ -1,0 +1,79 @@
+"""The Ray cluster of a run: one that is there, one of this machine, or one of pretended nodes; keys ray.*."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import chz
+
+from rlframe.core.config import count, number, option
+from rlframe.core.errors import ConfigError
+
+_GB = 1e9
+
+
+@chz.chz
+class RayOptions:
+    """Where the actors of sampler=ray run."""
+
+    address: str = option("", "auto or host:port of a running cluster; default: one of this machine, for this process")
+    num_cpus: int = count(0, "of this machine's cluster; 0: its cores", low=0)
+    num_gpus: int = count(0, "of this machine's cluster", low=0)
+    object_store_gb: float = number(0.5, "shared memory of this machine's cluster", low=0.08)
+    fake_nodes: int = count(0, "nodes that this machine pretends to be, of num_cpus each, to try a cluster; 0: one")
+
+
+def imported() -> Any:
+    """Ray; raises ConfigError if it is not installed."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError('sampler=ray needs ray: pip install "rlframe[ray]"') from None
+    return ray
+
+
+def connect(options: RayOptions) -> None:
+    """Connect this process to the cluster, or start that of this machine; once.
+
+    Raises:
+        ConfigError: Ray is missing, or there is no cluster at the address.
+    """
+    ray = imported()
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        if options.address:
+            ray.init(options.address, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        n = options.num_cpus or len(os.sched_getaffinity(0))
+        each: dict[str, Any] = {
+            "num_cpus": n,
+            "num_gpus": options.num_gpus,
+            "object_store_memory": int(options.object_store_gb * _GB),
+        }
+        if options.fake_nodes:
+            from ray.cluster_utils import Cluster
+
+            cluster = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
+            for _ in range(options.fake_nodes - 1):
+                cluster.add_node(**each)
+            ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        else:
+            ray.init(**each, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise ConfigError(f"no Ray cluster at ray.address={options.address or 'this machine'}: {what}") from error
+
+
+def check_room(n_actors: int, cpus: float, setting: str) -> None:
+    """Raise ConfigError if the cluster cannot hold so many actors with so many CPUs each."""
+    available = imported().cluster_resources().get("CPU", 0.0)
+    if n_actors * cpus > available:
+        raise ConfigError(
+            f"{setting} wants {n_actors * cpus:g} CPUs of the Ray cluster, which has {available:g}; lower it, or raise "
+            f"ray.num_cpus"
+        )

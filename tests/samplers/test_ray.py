@@ -1,0 +1,157 @@
+"""Samplers in Ray actors: the samples of one sampler, the first to arrive, deaths, and messages without Ray or room."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlframe.agents import PolicyAgent
+from rlframe.core.errors import ConfigError
+from rlframe.envs import EnvConfig, EnvError
+from rlframe.samplers import ray as on_ray
+from rlframe.samplers import serial
+from rlframe.system.cluster import RayOptions, check_room, connect
+from tests.runners.resumed import log, stopped_at
+from tests.samplers import faulty
+from tests.samplers.faulty import Coded, Fault
+from tests.samplers.made import agent_for, assert_equal, copied
+
+CONFIG = on_ray.Config(batch_T=8, batch_B=4, cpus=0.5)
+SERIAL = serial.Config(batch_T=8, batch_B=4)
+of_cluster = [  # its start takes seconds, and so does each process of Ray
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Ray, connected to a cluster of two CPUs."""
+    found = pytest.importorskip("ray")
+    connect(RayOptions(num_cpus=2, object_store_gb=0.1))
+    yield found
+    found.shutdown()
+
+
+def with_cluster(test: Any) -> Any:
+    for mark in of_cluster:
+        test = mark(test)
+    return test
+
+
+@contextmanager
+def actors(kwargs: Any = None, config: Any = CONFIG) -> Iterator[tuple[on_ray.RayActors, PolicyAgent]]:
+    made = on_ray.RayActors(config, EnvConfig(Coded, kwargs or {}, "python"), 3)
+    try:
+        yield made, agent_for(made.observation_space, made.action_space, 0)
+    finally:
+        made.close()
+
+
+@with_cluster
+def test_together_they_give_the_samples_of_one_sampler(ray: Any) -> None:
+    envs = SERIAL.make_envs(EnvConfig(Coded, {}, "python"), 3, ())
+    with actors() as (made, agent):
+        sampler, here = on_ray.RaySampler(made, agent), SERIAL.make_sampler(envs, agent, 3)
+        for number in range(4):
+            assert_equal(batch := copied(sampler.collect()), same := copied(here.collect()))
+            assert (batch.start, batch.n_env_steps) == (8 * number, same.n_env_steps)
+            with torch.no_grad():
+                next(agent.parameters()).add_(0.3)
+            sampler.refresh(agent)  # the next batch has them
+        assert sorted(sampler.trajectories(), key=str) == sorted(here.trajectories(), key=str) != []
+        assert len(sampler.state_dict()["noise"]) == 4
+        for_resume = sampler.state_dict()
+        assert len(sampler.load_state_dict(for_resume)) == 4
+    envs.close()
+
+
+@with_cluster
+def test_an_actor_that_is_killed_is_replaced_and_counted(ray: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with actors() as (made, agent):
+        sampler = on_ray.RaySampler(made, agent)
+        sampler.collect()
+        ray.kill(made.actors[1])
+        batch = sampler.collect()
+        assert batch.start == 9, "a gap, so that open episodes are cut"
+        assert batch.inputs.first[0, 2:].all(), "new episodes"
+        assert sampler.counters()["sampler/restarts"] == 1
+    assert "actor 1 of sampler=ray: ActorDiedError; restarted with fresh seeds" in caplog.text
+
+
+@with_cluster
+def test_the_first_to_arrive_is_given_and_a_dead_one_is_replaced(ray: Any) -> None:
+    with actors() as (made, agent):
+        sampler = on_ray.RayCollectors(made, agent, 2)
+        seen = {}
+        for _ in range(8):
+            batch = sampler.collect()
+            assert batch.start == seen.get(batch.stream, 0)
+            seen[batch.stream] = batch.start + 8
+        assert set(seen) == {0, 1}
+        ray.kill(made.actors[0])
+        streams = [sampler.collect().stream for _ in range(30)]
+        while 0 not in streams[-5:]:
+            streams.append(sampler.collect().stream)
+        assert sampler.counters()["sampler/restarts"] == 1
+        assert sampler.batch_spec == (8, 2, 2)
+
+
+@with_cluster
+def test_an_error_of_an_environment_is_raised_as_it_was(ray: Any) -> None:
+    with actors({"faults": (Fault(faulty.diverge, at=9),)}) as (made, agent):
+        sampler = on_ray.RaySampler(made, agent)
+        sampler.collect()
+        with pytest.raises(EnvError, match="the simulator diverged"):
+            sampler.collect()
+
+
+@with_cluster
+def test_wishes_beyond_the_cluster_are_refused_with_both_numbers(ray: Any) -> None:
+    with pytest.raises(ConfigError, match=r"wants 8 CPUs of the Ray cluster, which has 2"):
+        check_room(4, 2.0, "sampler.n_samplers=4")
+
+
+def test_without_ray_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'pip install "rlframe\[ray\]"'):
+        connect(RayOptions())
+
+
+RUN = (
+    "env=CartPole-v1 sampler=ray sampler.cpus=0.5 sampler.batch_B=4 model.hidden=[8] eval.n_episodes=1 eval.n_envs=1 "
+    "eval.n_workers=0 runner.n_steps=640 runner.log_interval_steps=160"
+)
+
+
+def test_a_number_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ConfigError, match="n_samplers=3 must divide sampler"):
+        on_ray.Config(batch_B=4, n_samplers=3).part_of()
+
+
+@with_cluster
+@pytest.mark.parametrize(
+    "case",
+    [
+        "algo=ppo sampler.batch_T=16 algo.minibatches=2",
+        "algo=ppo sampler.batch_T=16 algo.minibatches=2 runner=async_rl",
+        "algo=dqn sampler.batch_T=4 algo.learning_starts=80 algo.replay_ratio=1 algo.batch_size=8 runner=async_rl",
+        "algo=ppo sampler.batch_T=16 sampler.inner=cpu sampler.inner.n_workers=1",
+    ],
+)
+def test_a_run_learns_is_stopped_and_goes_on(
+    ray: Any, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_at(200, f"{case} {RUN}", tmp_path, monkeypatch)
+    row = log(tmp_path / "run_0")[-1]
+    assert int(row["env_steps"]) >= 640
+    assert int(row["updates"]) > 4
+    assert float(row["sampler/restarts"]) == 0
